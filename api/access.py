@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from pydantic import SecretStr
 
-from api.settings import Credential, Scope
+from penstock.api.settings import Credential, Scope
 
 _INGEST = re.compile(
     r"/v1/topics/[^/]+/events|/topics/[^/]+(/partitions/[^/]+)?|/v3/clusters/[^/]+/topics/[^/]+/records(:batch)?"

@@ -1,7 +1,7 @@
 """Administration over HTTP: the cluster, topics, groups, and where a group reads from.
 
-Every route is a thin reading of `shared.clients.admin`; errors are answered by the table in `problem`. Offsets are
-changed only while a group has no members: otherwise the answer is 409 and names them.
+Every route is a thin reading of `penstock.shared.clients.admin`; errors are answered by the table in `problem`.
+Offsets are changed only while a group has no members: otherwise the answer is 409 and names them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from api.problem import json_response
-from shared.clients.admin import (
+from penstock.api.problem import json_response
+from penstock.shared.clients.admin import (
     ClusterDescription,
     ConfigEntry,
     GroupDescription,
@@ -23,9 +23,9 @@ from shared.clients.admin import (
     ShiftBy,
     TopicDescription,
 )
-from shared.common.errors import DataError, GroupNotFound, UnknownTopicOrPartition
-from shared.common.log import get_logger
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.errors import DataError, GroupNotFound, UnknownTopicOrPartition
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 log = get_logger(__name__)
 
@@ -36,7 +36,7 @@ DEAD = "Dead"
 
 
 class AdminClient(Protocol):
-    """What the routes need of `shared.clients.admin.Admin`; see there."""
+    """What the routes need of `penstock.shared.clients.admin.Admin`; see there."""
 
     async def cluster(self) -> ClusterDescription: ...
 

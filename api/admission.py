@@ -12,17 +12,17 @@ from contextlib import contextmanager
 
 from fastapi import Request
 
-from api.body import BodyReader, Drain
-from api.content_encoding import inflater_of
-from api.health import CheckResult
-from api.ingest_request import IngestProducer
-from api.problem import ErrorKind, Problem
-from api.rates import Rates
-from api.settings import IngestSettings
-from api.turns import Turns
-from shared.common.clock import Clock
-from shared.common.errors import BrokerNotAvailable, IllegalState, KafkaTimeout
-from shared.common.topic_names import check_topic_name, is_internal
+from penstock.api.body import BodyReader, Drain
+from penstock.api.content_encoding import inflater_of
+from penstock.api.health import CheckResult
+from penstock.api.ingest_request import IngestProducer
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.rates import Rates
+from penstock.api.settings import IngestSettings
+from penstock.api.turns import Turns
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import BrokerNotAvailable, IllegalState, KafkaTimeout
+from penstock.shared.common.topic_names import check_topic_name, is_internal
 
 REQUESTS_RATE, RECORDS_RATE = "max_requests_per_second", "max_records_per_second"
 

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from pydantic import SecretStr
 
-from api import problem
-from api.auth import Guard
-from api.fast_path import FastPath, Handle
-from api.known_query import reject_unknown_query
-from api.openapi import Paths, describe
-from api.settings import Credential
+from penstock.api import problem
+from penstock.api.auth import Guard
+from penstock.api.fast_path import FastPath, Handle
+from penstock.api.known_query import reject_unknown_query
+from penstock.api.openapi import Paths, describe
+from penstock.api.settings import Credential
 
 
 def create_app(

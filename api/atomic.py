@@ -20,10 +20,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from api.problem import ErrorKind, Problem
-from api.tally import Outcome
-from shared.common.errors import DataError
-from shared.common.records import ProducerRecord
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.tally import Outcome
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ProducerRecord
 
 KEY_HEADER = "idempotency-key"
 KEY_CHARACTERS_MAX = 255

@@ -2,8 +2,8 @@
 
 Without credentials the address is a loopback one; then the `Host` header must name this machine too, so that a web page
 cannot reach the service through a name of its own that points here (DNS rebinding). With credentials or without, what
-changes anything is refused where a web page of another origin had the browser send it (`api.cross_site`). Whoever
-administers is written to the log with what was asked and what became of it, never with a secret.
+changes anything is refused where a web page of another origin had the browser send it (`penstock.api.cross_site`).
+Whoever administers is written to the log with what was asked and what became of it, never with a secret.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.access import READING, Access, Principal, scope_of
-from api.cross_site import foreign_page
-from api.problem import UNEXPECTED, ErrorKind, Problem
-from api.settings import Credential, is_loopback
-from shared.common.log import get_logger
+from penstock.api.access import READING, Access, Principal, scope_of
+from penstock.api.cross_site import foreign_page
+from penstock.api.problem import UNEXPECTED, ErrorKind, Problem
+from penstock.api.settings import Credential, is_loopback
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

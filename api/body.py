@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from api.content_encoding import Inflater
-from api.problem import ErrorKind, Problem
-from api.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
-from shared.common.errors import PenstockError
+from penstock.api.content_encoding import Inflater
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.turns import BULK_BYTES, BULK_EVENTS, FREE, Turn, Turns
+from penstock.shared.common.errors import PenstockError
 
 T = TypeVar("T")
 

@@ -27,10 +27,10 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from api.event import EventRefused, RecordError, explain_malformed
-from api.ndjson import JSON_SPACE, Attributes, EventParser, Parsed
-from api.settings import CloudEventsForm
-from shared.common.records import Headers, ProducerRecord
+from penstock.api.event import EventRefused, RecordError, explain_malformed
+from penstock.api.ndjson import JSON_SPACE, Attributes, EventParser, Parsed
+from penstock.api.settings import CloudEventsForm
+from penstock.shared.common.records import Headers, ProducerRecord
 
 STRUCTURED_TYPE = "application/cloudevents+json"
 BATCH_TYPE = "application/cloudevents-batch+json"

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 
-from api.connect_body import (
+from penstock.api.connect_body import (
     config_of,
     create_request,
     flag,
@@ -27,17 +27,17 @@ from api.connect_body import (
     task_number,
     text_map,
 )
-from api.connect_errors import install
-from api.connect_forwarding import Forwarding
-from api.connect_plugins import admin_routes, plugin_routes
-from api.problem import json_response
-from shared.common import metrics
-from shared.connect.errors import ConnectorNotFound
-from shared.connect.herder.connector_offsets import rows_of
-from shared.connect.herder.distributed_requests import DistributedRequests
-from shared.connect.herder.standalone import StandaloneHerder
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.storage.config_records import RestartRequest
+from penstock.api.connect_errors import install
+from penstock.api.connect_forwarding import Forwarding
+from penstock.api.connect_plugins import admin_routes, plugin_routes
+from penstock.api.problem import json_response
+from penstock.shared.common import metrics
+from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.herder.connector_offsets import rows_of
+from penstock.shared.connect.herder.distributed_requests import DistributedRequests
+from penstock.shared.connect.herder.standalone import StandaloneHerder
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.config_records import RestartRequest
 
 Herder = DistributedRequests | StandaloneHerder
 

@@ -14,9 +14,9 @@ import msgspec
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from api.cross_site import is_simple
-from shared.connect.herder.errors import BadRequest
-from shared.connect.states import TargetState
+from penstock.api.cross_site import is_simple
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.states import TargetState
 
 SLASH = "\x00"
 """Stands in a path's segment for a slash that was written as %2F."""

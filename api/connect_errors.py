@@ -13,13 +13,13 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.connect_body import SLASH
-from api.connect_forwarding import Forwarding
-from api.problem import json_response
-from shared.common import errors
-from shared.common.log import get_logger
-from shared.connect import errors as connect
-from shared.connect.herder import errors as herder
+from penstock.api.connect_body import SLASH
+from penstock.api.connect_forwarding import Forwarding
+from penstock.api.problem import json_response
+from penstock.shared.common import errors
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect import errors as connect
+from penstock.shared.connect.herder import errors as herder
 
 log = get_logger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import httpx
 from fastapi import Request, Response
 
-from shared.common.log import get_logger
-from shared.connect.herder.errors import NotHere
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.herder.errors import NotHere
 
 log = get_logger(__name__)
 

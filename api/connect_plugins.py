@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
-from api.connect_body import flag, json_body, name_of, text_map
-from api.problem import json_response
-from shared.common.errors import ConfigError
-from shared.connect.errors import ConnectorNotFound
-from shared.connect.herder.errors import BadRequest
-from shared.connect.herder.loggers import level_number
+from penstock.api.connect_body import flag, json_body, name_of, text_map
+from penstock.api.problem import json_response
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.herder.loggers import level_number
 
 if TYPE_CHECKING:
-    from api.connect import Herder
+    from penstock.api.connect import Herder
 
 
 def plugin_routes(herder: Herder) -> APIRouter:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.connect_errors import error_response
-from api.problem import json_response
+from penstock.api.connect_errors import error_response
+from penstock.api.problem import json_response
 
 
 class StartingApp:

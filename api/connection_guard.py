@@ -27,9 +27,9 @@ import httptools
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from api.auth import SECURITY_HEADERS
-from api.problem import ErrorKind, Problem
-from shared.common.log import get_logger
+from penstock.api.auth import SECURITY_HEADERS
+from penstock.api.problem import ErrorKind, Problem
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from api.health import CheckResult
-from shared.common.log import get_logger
+from penstock.api.health import CheckResult
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

@@ -20,8 +20,8 @@ from typing import Protocol
 
 from starlette.datastructures import Headers
 
-from api.problem import ErrorKind, Problem
-from shared.common.errors import PenstockError
+from penstock.api.problem import ErrorKind, Problem
+from penstock.shared.common.errors import PenstockError
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -13,8 +13,8 @@ from importlib import resources
 
 from fastapi import APIRouter, Response
 
-from api.overview import OverviewProvider
-from api.problem import json_response
+from penstock.api.overview import OverviewProvider
+from penstock.api.problem import json_response
 
 HTML_TYPE = "text/html; charset=utf-8"
 
@@ -22,7 +22,7 @@ HTML_TYPE = "text/html; charset=utf-8"
 def dashboard_router(provider: OverviewProvider) -> APIRouter:
     """The page and its data."""
     router = APIRouter(tags=["dashboard"])
-    page = resources.files("api").joinpath("dashboard.html").read_bytes()
+    page = resources.files("penstock.api").joinpath("dashboard.html").read_bytes()
     headers = {"Content-Security-Policy": content_security_policy(page)}
 
     @router.get("/", include_in_schema=False)

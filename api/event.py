@@ -9,11 +9,11 @@ Sans-IO. The value is validated by decoding it once; what is stored is the bytes
 >>> reader.event(b'{"carrier":"UA"}', 1_400_000_000_000)
 Traceback (most recent call last):
     ...
-api.event.EventRefused: key: nothing at /origin
+penstock.api.event.EventRefused: key: nothing at /origin
 >>> reader.time("/at", 1357035300, 1_400_000_000_000)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-api.event.EventRefused: time: /at is 1357035300 (1970-...), before min_event_time=2000-01-01; it looks like seconds...
+penstock.api.event.EventRefused: time: /at is 1357035300 (1970-...), before min_event_time=2000-01-01; it looks like...
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from api.json_schema import load_schema
-from api.settings import IngestSettings, TopicSettings
-from shared.common.errors import DataError
-from shared.common.points_in_time import TimeUnit, time_ms, utc_text
+from penstock.api.json_schema import load_schema
+from penstock.api.settings import IngestSettings, TopicSettings
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.points_in_time import TimeUnit, time_ms, utc_text
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ONE_MS = timedelta(milliseconds=1)

@@ -17,17 +17,17 @@ from typing import Literal, Protocol
 
 from fastapi import Request
 
-from api import cloudevents
-from api.body import BodyReader, BodyStalled, ServiceLeaving, too_long
-from api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
-from api.content_encoding import CorruptBody
-from api.event import EventRefused, TopicReader
-from api.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements, json_object
-from api.problem import ErrorKind, Problem
-from api.settings import IngestSettings
-from api.turns import Turn
-from shared.common.clock import Clock
-from shared.common.errors import IllegalState
+from penstock.api import cloudevents
+from penstock.api.body import BodyReader, BodyStalled, ServiceLeaving, too_long
+from penstock.api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
+from penstock.api.content_encoding import CorruptBody
+from penstock.api.event import EventRefused, TopicReader
+from penstock.api.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements, json_object
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.settings import IngestSettings
+from penstock.api.turns import Turn
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import IllegalState
 
 NDJSON_TYPES = frozenset({"application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines"})
 JSON_TYPE = "application/json"

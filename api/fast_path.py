@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.problem import Problem
-from shared.common.errors import PenstockError
+from penstock.api.problem import Problem
+from penstock.shared.common.errors import PenstockError
 
 PREFIX, SUFFIX = "/v1/topics/", "/events"
 _PLAIN: dict[bytes, tuple[str, Any]] = {

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from fastapi import APIRouter, Request, Response
 
-from api.problem import ErrorKind, Problem
+from penstock.api.problem import ErrorKind, Problem
 
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 CONNECT_PATHS = ("/connectors", "/connector-plugins")

@@ -16,8 +16,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Response
 from prometheus_client import CollectorRegistry
 
-from api import problem
-from shared.common import metrics
+from penstock.api import problem
+from penstock.shared.common import metrics
 
 CHECK_TIMEOUT_MS = 2_000
 

@@ -20,8 +20,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry
 
-from api.admission import Admission, client_of
-from api.atomic import (
+from penstock.api.admission import Admission, client_of
+from penstock.api.atomic import (
     KEY_HEADER,
     REUSED,
     IdempotencyKey,
@@ -31,22 +31,22 @@ from api.atomic import (
     idempotency_key,
     told_by_headers,
 )
-from api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
-from api.content_encoding import CorruptBody
-from api.event import TopicReader, topic_reader
-from api.events import Events, check_media_type, next_turn, open_events, stop_status, whole_body
-from api.health import CheckResult
-from api.ingest_answers import OPENAPI, accepted, problem_of, retry_after
-from api.ingest_metrics import IngestMetrics
-from api.ingest_request import IngestProducer, IngestRequest
-from api.ndjson import Parsed, TooManyEvents
-from api.problem import ErrorKind, Problem, json_response, kind_of, kind_of_record
-from api.settings import IngestSettings
-from api.streamed import NDJSON_TYPE, StreamedAnswer
-from api.tally import Outcome, Tally
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import BufferExhausted, PenstockError
-from shared.common.log import get_logger
+from penstock.api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from penstock.api.content_encoding import CorruptBody
+from penstock.api.event import TopicReader, topic_reader
+from penstock.api.events import Events, check_media_type, next_turn, open_events, stop_status, whole_body
+from penstock.api.health import CheckResult
+from penstock.api.ingest_answers import OPENAPI, accepted, problem_of, retry_after
+from penstock.api.ingest_metrics import IngestMetrics
+from penstock.api.ingest_request import IngestProducer, IngestRequest
+from penstock.api.ndjson import Parsed, TooManyEvents
+from penstock.api.problem import ErrorKind, Problem, json_response, kind_of, kind_of_record
+from penstock.api.settings import IngestSettings
+from penstock.api.streamed import NDJSON_TYPE, StreamedAnswer
+from penstock.api.tally import Outcome, Tally
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import BufferExhausted, PenstockError
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

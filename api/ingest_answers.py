@@ -6,12 +6,12 @@ from typing import Any
 
 from fastapi import Response
 
-from api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
-from api.content_encoding import STREAMS
-from api.event import RecordError
-from api.events import stop_code
-from api.problem import ErrorKind, Problem, json_response
-from api.tally import Tally
+from penstock.api.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
+from penstock.api.content_encoding import STREAMS
+from penstock.api.event import RecordError
+from penstock.api.events import stop_code
+from penstock.api.problem import ErrorKind, Problem, json_response
+from penstock.api.tally import Tally
 
 NOTHING_TITLE = "No event was stored"
 UNKNOWN_TITLE = "Events may or may not be stored"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from api.event import RecordError
-from api.problem import ErrorKind
-from shared.common import metrics
+from penstock.api.event import RecordError
+from penstock.api.problem import ErrorKind
+from penstock.shared.common import metrics
 
 
 class IngestMetrics:

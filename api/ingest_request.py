@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from operator import length_hint
 from typing import NamedTuple, Protocol
 
-from api.ndjson import Parsed
-from api.settings import IngestSettings
-from api.tally import Outcome, Tally
-from api.turns import Turn
-from shared.common.errors import BufferExhausted, KafkaTimeout, PenstockError
-from shared.common.records import ProducerRecord
+from penstock.api.ndjson import Parsed
+from penstock.api.settings import IngestSettings
+from penstock.api.tally import Outcome, Tally
+from penstock.api.turns import Turn
+from penstock.shared.common.errors import BufferExhausted, KafkaTimeout, PenstockError
+from penstock.shared.common.records import ProducerRecord
 
 MAYBE = "it may still be stored"
 SURELY_NOT = "it was not stored"

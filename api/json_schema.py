@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 Validate = Callable[[Any], str | None]
 """What is wrong with a value, or None."""

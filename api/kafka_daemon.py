@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 
-from api.probe import Probe
-from api.server import HttpServer
-from shared.clients.admin import Admin
-from shared.common.errors import BrokerNotAvailable, RetriableError
-from shared.common.log import get_logger
+from penstock.api.probe import Probe
+from penstock.api.server import HttpServer
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import BrokerNotAvailable, RetriableError
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
@@ -21,7 +21,7 @@ PROBE_TIMEOUT_MS = 3_000
 
 
 class KafkaHttpDaemon:
-    """The life of such a service; see `shared.common.daemon`. A subclass makes `server`."""
+    """The life of such a service; see `penstock.shared.common.daemon`. A subclass makes `server`."""
 
     server: HttpServer
 

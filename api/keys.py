@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypedDict
 
 from fastapi import Query
 
-from api.problem import ErrorKind, Problem
+from penstock.api.problem import ErrorKind, Problem
 
 Key = str | bytes | None
 SUFFIX = "_base64"

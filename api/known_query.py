@@ -13,8 +13,8 @@ from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from api.problem import ErrorKind, Problem
-from shared.common.setting_names import nearest
+from penstock.api.problem import ErrorKind, Problem
+from penstock.shared.common.setting_names import nearest
 
 PREFIX = "/v1/"
 SHOWN_MAX = 40

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.problem import json_response
-from shared.common.log import get_logger
+from penstock.api.problem import json_response
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

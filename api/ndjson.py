@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from api.event import EventRefused, RecordError, TopicReader, explain_malformed, topic_reader
-from api.settings import IngestSettings
-from shared.common.records import Headers, ProducerRecord
+from penstock.api.event import EventRefused, RecordError, TopicReader, explain_malformed, topic_reader
+from penstock.api.settings import IngestSettings
+from penstock.shared.common.records import Headers, ProducerRecord
 
 BLANK = b" \t\r"
 JSON_SPACE = b" \t\r\n"

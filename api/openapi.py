@@ -13,8 +13,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.openapi_examples import ANSWERS, BODIES, CONNECT_ERROR, PARAMETERS, PROBLEM, REST_ERROR
-from api.problem import JSON_TYPE, PROBLEM_TYPE, is_rest_proxy
+from penstock.api.openapi_examples import ANSWERS, BODIES, CONNECT_ERROR, PARAMETERS, PROBLEM, REST_ERROR
+from penstock.api.problem import JSON_TYPE, PROBLEM_TYPE, is_rest_proxy
 
 Paths = Mapping[str, Mapping[str, Any]]
 _NAMED = re.compile(r"\{(\w+)(?::path)?\}")

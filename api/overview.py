@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from api.overview_watches import GroupWatch, Latency, restore_estimate_s
-from api.samples import KafkaSample, ServiceSample
+from penstock.api.overview_watches import GroupWatch, Latency, restore_estimate_s
+from penstock.api.samples import KafkaSample, ServiceSample
 
 RATE_WINDOW_MS = 5_000
 COMPACTIONS_MAX = 10
@@ -35,7 +35,7 @@ class OverviewProvider(Protocol):
         ...
 
     def history(self) -> list[dict[str, Any]]:
-        """What was seen so far, oldest first (see `api.history`)."""
+        """What was seen so far, oldest first (see `penstock.api.history`)."""
         ...
 
 

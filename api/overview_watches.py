@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from api.samples import ServiceSample
+from penstock.api.samples import ServiceSample
 
 LAG_WINDOW_MS = 30_000
 LATENCY_WINDOW_MS = 10_000

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from api.health import CheckResult
-from shared.common.log import get_logger
+from penstock.api.health import CheckResult
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

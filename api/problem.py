@@ -3,7 +3,7 @@
 Each error of Penstock has one status, one stable `error_code` and, where the same request may succeed later, a
 `Retry-After`. The look-up follows the class hierarchy, so that a new leaf class is answered like its base:
 
->>> from shared.common.errors import BufferExhausted, NotEnoughReplicas
+>>> from penstock.shared.common.errors import BufferExhausted, NotEnoughReplicas
 >>> kind_of(BufferExhausted()).status, kind_of(NotEnoughReplicas()).error_code, kind_of(ValueError()).status
 (429, 'NOT_ENOUGH_REPLICAS', 500)
 """
@@ -18,8 +18,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from shared.common import errors
-from shared.common.log import get_logger
+from penstock.shared.common import errors
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

@@ -9,18 +9,24 @@ from typing import NamedTuple
 
 from fastapi import Request
 
-from api.body import BodyReader
-from api.event import EventRefused, Read, ReadTime, RecordError, topic_reader
-from api.events import whole_body
-from api.ingest import Ingest
-from api.ingest_request import IngestProducer, outcomes_of
-from api.ndjson import TooManyEvents
-from api.problem import UNEXPECTED, ErrorKind, Problem, kind_of_record
-from api.settings import IngestSettings
-from api.tally import Outcome
-from api.turns import Turn
-from shared.common.errors import DataError, KafkaTimeout, PenstockError, RetriableError, UnknownTopicOrPartition
-from shared.common.records import ProducerRecord, RecordMetadata
+from penstock.api.body import BodyReader
+from penstock.api.event import EventRefused, Read, ReadTime, RecordError, topic_reader
+from penstock.api.events import whole_body
+from penstock.api.ingest import Ingest
+from penstock.api.ingest_request import IngestProducer, outcomes_of
+from penstock.api.ndjson import TooManyEvents
+from penstock.api.problem import UNEXPECTED, ErrorKind, Problem, kind_of_record
+from penstock.api.settings import IngestSettings
+from penstock.api.tally import Outcome
+from penstock.api.turns import Turn
+from penstock.shared.common.errors import (
+    DataError,
+    KafkaTimeout,
+    PenstockError,
+    RetriableError,
+    UnknownTopicOrPartition,
+)
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
 NON_RETRIABLE, RETRIABLE = 50002, 50003
 UNKNOWN_PARTITION = 40402

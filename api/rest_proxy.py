@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter as APIRouter
 
-from api.admin import AdminClient
-from api.rest_produce import RestProducer
-from api.rest_v2 import v2_consumers_router, v2_metadata_router, v2_produce_router
-from api.rest_v3 import v3_metadata_router, v3_produce_router
-from api.rest_v3_groups import v3_groups_router
+from penstock.api.admin import AdminClient
+from penstock.api.rest_produce import RestProducer
+from penstock.api.rest_v2 import v2_consumers_router, v2_metadata_router, v2_produce_router
+from penstock.api.rest_v3 import v3_metadata_router, v3_produce_router
+from penstock.api.rest_v3_groups import v3_groups_router
 
 
 def metadata_routers(admin: AdminClient) -> list[APIRouter]:

@@ -3,8 +3,8 @@
 Sans-IO. Embedded JSON is stored as the bytes that came; BINARY is base64; STRING is UTF-8; null is no key, or a
 tombstone.
 
->>> from api.event import topic_reader
->>> from api.settings import IngestSettings, TopicSettings
+>>> from penstock.api.event import topic_reader
+>>> from penstock.api.settings import IngestSettings, TopicSettings
 >>> read_time = topic_reader(IngestSettings(), TopicSettings()).time
 >>> body = b'{"key":{"type":"STRING","data":"ann"},"value":{"type":"JSON","data":{"a": 1}}}'
 >>> record = v3_record(body, "t", read_time, 0)
@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from api.event import EventRefused, ReadTime
-from shared.common.records import Headers, ProducerRecord
+from penstock.api.event import EventRefused, ReadTime
+from penstock.shared.common.records import Headers, ProducerRecord
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Embedded = Literal["json", "binary"]

@@ -12,17 +12,17 @@ from typing import Any, Literal
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from api.admin import AdminClient
-from api.admission import client_of
-from api.event import EventRefused
-from api.events import next_turn
-from api.problem import ErrorKind, Problem
-from api.rest_produce import RETRIABLE, RestProducer, error_code_of, message_of
-from api.rest_records import v2_records
-from shared.clients.admin import TopicDescription
-from shared.clients.admin.types import PartitionDescription
-from shared.common.errors import UnknownTopicOrPartition
-from shared.common.records import RecordMetadata, TopicPartition
+from penstock.api.admin import AdminClient
+from penstock.api.admission import client_of
+from penstock.api.event import EventRefused
+from penstock.api.events import next_turn
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.rest_produce import RETRIABLE, RestProducer, error_code_of, message_of
+from penstock.api.rest_records import v2_records
+from penstock.shared.clients.admin import TopicDescription
+from penstock.shared.clients.admin.types import PartitionDescription
+from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.records import RecordMetadata, TopicPartition
 
 V2_TYPE = "application/vnd.kafka.v2+json"
 _EMBEDDED = re.compile(r"application/vnd\.kafka\.(json|binary)\.v2\+json")

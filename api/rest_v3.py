@@ -14,19 +14,19 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from api.admin import AdminClient
-from api.admission import client_of
-from api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
-from api.content_encoding import CorruptBody
-from api.event import EventRefused
-from api.events import next_turn, stop_status
-from api.ingest import CLIENT_CLOSED_REQUEST
-from api.json_values import NotAnObject, ObjectSplitter
-from api.problem import ErrorKind, Problem, json_response, rest_error_code
-from api.rest_produce import Handed, RestProducer, error_code_of, message_of, status_of
-from api.rest_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
-from api.rest_v2 import both_offsets, partition_of
-from api.rest_v3_shapes import (
+from penstock.api.admin import AdminClient
+from penstock.api.admission import client_of
+from penstock.api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from penstock.api.content_encoding import CorruptBody
+from penstock.api.event import EventRefused
+from penstock.api.events import next_turn, stop_status
+from penstock.api.ingest import CLIENT_CLOSED_REQUEST
+from penstock.api.json_values import NotAnObject, ObjectSplitter
+from penstock.api.problem import ErrorKind, Problem, json_response, rest_error_code
+from penstock.api.rest_produce import Handed, RestProducer, error_code_of, message_of, status_of
+from penstock.api.rest_records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
+from penstock.api.rest_v2 import both_offsets, partition_of
+from penstock.api.rest_v3_shapes import (
     BOTH_OFFSETS,
     broker_row,
     config_row,
@@ -37,10 +37,10 @@ from api.rest_v3_shapes import (
     rows_of,
     topic_row,
 )
-from api.tally import Outcome
-from api.turns import Turn
-from shared.clients.admin import ClusterDescription
-from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from penstock.api.tally import Outcome
+from penstock.api.turns import Turn
+from penstock.shared.clients.admin import ClusterDescription
+from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 
 ENTRIES_MAX = 1_000
 """Entries of one records:batch."""

@@ -8,13 +8,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.admin import DEAD, AdminClient
-from api.problem import ErrorKind, Problem, json_response
-from api.rest_v3 import check_cluster
-from api.rest_v3_shapes import link, resource, rows_of
-from shared.clients.admin import GroupDescription, MemberDescription, PartitionLag
-from shared.common.errors import GroupNotFound
-from shared.common.records import TopicPartition
+from penstock.api.admin import DEAD, AdminClient
+from penstock.api.problem import ErrorKind, Problem, json_response
+from penstock.api.rest_v3 import check_cluster
+from penstock.api.rest_v3_shapes import link, resource, rows_of
+from penstock.shared.clients.admin import GroupDescription, MemberDescription, PartitionLag
+from penstock.shared.common.errors import GroupNotFound
+from penstock.shared.common.records import TopicPartition
 
 GROUPS = "/v3/clusters/{cluster_id}/consumer-groups"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from api.problem import json_response
-from shared.clients.admin import ConfigEntry, TopicDescription
-from shared.clients.admin.types import BrokerDescription, PartitionDescription
-from shared.common.records import TopicPartition
+from penstock.api.problem import json_response
+from penstock.shared.clients.admin import ConfigEntry, TopicDescription
+from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
+from penstock.shared.common.records import TopicPartition
 
 BOTH_OFFSETS = "earliest_and_latest"
 """The one `offset_type` that REST Proxy has."""

@@ -17,10 +17,10 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from api.connection_guard import guarded_http
-from shared.common.errors import ConfigError
-from shared.common.log import get_logger
-from shared.common.settings import HttpSettings
+from penstock.api.connection_guard import guarded_http
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import HttpSettings
 
 log = get_logger(__name__)
 

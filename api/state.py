@@ -13,9 +13,9 @@ from typing import Annotated, Any, Protocol, TypedDict, Unpack
 
 from fastapi import APIRouter, Query, Response
 
-from api.keys import WRONG_CONTINUATION, Continuation, StoreQuestion
-from api.problem import ErrorKind, Problem, json_response
-from shared.common.continuation import WrongContinuation
+from penstock.api.keys import WRONG_CONTINUATION, Continuation, StoreQuestion
+from penstock.api.problem import ErrorKind, Problem, json_response
+from penstock.shared.common.continuation import WrongContinuation
 
 
 class TaskState(TypedDict, total=False):

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from api.keys import WRONG_CONTINUATION, Continuation, Keys, StoreQuestion, asked_keys
-from api.problem import ErrorKind, Problem, json_response
-from api.state import Local, WholeView
-from shared.common.continuation import WrongContinuation
-from shared.common.errors import ConfigError
-from shared.common.points_in_time import TIME_MS_MAX, TIME_MS_MIN
+from penstock.api.keys import WRONG_CONTINUATION, Continuation, Keys, StoreQuestion, asked_keys
+from penstock.api.problem import ErrorKind, Problem, json_response
+from penstock.api.state import Local, WholeView
+from penstock.shared.common.continuation import WrongContinuation
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TIME_MS_MAX, TIME_MS_MIN
 
 NOT_READABLE = ErrorKind(404, "STORE_NOT_READABLE", "This store cannot be read here")
 ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000

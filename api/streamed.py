@@ -22,14 +22,14 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
-from api.content_encoding import CorruptBody
-from api.events import Events, stop_status
-from api.ingest_request import IngestRequest
-from api.problem import Problem
-from api.turns import Turn
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError
+from penstock.api.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from penstock.api.content_encoding import CorruptBody
+from penstock.api.events import Events, stop_status
+from penstock.api.ingest_request import IngestRequest
+from penstock.api.problem import Problem
+from penstock.api.turns import Turn
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
 
 NDJSON_TYPE = "application/x-ndjson"
 EVERY_MS = 1_000

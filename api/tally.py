@@ -6,7 +6,7 @@ bounded: after `max_errors`
 errors, or an error that later events would meet too (Kafka is down), the request is to be stopped, and the answer
 names the first event that was not looked at.
 
->>> from shared.common.errors import BrokerNotAvailable
+>>> from penstock.shared.common.errors import BrokerNotAvailable
 >>> tally = Tally("line", max_errors=10)
 >>> tally.stored([1, 2], [RecordMetadata("t", 0, 7, 0), BrokerNotAvailable("no broker")])
 >>> tally.status, tally.body()["stored"], tally.body()["errors"][0]["line"]
@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from api.event import RecordError
-from api.problem import UNEXPECTED, kind_of_record
-from shared.common.errors import PenstockError
-from shared.common.records import RecordMetadata
+from penstock.api.event import RecordError
+from penstock.api.problem import UNEXPECTED, kind_of_record
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.records import RecordMetadata
 
 Outcome = RecordMetadata | BaseException
 

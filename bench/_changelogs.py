@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 import datasketches
 import msgspec
 
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.producer import Producer, ProducerSettings
-from shared.clients.producer.partitioner import for_key
-from shared.common.records import ProducerRecord
-from shared.common.settings import KafkaSettings
-from shared.streams import changelog_format as log
-from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topics import CHANGELOG_CONFIGS
-from shared.streams.topology import Topology
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topics import CHANGELOG_CONFIGS
+from penstock.shared.streams.topology import Topology
 
 COMMIT_ENTRIES = 50_000
 DAY_MS = 86_400_000

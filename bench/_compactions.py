@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench._changelogs import ChangelogWriter, Kind
-from services.compactor.compact import Compaction
-from services.compactor.fold import Summary
-from services.compactor.settings import CompactSettings
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog import ChangelogPartition
-from shared.streams.restoring import RestoreReport
-from shared.streams.settings import StreamsSettings
-from shared.streams.stream_task import StreamTask
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.fold import Summary
+from penstock.services.compactor.settings import CompactSettings
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.restoring import RestoreReport
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.stream_task import StreamTask
 
 RESTORES = 5  # from each snapshot; the median is taken
 

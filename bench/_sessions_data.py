@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.records import RecordColumns
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.records import RecordColumns
+from penstock.shared.common.settings import KafkaSettings
 
 TOPIC = "clicks"
 PARTITIONS = 4

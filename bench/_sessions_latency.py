@@ -15,16 +15,16 @@ import time
 import numpy as np
 
 from bench._sessions_data import PARTITIONS
-from shared.clients.admin import Admin, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.records import RecordColumns, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.settings import StreamsSettings
-from shared.streams.stream_task import Guarantee
-from shared.streams.stream_worker import StreamWorker
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.records import RecordColumns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.stream_task import Guarantee
+from penstock.shared.streams.stream_worker import StreamWorker
 
 RECORDS_PER_SECOND = 10_000
 RATE_HELD_MIN = 0.98  # of the records due in the time that sending them took

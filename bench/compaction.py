@@ -33,13 +33,13 @@ from bench import _compaction_partitions
 from bench._changelogs import NUMBERS, OBJECTS, SKETCHES, ChangelogWriter, Kind
 from bench._compactions import Compactions
 from bench._plot import chart
-from services.compactor import tables, upkeep
-from services.compactor.settings import CompactSettings, SparkSettings
-from services.compactor.spark import spark_session
-from services.local.broker_config import EmbeddedKafkaSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common.settings import KafkaSettings
-from shared.streams.restoring import RestoreReport
+from penstock.services.compactor import tables, upkeep
+from penstock.services.compactor.settings import CompactSettings, SparkSettings
+from penstock.services.compactor.spark import spark_session
+from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.restoring import RestoreReport
 
 PARTS = ("history", "state", "others", "partitions")
 FACTORS = (1, 4, 16)

@@ -23,20 +23,20 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from bench._side_by_side import Figures, best_of, report
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.ivy import JarSet, fetch_jars
-from shared.common.java import find_java
-from shared.common.records import ProducerRecord
-from shared.common.settings import KafkaSettings
-from shared.connect.plugins import Plugins
-from shared.connect.states import ConnectorTaskId, State, TargetState
-from shared.connect.storage.offset_store import MemoryOffsetStore
-from shared.connect.task_factory import TaskFactory
-from shared.connect.worker import Worker
-from shared.connect.worker_config import WorkerConfig
-from shared.connect.worker_task import TaskSpec
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.ivy import JarSet, fetch_jars
+from penstock.shared.common.java import find_java
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
+from penstock.shared.connect.task_factory import TaskFactory
+from penstock.shared.connect.worker import Worker
+from penstock.shared.connect.worker_config import WorkerConfig
+from penstock.shared.connect.worker_task import TaskSpec
 from tests.integration.connect.postgres import found, server
 
 TOPIC = "bench"

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import httpx
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common.settings import KafkaSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 TOPIC = "bench"
@@ -122,7 +122,7 @@ async def measure(count: int, folder: Path) -> dict[str, float]:
     async with EmbeddedKafka(folder / "kafka") as kafka:
         async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
             await admin.create_topics([NewTopic(TOPIC, 1)])
-        command = [sys.executable, "-m", "services.cli", "connect", "distributed"]
+        command = [sys.executable, "-m", "penstock.services.cli", "connect", "distributed"]
         command += [str(worker_file(folder, kafka.bootstrap_servers, port)), "--log.level=warning"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         quiet = subprocess.DEVNULL

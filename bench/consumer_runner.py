@@ -20,21 +20,21 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.consumer.daemon import RecordProducer
-from services.consumer.executor import Executor
-from services.consumer.handlers import Handler
-from services.consumer.runner import HandlerRunner
-from services.consumer.runner_metrics import RunnerMetrics
-from services.consumer.settings import ConsumerServiceSettings
-from services.local.broker_config import EmbeddedKafkaSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer
-from shared.clients.producer import Producer
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.collector import spare_the_collector
-from shared.common.records import ConsumerRecord, ProducerRecord
-from shared.common.settings import KafkaSettings
+from penstock.services.consumer.daemon import RecordProducer
+from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handlers import Handler
+from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.collector import spare_the_collector
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
 
 TOPIC = "bench"
 PARTITIONS = 4

@@ -29,12 +29,12 @@ import httpx
 import msgspec
 from fastapi import APIRouter, Request
 
-from api.app import create_app
-from api.server import HttpServer
-from services.local.kafka import EmbeddedKafka
-from services.local.ports import pick
-from shared.clients.admin import Admin, NewTopic
-from shared.common.settings import HttpSettings, KafkaSettings
+from penstock.api.app import create_app
+from penstock.api.server import HttpServer
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.ports import pick
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common.settings import HttpSettings, KafkaSettings
 
 TOPIC = "bench"
 PARTITIONS = 4
@@ -45,7 +45,7 @@ WARM_UP_SECONDS = 1.5
 WANTED_RECORDS, WANTED_REQUESTS = 200_000, 3_000
 MEMORY_GROWTH_MB = 50
 PATH = f"/v1/topics/{TOPIC}/events"
-PRODUCER = "import sys; from services.producer.main import main; sys.exit(main(sys.argv[1:]))"
+PRODUCER = "import sys; from penstock.services.producer.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def lines(count: int) -> bytes:

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from bench._side_by_side import Figures, best_of, report
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.producer import Deliveries, Producer, ProducerSettings
-from shared.common.records import ProducerRecord, RecordColumns
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Deliveries, Producer, ProducerSettings
+from penstock.shared.common.records import ProducerRecord, RecordColumns
+from penstock.shared.common.settings import KafkaSettings
 
 TOPIC = "bench"
 PARTITIONS = 4

@@ -23,10 +23,10 @@ import sys
 import time
 from typing import Literal, NamedTuple
 
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 
 TOPIC = "bench"
 PARTITIONS = 4

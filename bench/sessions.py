@@ -41,22 +41,22 @@ from bench._session_peers import TOPIC as PEERS_TOPIC
 from bench._sessions_data import BULK, GAP_MS, GRACE_MS, PARTITIONS, TOPIC, fill
 from bench._sessions_latency import RATE_HELD_MIN, RECORDS_PER_SECOND, latency
 from bench._side_by_side import Figures, best_of, report
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.aggregations import Count, Mean
-from shared.streams.columnar import StateColumns
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.grouped_stream import GroupedStream, WindowedGroup
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.column_merge import merge_runs
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.stream_task import Guarantee
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.topology import Topology
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations import Count, Mean
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.column_merge import merge_runs
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.stream_task import Guarantee
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.topology import Topology
 
 COMMIT_INTERVAL_MS = 200
 PROFILE_LINES = 30

@@ -32,17 +32,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shared.common.records import Columns, Int64Array
-from shared.streams.aggregations import Count, Mean
-from shared.streams.changelog_reader import ChangelogReader
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.local_restore import take_up
-from shared.streams.processor import ProcessingFailed
-from shared.streams.restore import restore_progress
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.checkpoint import CommitPlace
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_task import StreamTask
+from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.streams.aggregations import Count, Mean
+from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.local_restore import take_up
+from penstock.shared.streams.processor import ProcessingFailed
+from penstock.shared.streams.restore import restore_progress
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import StreamTask
 
 STORES = ("in_memory", "rocksDB")
 BATCH = 10_000

@@ -11,43 +11,49 @@ Clients are in `penstock.clients`, streams in `penstock.streams`, test tools in 
 `penstock.errors`; what is most used is here.
 """
 
-from penstock.clients import (
-    Admin,
-    Consumer,
-    ConsumerRecord,
-    ConsumerSettings,
-    KafkaSettings,
-    NewTopic,
-    Producer,
-    ProducerRecord,
-    ProducerSettings,
-    RebalanceListener,
-    RecordMetadata,
-    TopicPartition,
-    event_time_topic,
-)
-from penstock.streams import (
-    Aggregate,
-    CollectList,
-    CollectSet,
-    Count,
-    CountDistinct,
-    First,
-    JoinWindows,
-    Last,
-    Max,
-    Mean,
-    Min,
-    Processor,
-    PunctuationType,
-    Quantiles,
-    Record,
-    StreamsBuilder,
-    StreamsSettings,
-    StreamWorker,
-    Sum,
-    Topology,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.clients import (
+        Admin,
+        Consumer,
+        ConsumerRecord,
+        ConsumerSettings,
+        KafkaSettings,
+        NewTopic,
+        Producer,
+        ProducerRecord,
+        ProducerSettings,
+        RebalanceListener,
+        RecordMetadata,
+        TopicPartition,
+        event_time_topic,
+    )
+    from penstock.streams import (
+        Aggregate,
+        CollectList,
+        CollectSet,
+        Count,
+        CountDistinct,
+        First,
+        JoinWindows,
+        Last,
+        Max,
+        Mean,
+        Min,
+        Processor,
+        PunctuationType,
+        Quantiles,
+        Record,
+        StreamsBuilder,
+        StreamsSettings,
+        StreamWorker,
+        Sum,
+        Topology,
+    )
 
 __all__ = [
     "Admin",
@@ -84,3 +90,19 @@ __all__ = [
     "Topology",
     "event_time_topic",
 ]
+
+_MODULES = ("penstock.clients", "penstock.streams")
+
+
+def __getattr__(name: str) -> object:
+    """Imports the module of a public name when the name is first used (PEP 562), so that `import penstock` is cheap."""
+    if name in __all__:
+        for module in map(importlib.import_module, _MODULES):
+            if name in module.__all__:
+                found = globals()[name] = getattr(module, name)
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

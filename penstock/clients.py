@@ -1,9 +1,9 @@
 """Producer, consumer and admin, with their settings and the values they take and give."""
 
-from shared.clients.admin import Admin, NewTopic, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.records import (
+from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.records import (
     Columns,
     ConsumerRecord,
     GroupMetadata,
@@ -12,7 +12,7 @@ from shared.common.records import (
     RecordMetadata,
     TopicPartition,
 )
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.settings import KafkaSettings
 
 __all__ = [
     "Admin",

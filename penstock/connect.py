@@ -1,6 +1,6 @@
 """The Connect runtime: what a connector is written with."""
 
-from shared.connect import (
+from penstock.shared.connect import (
     NO_DEFAULT,
     ConfigDef,
     ConfigKey,

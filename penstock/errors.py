@@ -1,3 +1,3 @@
-"""Every error that Penstock raises on purpose; the base says what to do, see `shared.common.errors`."""
+"""Every error that Penstock raises on purpose; the base says what to do, see `penstock.shared.common.errors`."""
 
-from shared.common.errors import *  # noqa: F403 - all of them, under their own names
+from penstock.shared.common.errors import *  # noqa: F403 - all of them, under their own names

@@ -1,5 +1,5 @@
 """OpenTelemetry spans for the producer's records; needs the extra `penstock[otel]`."""
 
-from shared.clients.producer.otel import OpenTelemetryInterceptor
+from penstock.shared.clients.producer.otel import OpenTelemetryInterceptor
 
 __all__ = ["OpenTelemetryInterceptor"]

@@ -1,21 +1,21 @@
 """The streams engine: the DSL, the Processor API, aggregations, and the worker that runs a topology."""
 
-from shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
-from shared.streams.collecting import CollectList, CollectSet, First, Last
-from shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
-from shared.streams.error_handlers import ErrorHandlers
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType, Schedule
-from shared.streams.quantiles import Quantiles
-from shared.streams.session_windows import SessionWindows
-from shared.streams.settings import StreamsSettings
-from shared.streams.sliding_windows import SlidingWindows
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_join import JoinWindows
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.time_windows import TimeWindows
-from shared.streams.topology import Topology
-from shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
+from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+from penstock.shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType, Schedule
+from penstock.shared.streams.quantiles import Quantiles
+from penstock.shared.streams.session_windows import SessionWindows
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.sliding_windows import SlidingWindows
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.time_windows import TimeWindows
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 __all__ = [
     "Aggregate",

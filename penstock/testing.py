@@ -1,6 +1,6 @@
 """Test tools: the topology test driver, a clock that stands still, and a Kafka cluster in the test's own process."""
 
-from shared.testing.fake_broker import (
+from penstock.shared.testing.fake_broker import (
     Action,
     Api,
     Close,
@@ -15,8 +15,8 @@ from shared.testing.fake_broker import (
     Request,
     Respond,
 )
-from shared.testing.manual_clock import ManualClock
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.testing.manual_clock import ManualClock
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 __all__ = [
     "Action",

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import typer
 
-from shared.common.errors import PenstockError
+from penstock.shared.common.errors import PenstockError
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -25,38 +25,54 @@ JOBS = "Spark jobs"
 LOCAL = "On one machine"
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "up": (LOCAL, "services.local.up:main", "Start Kafka and every service, with one HTTP address."),
+    "up": (LOCAL, "penstock.services.local.up:main", "Start Kafka and every service, with one HTTP address."),
     "demo": (
         LOCAL,
-        "services.local.demo.main:main",
+        "penstock.services.local.demo.main:main",
         "Replay real events through the whole chain and audit it.",
     ),
-    "kafka": (LOCAL, "services.local.kafka:main", "Run the embedded Kafka alone."),
-    "producer": (SERVICES, "services.producer.main:main", "HTTP ingest: events in, acknowledged by Kafka."),
-    "consumer": (SERVICES, "services.consumer.main:main", "Run a handler over topics, in parallel per key."),
-    "aggregator": (SERVICES, "services.aggregator.main:main", "Run a topology: windows, punctuation, exactly-once."),
+    "kafka": (LOCAL, "penstock.services.local.kafka:main", "Run the embedded Kafka alone."),
+    "producer": (SERVICES, "penstock.services.producer.main:main", "HTTP ingest: events in, acknowledged by Kafka."),
+    "consumer": (SERVICES, "penstock.services.consumer.main:main", "Run a handler over topics, in parallel per key."),
+    "aggregator": (
+        SERVICES,
+        "penstock.services.aggregator.main:main",
+        "Run a topology: windows, timers, exactly-once.",
+    ),
     "connect": (
         SERVICES,
-        "services.connect.main:main",
+        "penstock.services.connect.main:main",
         "Run a Connect worker: Kafka Connect's REST, connectors in Python.",
     ),
-    "connectors": (SERVICES, "services.connect.connectors:main", "List, create and steer connectors over REST."),
+    "connectors": (
+        SERVICES,
+        "penstock.services.connect.connectors:main",
+        "List, create and manage connectors over REST.",
+    ),
     "sessions": (
         SERVICES,
-        "services.aggregator.sessions:main",
+        "penstock.services.aggregator.sessions:main",
         "A key's windows, from live state and lake together.",
     ),
-    "admin": (SERVICES, "services.admin.main:main", "REST for groups, offsets and topics; the dashboard."),
-    "compact": (JOBS, "services.compactor.main:compact_main", "Fold the changelog into Delta tables."),
-    "backfill": (JOBS, "services.compactor.main:backfill_main", "Build an application's first state from history."),
-    "audit": (JOBS, "services.compactor.main:audit_main", "Prove the stream's windows against Spark's own."),
-    "doctor": (LOCAL, "services.local.doctor.main:main", "Say what is wrong with Kafka, its topics, this machine."),
+    "admin": (SERVICES, "penstock.services.admin.main:main", "REST for groups, offsets and topics; the dashboard."),
+    "compact": (JOBS, "penstock.services.compactor.main:compact_main", "Fold the changelog into Delta tables."),
+    "backfill": (
+        JOBS,
+        "penstock.services.compactor.main:backfill_main",
+        "Build the first state from history.",
+    ),
+    "audit": (JOBS, "penstock.services.compactor.main:audit_main", "Prove the stream's windows against Spark's own."),
+    "doctor": (
+        LOCAL,
+        "penstock.services.local.doctor.main:main",
+        "Check Kafka, its topics and this machine.",
+    ),
     "streams": (
         SERVICES,
-        "services.aggregator.reset:main",
+        "penstock.services.aggregator.reset:main",
         "Reset an application, or restore its offsets.",
     ),
-    "dlq": (SERVICES, "services.consumer.dlq:main", "List and replay dead letters."),
+    "dlq": (SERVICES, "penstock.services.consumer.dlq:main", "List and replay dead letters."),
 }
 
 

@@ -4,6 +4,7 @@ that is set up anew: what one test configured says nothing in the next."""
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,18 @@ class ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return COMPACTOR if file.startswith(COMPACTOR) else file
+
+
+class OneName:
+    """Fails imports of `shared`, `services` and `api`: they are in `penstock`, and would be there twice."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name in {"shared", "services", "api"}:
+            raise ImportError(f"import penstock.{name}, not {name}", name=name)
+
+
+sys.meta_path.insert(0, OneName)  # type: ignore[arg-type]  # a finder needs find_spec alone
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,17 +13,17 @@ import jsonschema
 import pytest
 import yaml
 
-from services.cli import COMMANDS
-from services.cli import SERVICES as SERVICE_COMMANDS
-from services.connect.connectors import TOKEN_VARIABLE, URL_VARIABLE
-from services.connect.main import SHUTDOWN_TIMEOUT_MS
-from services.connect.settings import advertised, is_open, listener, misspelled, read_command_line
-from services.local.demo.flights import PLAN
-from services.local.jars import KAFKA_VERSION
-from shared.clients.admin import event_time_topic
-from shared.common.setting_names import ENV_PREFIX
-from shared.common.settings import ServiceSettings
-from shared.connect.herder.settings import DistributedConfig
+from penstock.services.cli import COMMANDS
+from penstock.services.cli import SERVICES as SERVICE_COMMANDS
+from penstock.services.connect.connectors import TOKEN_VARIABLE, URL_VARIABLE
+from penstock.services.connect.main import SHUTDOWN_TIMEOUT_MS
+from penstock.services.connect.settings import advertised, is_open, listener, misspelled, read_command_line
+from penstock.services.local.demo.flights import PLAN
+from penstock.services.local.jars import KAFKA_VERSION
+from penstock.shared.clients.admin import event_time_topic
+from penstock.shared.common.setting_names import ENV_PREFIX
+from penstock.shared.common.settings import ServiceSettings
+from penstock.shared.connect.herder.settings import DistributedConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -35,10 +35,10 @@ ONE_SHOT = {"topics", "connectors"}  # ends when its work is done, so it has no 
 ENDS = {"connectors", "sessions", "streams", "dlq"}
 """Commands among the services of `penstock --help` that end when their work is done."""
 SETTINGS = {
-    "producer": "services.producer.settings:ProducerServiceSettings",
-    "consumer": "services.consumer.settings:ConsumerServiceSettings",
-    "aggregator": "services.aggregator.settings:AggregatorSettings",
-    "admin": "services.admin.settings:AdminServiceSettings",
+    "producer": "penstock.services.producer.settings:ProducerServiceSettings",
+    "consumer": "penstock.services.consumer.settings:ConsumerServiceSettings",
+    "aggregator": "penstock.services.aggregator.settings:AggregatorSettings",
+    "admin": "penstock.services.admin.settings:AdminServiceSettings",
 }
 SECRETS = {"PENSTOCK_AUTH_TOKEN": "0123456789abcdef", "POSTGRES_PASSWORD": "a", "GRAFANA_PASSWORD": "b"}
 PINNED = re.compile(r"^[\w./-]+:v?\d+\.\d+(\.\d+)?(-[\w.]+)*$")

@@ -8,6 +8,7 @@ import email
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from email.message import Message
@@ -16,14 +17,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("shared", "services", "api", "penstock")
+ROOMS = ("shared", "services", "api")
+"""Folders of the checkout that the package `penstock` has by symlinks."""
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
+    """The wheel that is built from the checkout."""
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def build_wheel(source: Path, folder: Path) -> zipfile.ZipFile:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
-    built = subprocess.run([*command, "--wheel-dir", folder, ROOT], capture_output=True, text=True, check=False)
+    built = subprocess.run([*command, "--wheel-dir", folder, source], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     (path,) = folder.glob("penstock-*.whl")
     return zipfile.ZipFile(path)
@@ -39,27 +45,46 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return email.message_from_string(metadata_file(wheel, "METADATA"))
 
 
-def test_wheel_holds_every_file_of_the_rooms(wheel: zipfile.ZipFile) -> None:
-    """Modules, py.typed and what the API serves as files: all that lies in the rooms is installed, byte for byte."""
+def tracked() -> list[str]:
+    """The files of the package that git has or would add, without the symlinks."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "penstock", *ROOMS]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.split("\0") if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
+
+
+def packed(wheel: zipfile.ZipFile) -> dict[str, bytes]:
+    return {name: wheel.read(name) for name in wheel.namelist() if ".dist-info/" not in name}
+
+
+def test_wheel_holds_the_package_alone(wheel: zipfile.ZipFile) -> None:
+    """Modules, py.typed and what the API serves as files are installed below `penstock/`, nothing else."""
     expected = {
-        path.relative_to(ROOT).as_posix(): path.read_bytes()
-        for room in ROOMS
-        for path in (ROOT / room).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        name if name.startswith("penstock/") else f"penstock/{name}": (ROOT / name).read_bytes() for name in tracked()
     }
-    packed = {name: wheel.read(name) for name in wheel.namelist() if ".dist-info/" not in name}
-    assert packed.keys() == expected.keys()
-    assert packed == expected
+    assert packed(wheel).keys() == expected.keys()
+    assert packed(wheel) == expected
+
+
+def test_wheel_from_the_source_distribution_is_the_same(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """A wheel that is built from the sdist, as an installer without wheels does it, has the same files."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    (sdist,) = tmp_path.glob("penstock-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = (path for path in tmp_path.glob("penstock-*") if path.is_dir())
+    assert packed(build_wheel(source, tmp_path)) == packed(wheel)
 
 
 def test_wheel_is_typed(wheel: zipfile.ZipFile) -> None:
-    """Each room carries its marker, so that a user's type checker reads our annotations."""
-    assert {f"{room}/py.typed" for room in ROOMS} <= set(wheel.namelist())
+    """The package carries its marker, so that a user's type checker reads our annotations."""
+    assert "penstock/py.typed" in wheel.namelist()
 
 
 def test_every_package_is_a_package() -> None:
     """A folder with modules has an __init__.py: a namespace package would be installed, but seen by few tools."""
-    folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    folders = {path.parent for room in ("penstock", *ROOMS) for path in (ROOT / room).rglob("*.py")}
     assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
 
 
@@ -67,7 +92,7 @@ def test_command_line_is_an_entry_point(wheel: zipfile.ZipFile) -> None:
     """`penstock` is installed as a command, and the function that it names is in the wheel."""
     entry_points = configparser.ConfigParser()
     entry_points.read_string(metadata_file(wheel, "entry_points.txt"))
-    assert dict(entry_points["console_scripts"]) == {"penstock": "services.cli:main"}
+    assert dict(entry_points["console_scripts"]) == {"penstock": "penstock.services.cli:main"}
     module, _, function = entry_points["console_scripts"]["penstock"].partition(":")
     tree = ast.parse(wheel.read(f"{module.replace('.', '/')}.py"))
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -20,17 +20,17 @@ import pytest
 from deltalake import write_deltalake
 from typer.main import get_command
 
-from services.admin.settings import AdminServiceSettings
-from services.aggregator.settings import AggregatorSettings
-from services.cli import COMMANDS
-from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
-from services.consumer import dlq
-from services.consumer.settings import ConsumerServiceSettings
-from services.local.demo import main as demo
-from services.local.up import UpSettings
-from services.producer.settings import ProducerServiceSettings
-from shared.common.setting_names import ENV_PREFIX
-from shared.common.settings import CommandSettings
+from penstock.services.admin.settings import AdminServiceSettings
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.cli import COMMANDS
+from penstock.services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
+from penstock.services.consumer import dlq
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.services.local.demo import main as demo
+from penstock.services.local.up import UpSettings
+from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.shared.common.setting_names import ENV_PREFIX
+from penstock.shared.common.settings import CommandSettings
 from tests.documents import README, ROOT, blocks
 
 TIMEOUT_S = 60

@@ -9,18 +9,18 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from api.admin import admin_router
-from api.app import create_app
-from api.dashboard import dashboard_router
-from api.health import health_router
-from api.kafka_daemon import KafkaHttpDaemon
-from api.rest_proxy import metadata_routers
-from api.server import HttpServer
-from services.admin.more import handed_on, more_routers
-from services.admin.overview import Overview
-from services.admin.settings import AdminServiceSettings
-from services.admin.sources import HttpSource, KafkaSource, services_client
-from shared.clients.admin import Admin
+from penstock.api.admin import admin_router
+from penstock.api.app import create_app
+from penstock.api.dashboard import dashboard_router
+from penstock.api.health import health_router
+from penstock.api.kafka_daemon import KafkaHttpDaemon
+from penstock.api.rest_proxy import metadata_routers
+from penstock.api.server import HttpServer
+from penstock.services.admin.more import handed_on, more_routers
+from penstock.services.admin.overview import Overview
+from penstock.services.admin.settings import AdminServiceSettings
+from penstock.services.admin.sources import HttpSource, KafkaSource, services_client
+from penstock.shared.clients.admin import Admin
 
 ADMIN_TIMEOUT_MS = 15_000
 """How long one admin call may take: somebody is waiting for the page or the answer."""

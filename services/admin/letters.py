@@ -1,4 +1,4 @@
-"""Dead-letter and late topics through Kafka: implements `api.letters.Letters` (an edge)."""
+"""Dead-letter and late topics through Kafka: implements `penstock.api.letters.Letters` (an edge)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from shared.clients.admin import Admin, TopicDescription
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.clients.dead_letter_log import DeadLetterLog, wanted_by
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import DataError, InvalidRequest, KafkaTimeout, PenstockError
-from shared.common.log import get_logger
-from shared.common.records import Columns, ConsumerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.common.topic_names import DEAD_LETTER_SUFFIX, LATE_SUFFIX, check_topic_name, is_internal
-from shared.streams.late_records import STAGE_LATE, parse_late_record
+from penstock.shared.clients.admin import Admin, TopicDescription
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.dead_letter_log import DeadLetterLog, wanted_by
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import DataError, InvalidRequest, KafkaTimeout, PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.topic_names import DEAD_LETTER_SUFFIX, LATE_SUFFIX, check_topic_name, is_internal
+from penstock.shared.streams.late_records import STAGE_LATE, parse_late_record
 
 log = get_logger(__name__)
 
@@ -123,7 +123,7 @@ async def committed_records(
 
 
 class KafkaLetters:
-    """See `api.letters.Letters`."""
+    """See `penstock.api.letters.Letters`."""
 
     def __init__(self, kafka: KafkaSettings, admin: Admin) -> None:
         self._kafka, self._admin = kafka, admin

@@ -7,17 +7,17 @@ from typing import Any
 
 import httpx
 
-from api.app import create_app
-from api.forwarded import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
-from api.letters import letters_router
-from api.openapi import handed_on_paths
-from api.rest_proxy import APIRouter
-from api.state import streams_router
-from api.stores import stores_router
-from services.admin.letters import KafkaLetters
-from services.admin.sources import HttpUpstream
-from shared.clients.admin import Admin
-from shared.common.settings import KafkaSettings
+from penstock.api.app import create_app
+from penstock.api.forwarded import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
+from penstock.api.letters import letters_router
+from penstock.api.openapi import handed_on_paths
+from penstock.api.rest_proxy import APIRouter
+from penstock.api.state import streams_router
+from penstock.api.stores import stores_router
+from penstock.services.admin.letters import KafkaLetters
+from penstock.services.admin.sources import HttpUpstream
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.settings import KafkaSettings
 
 CONNECT, STREAMS = "connect", "aggregator"
 """The names under which `services` has the addresses of a Connect worker and of an aggregator."""
@@ -25,7 +25,7 @@ CONNECT, STREAMS = "connect", "aggregator"
 
 def handed_on() -> dict[str, Any]:
     """The OpenAPI paths of what is handed on, as those services describe them: nothing is asked of any."""
-    from api.connect import create_connect_app  # half a second that only who reads the document waits for
+    from penstock.api.connect import create_connect_app  # half a second that only who reads the document waits for
 
     nobody: Any = None
     connect = create_connect_app(nobody).openapi()

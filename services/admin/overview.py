@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from api.history import History
-from api.overview import OverviewBuilder
-from services.admin.sources import KafkaSource, Source
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import PenstockError
-from shared.common.log import get_logger
+from penstock.api.history import History
+from penstock.api.overview import OverviewBuilder
+from penstock.services.admin.sources import KafkaSource, Source
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
@@ -23,7 +23,7 @@ LOOK_EVERY_MS = 2_000
 
 
 class Overview:
-    """Implements `api.overview.OverviewProvider` over sources."""
+    """Implements `penstock.api.overview.OverviewProvider` over sources."""
 
     def __init__(
         self, sources: Sequence[Source], kafka: KafkaSource, *, clock: Clock = SYSTEM_CLOCK, keep_ms: int = KEEP_MS

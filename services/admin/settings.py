@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from api.settings import GuardedSettings
-from shared.common.settings import HttpSettings, PositiveMs
+from penstock.api.settings import GuardedSettings
+from penstock.shared.common.settings import HttpSettings, PositiveMs
 
 
 def _http_url(url: str) -> str:

@@ -13,14 +13,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from api.admin import AdminClient
-from api.forwarded import Answer
-from api.health import Check, CheckResult, health_body, run_checks
-from api.problem import ErrorKind, Problem
-from api.samples import KafkaSample, ServiceSample
-from api.state import StreamsView
-from shared.common import metrics
-from shared.common.errors import GroupNotFound, PenstockError
+from penstock.api.admin import AdminClient
+from penstock.api.forwarded import Answer
+from penstock.api.health import Check, CheckResult, health_body, run_checks
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.samples import KafkaSample, ServiceSample
+from penstock.api.state import StreamsView
+from penstock.shared.common import metrics
+from penstock.shared.common.errors import GroupNotFound, PenstockError
 
 GROUPS_MAX = 50
 """Groups that the overview asks for, those with members first: each costs Kafka four requests."""
@@ -83,7 +83,7 @@ class HttpSource:
 
 
 class HttpUpstream:
-    """A service in another process, to which requests are handed on; see `api.forwarded.Upstream`."""
+    """A service in another process, to which requests are handed on; see `penstock.api.forwarded.Upstream`."""
 
     def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
         self.name = name

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from services.aggregator.settings import AggregatorSettings
-from shared.clients.admin import Admin
-from shared.common import lake
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import AuthorizationFailed, PenstockError, UnsupportedVersion
-from shared.common.log import get_logger
-from shared.common.metrics import gauge
-from shared.common.records import TopicPartition
-from shared.streams.settings import StreamsSettings
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common import lake
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import AuthorizationFailed, PenstockError, UnsupportedVersion
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.metrics import gauge
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
 

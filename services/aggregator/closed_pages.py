@@ -10,16 +10,23 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
-from services.aggregator.closed_scan import ClosedScan, Wanted
-from services.aggregator.found_windows import Found
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.continuation import ChangelogPlace
-from shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import FORMAT_VERSION, PROGRESS, Progress, decode, decode_progress, parse_places
+from penstock.services.aggregator.closed_scan import ClosedScan, Wanted
+from penstock.services.aggregator.found_windows import Found
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.continuation import ChangelogPlace
+from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog_format import (
+    FORMAT_VERSION,
+    PROGRESS,
+    Progress,
+    decode,
+    decode_progress,
+    parse_places,
+)
 
 POLL_MS = 500
 SEARCHED_RECORDS = 20_000

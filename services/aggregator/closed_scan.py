@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from services.aggregator.found_windows import Found, results, told
-from services.aggregator.sessions import feed
-from shared.common.continuation import ChangelogPlace
-from shared.common.key_range import KeyRange
-from shared.common.records import Columns
-from shared.streams.changelog_format import FINAL, FORMAT_VERSION, Progress, StoreSchema
-from shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.services.aggregator.found_windows import Found, results, told
+from penstock.services.aggregator.sessions import feed
+from penstock.shared.common.continuation import ChangelogPlace
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.common.records import Columns
+from penstock.shared.streams.changelog_format import FINAL, FORMAT_VERSION, Progress, StoreSchema
+from penstock.shared.streams.changelog_reader import Change, ChangelogReader
 
 PASSED_OVER = frozenset(bytes((FORMAT_VERSION,)) + operation for operation in (b"L", b"D"))
 """How records begin that say nothing of closed windows: they are not even decoded."""

@@ -24,16 +24,16 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from api.health import CheckResult
-from api.state import CompactionState
-from services.aggregator.backlog import BacklogWatch
-from services.aggregator.job import Job, JobEnd
-from services.aggregator.settings import AggregatorSettings
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.keeper import NOT_STARTED
-from shared.common.log import get_logger
-from shared.common.log_store import unarbitrated
-from shared.common.metrics import counter, gauge
+from penstock.api.health import CheckResult
+from penstock.api.state import CompactionState
+from penstock.services.aggregator.backlog import BacklogWatch
+from penstock.services.aggregator.job import Job, JobEnd
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.keeper import NOT_STARTED
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.log_store import unarbitrated
+from penstock.shared.common.metrics import counter, gauge
 
 log = get_logger(__name__)
 
@@ -90,7 +90,7 @@ def command(settings: AggregatorSettings) -> list[str]:
     }
     flags = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     flags += [f"--{name}" if is_on else f"--no-{name}" for name, is_on in chosen.items()]
-    return [sys.executable, "-m", "services.cli", "compact", *flags]
+    return [sys.executable, "-m", "penstock.services.cli", "compact", *flags]
 
 
 def environment(settings: AggregatorSettings) -> dict[str, str]:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import datasketches
 import msgspec
 
-from shared.common.continuation import WindowPlace
-from shared.common.key_range import raw_key
-from shared.streams.changelog_format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
-from shared.streams.changelog_reader import Change
-from shared.streams.latest import LATEST
+from penstock.shared.common.continuation import WindowPlace
+from penstock.shared.common.key_range import raw_key
+from penstock.shared.streams.changelog_format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.streams.changelog_reader import Change
+from penstock.shared.streams.latest import LATEST
 
 
 class Found(NamedTuple):

@@ -1,9 +1,9 @@
 """A job as a child process that never outlives the aggregator, SIGKILL included.
 
-Between us and the job stands a keeper (shared.common.keeper), which watches a pipe that only we hold open. When the
-pipe closes, because we stopped the job or because we are gone, the job gets SIGTERM, and after a limit its whole group
-gets SIGKILL. The process is a plain `Popen`, watched by a thread: asyncio's own sends SIGKILL to its child when a loop
-closes, and a keeper that is killed keeps nothing.
+Between us and the job stands a keeper (penstock.shared.common.keeper), which watches a pipe that only we hold open.
+When the pipe closes, because we stopped the job or because we are gone, the job gets SIGTERM, and after a limit its
+whole group gets SIGKILL. The process is a plain `Popen`, watched by a thread: asyncio's own sends SIGKILL to
+its child when a loop closes, and a keeper that is killed keeps nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from shared.common import keeper
+from penstock.shared.common import keeper
 
 ERROR_BYTES_MAX = 256 * 1024  # of a job's standard error, the end of it, that are kept
 _KEEPER_COMMAND = (sys.executable, "-I", "-S", keeper.__file__)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from shared.streams.topology import KeyType
+from penstock.shared.streams.topology import KeyType
 
 INTEGER_BYTES = (4, 8)  # as Kafka's serializers of Integer and Long have them
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from api.state import WindowRow
-from services.aggregator.key_search import KeySearch, key_text
-from shared.common.continuation import LivePlace, live_order
-from shared.streams.owned_task import OwnedTask
-from shared.streams.state.store import LiveRow
+from penstock.api.state import WindowRow
+from penstock.services.aggregator.key_search import KeySearch, key_text
+from penstock.shared.common.continuation import LivePlace, live_order
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.state.store import LiveRow
 
 ROWS_LOOKED_AT_MAX = 20_000
 """Rows of one store that one request goes through: it holds the loop up meanwhile."""

@@ -10,33 +10,33 @@ from typing import Any, Unpack, cast
 
 from prometheus_client import CollectorRegistry
 
-from api.app import create_app
-from api.contact import Contact
-from api.health import Check, CheckResult, health_router
-from api.keys import StoreQuestion
-from api.problem import Problem
-from api.server import HttpServer
-from api.state import LiveWindows, StreamsState, streams_router
-from api.stores import FoundWindows, Status, stores_router
-from services.aggregator.backlog import BacklogWatch
-from services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
-from services.aggregator.key_search import KeySearch
-from services.aggregator.live_state import describe_stores, live_windows
-from services.aggregator.pages import live_pages, row_pages, told
-from services.aggregator.settings import AggregatorSettings
-from services.aggregator.whole import INCOMPLETE, Whole, advertised, tokens_of
-from services.aggregator.window_search import WindowSearch
-from services.aggregator.workers import Workers
-from shared.common import daemon
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import ConfigError
-from shared.streams.instance_registry import InstanceRegistry
-from shared.streams.instances import Registration
-from shared.streams.punctuation import PunctuationType
-from shared.streams.queries import StoreQuery, read_in_slices
-from shared.streams.stream_task import StreamTask
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.topology_loading import load_topology
+from penstock.api.app import create_app
+from penstock.api.contact import Contact
+from penstock.api.health import Check, CheckResult, health_router
+from penstock.api.keys import StoreQuestion
+from penstock.api.problem import Problem
+from penstock.api.server import HttpServer
+from penstock.api.state import LiveWindows, StreamsState, streams_router
+from penstock.api.stores import FoundWindows, Status, stores_router
+from penstock.services.aggregator.backlog import BacklogWatch
+from penstock.services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
+from penstock.services.aggregator.key_search import KeySearch
+from penstock.services.aggregator.live_state import describe_stores, live_windows
+from penstock.services.aggregator.pages import live_pages, row_pages, told
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.whole import INCOMPLETE, Whole, advertised, tokens_of
+from penstock.services.aggregator.window_search import WindowSearch
+from penstock.services.aggregator.workers import Workers
+from penstock.shared.common import daemon
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.instance_registry import InstanceRegistry
+from penstock.shared.streams.instances import Registration
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.queries import StoreQuery, read_in_slices
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
@@ -46,7 +46,7 @@ COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
 
 
 class Aggregator:
-    """The service; see `shared.common.daemon`."""
+    """The service; see `penstock.shared.common.daemon`."""
 
     def __init__(self, settings: AggregatorSettings, unix_socket: Path | None = None) -> None:
         """With `unix_socket` it is served there: one of several workers (see `workers`)."""

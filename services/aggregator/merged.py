@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from shared.common.continuation import Continuations, LivePlace, RowOrder, RowPlace, live_order, row_order
+from penstock.shared.common.continuation import Continuations, LivePlace, RowOrder, RowPlace, live_order, row_order
 
 OrderT = TypeVar("OrderT", bound=tuple[Any, ...])
 RowT = TypeVar("RowT")

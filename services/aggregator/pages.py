@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from shared.common.continuation import ChangelogPlace, Continuations, LivePlace, RowPlace, WindowPlace
-from shared.streams.queries import StoreAnswer
+from penstock.shared.common.continuation import ChangelogPlace, Continuations, LivePlace, RowPlace, WindowPlace
+from penstock.shared.streams.queries import StoreAnswer
 
 NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")
 """What of a question decides which rows there are; how many of them a page has may change."""

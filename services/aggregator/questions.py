@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
-from shared.common.key_range import KeyRange
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.common.settings import KafkaSettings
 
 
 class Question(Protocol):

@@ -21,13 +21,13 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from services.aggregator.sessions import feed
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common import lake
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import (
+from penstock.services.aggregator.sessions import feed
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common import lake
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import (
     ChangelogHole,
     CommitFailed,
     ConfigError,
@@ -36,15 +36,15 @@ from shared.common.errors import (
     KafkaTimeout,
     OffsetOutOfRange,
 )
-from shared.common.log import get_logger
-from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import Progress, decode_progress
-from shared.streams.changelog_reader import ChangelogReader
-from shared.streams.restoring import RESTORE_IDLE_MS_MAX, RESTORE_POLL_MS, changelog_consumer, checked_start
-from shared.streams.settings import StreamsSettings
-from shared.streams.source_offsets import Ahead, ahead_of, own_offset
-from shared.streams.strangers import is_foreign, name_members
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog_format import Progress, decode_progress
+from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.restoring import RESTORE_IDLE_MS_MAX, RESTORE_POLL_MS, changelog_consumer, checked_start
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.source_offsets import Ahead, ahead_of, own_offset
+from penstock.shared.streams.strangers import is_foreign, name_members
 
 log = get_logger(__name__)
 

@@ -18,18 +18,18 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from services.aggregator.found_windows import Found, closed_of_lake, each_once, merged, place_of, shown
-from services.aggregator.kept_changes import Changes
-from services.aggregator.key_search import key_text
-from services.aggregator.pages import window_pages
-from services.aggregator.questions import Question
-from services.aggregator.settings import SessionsSettings
-from shared.clients.admin import Admin, TopicDescription
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common import lake
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.continuation import WindowPlace, WrongContinuation
-from shared.common.errors import (
+from penstock.services.aggregator.found_windows import Found, closed_of_lake, each_once, merged, place_of, shown
+from penstock.services.aggregator.kept_changes import Changes
+from penstock.services.aggregator.key_search import key_text
+from penstock.services.aggregator.pages import window_pages
+from penstock.services.aggregator.questions import Question
+from penstock.services.aggregator.settings import SessionsSettings
+from penstock.shared.clients.admin import Admin, TopicDescription
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common import lake
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.continuation import WindowPlace, WrongContinuation
+from penstock.shared.common.errors import (
     ChangelogHole,
     ConfigError,
     CorruptRecord,
@@ -38,19 +38,19 @@ from shared.common.errors import (
     PenstockError,
     UnknownTopicOrPartition,
 )
-from shared.common.log import configure
-from shared.common.points_in_time import time_ms, utc_text
-from shared.common.records import TopicPartition
-from shared.common.tables import console_for, plain
-from shared.common.topic_names import changelog_topic
-from shared.streams.changelog_format import (
+from penstock.shared.common.log import configure
+from penstock.shared.common.points_in_time import time_ms, utc_text
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.tables import console_for, plain
+from penstock.shared.common.topic_names import changelog_topic
+from penstock.shared.streams.changelog_format import (
     Progress,
     StoreSchema,
     decode_progress,
     parse_places,
     way_out,
 )
-from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 
 POLL_MS = 500
 REVISIONS_EXPECTED = 2

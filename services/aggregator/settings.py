@@ -7,15 +7,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Base64Bytes, Field, field_validator, model_validator
 
-from api.settings import GuardedSettings
-from shared.common.errors import ConfigError
-from shared.common.java_login import require_java_login
-from shared.common.key_range import KeyRange, raw_key
-from shared.common.lake_place import require_place
-from shared.common.points_in_time import TIME_MS_MAX, time_ms
-from shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
-from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
-from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, SparkConf, StreamsSettings
+from penstock.api.settings import GuardedSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.java_login import require_java_login
+from penstock.shared.common.key_range import KeyRange, raw_key
+from penstock.shared.common.lake_place import require_place
+from penstock.shared.common.points_in_time import TIME_MS_MAX, time_ms
+from penstock.shared.common.settings import CommandSettings, HttpSettings, KafkaSettings, PositiveMs, Section
+from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX
+from penstock.shared.streams.settings import (
+    RETENTION_DAYS_MAX,
+    RETENTION_HOURS_MIN,
+    SPARK_MASTER,
+    SparkConf,
+    StreamsSettings,
+)
 
 WORKERS_MAX = 64
 """Processes on one machine: each has a Python of its own and connections to every broker."""
@@ -179,7 +185,7 @@ class AggregatorSettings(GuardedSettings):
     http: HttpSettings = HttpSettings(port=8083)
     kafka_silence_max_ms: PositiveMs = Field(15_000, description="no answer from any broker for this long is unhealthy")
     topology: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
-        "", validate_default=True, description="module:function that returns a shared.streams Topology"
+        "", validate_default=True, description="module:function that returns a penstock.shared.streams Topology"
     )
     topology_options: dict[str, str] = Field({}, description="keyword arguments for that function")
     workers: Annotated[int, Field(ge=1, le=WORKERS_MAX)] = Field(

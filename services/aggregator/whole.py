@@ -18,12 +18,12 @@ import httpx
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from api.keys import StoreQuestion, query_params
-from api.problem import ErrorKind, Problem
-from api.server import HttpServer
-from api.settings import GuardedSettings, Scope
-from api.state import StreamsState, StreamsView
-from services.aggregator.merged import (
+from penstock.api.keys import StoreQuestion, query_params
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.server import HttpServer
+from penstock.api.settings import GuardedSettings, Scope
+from penstock.api.state import StreamsState, StreamsView
+from penstock.services.aggregator.merged import (
     Part,
     merge_rows,
     merge_standbys,
@@ -32,11 +32,11 @@ from services.aggregator.merged import (
     merge_windows,
     missing_rows,
 )
-from services.aggregator.pages import live_pages, row_pages
-from services.aggregator.settings import QueriesSettings
-from shared.common.errors import ConfigError
-from shared.common.metrics import counter
-from shared.streams.instances import Instances, Parts, Registration, who_has
+from penstock.services.aggregator.pages import live_pages, row_pages
+from penstock.services.aggregator.settings import QueriesSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.metrics import counter
+from penstock.shared.streams.instances import Instances, Parts, Registration, who_has
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Of one instance's answer: ten thousand rows of some kilobytes."""
@@ -62,7 +62,7 @@ class OwnView(StreamsView, Protocol):
         ...
 
     async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
-        """As `api.stores.StoresView`."""
+        """As `penstock.api.stores.StoresView`."""
         ...
 
 
@@ -75,7 +75,7 @@ class NotAnswered(Exception):
 
 
 class Whole:
-    """Implements `api.state.WholeView` for the instance at `url`."""
+    """Implements `penstock.api.state.WholeView` for the instance at `url`."""
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ def advertised(server: HttpServer) -> str:
     """The address of a server for other machines, as far as it can be known; its own machine's name where it has none.
 
     >>> from fastapi import FastAPI
-    >>> from shared.common.settings import HttpSettings
+    >>> from penstock.shared.common.settings import HttpSettings
     >>> advertised(HttpServer(FastAPI(), HttpSettings(host="10.0.0.7", port=8083)))
     'http://10.0.0.7:8083'
     """

@@ -12,22 +12,22 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypedDict
 
-from api.keys import StoreQuestion
-from api.problem import ErrorKind, Problem
-from api.stores import FoundWindows, Status
-from services.aggregator.closed_pages import ClosedPages, Limits
-from services.aggregator.closed_scan import Wanted
-from services.aggregator.kept_changes import CHANGES_MAX
-from services.aggregator.own_loop import in_own_loop
-from services.aggregator.pages import closed_pages, window_pages
-from services.aggregator.questions import Asked
-from services.aggregator.sessions import Query, TailTooLong
-from services.aggregator.settings import AggregatorSettings
-from shared.common.continuation import ChangelogPlace
-from shared.common.errors import ConfigError
-from shared.common.key_range import KeyRange
-from shared.streams.changelog_format import StoreSchema
-from shared.streams.changelog_reader import ROWS
+from penstock.api.keys import StoreQuestion
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.stores import FoundWindows, Status
+from penstock.services.aggregator.closed_pages import ClosedPages, Limits
+from penstock.services.aggregator.closed_scan import Wanted
+from penstock.services.aggregator.kept_changes import CHANGES_MAX
+from penstock.services.aggregator.own_loop import in_own_loop
+from penstock.services.aggregator.pages import closed_pages, window_pages
+from penstock.services.aggregator.questions import Asked
+from penstock.services.aggregator.sessions import Query, TailTooLong
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.shared.common.continuation import ChangelogPlace
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog_reader import ROWS
 
 FINDING_MAX = 2  # questions that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
@@ -38,7 +38,7 @@ COLUMNS = ("partition", "key", "start", "end")
 
 
 class Rows(TypedDict):
-    """A page of a store's rows: open windows, as `api.stores.StoresView.read_store` gives them."""
+    """A page of a store's rows: open windows, as `penstock.api.stores.StoresView.read_store` gives them."""
 
     rows: list[dict[str, Any]]
     position: dict[int, dict[str, int]]

@@ -1,8 +1,8 @@
 """One worker of `penstock aggregator --workers N`: the aggregator, served at a Unix socket to the process above it.
 
-`python -m services.aggregator.worker NUMBER SOCKET URL -- ARGUMENTS` has the settings of the command with those
-arguments, but for what there can be one of only: the group's instance id and Kafka's client id get the number, and the
-address is the one above's. It ends with that process, under a keeper.
+`python -m penstock.services.aggregator.worker NUMBER SOCKET URL -- ARGUMENTS` has the settings of the command with
+those arguments, but for what there can be one of only: the group's instance id and Kafka's client id get the number,
+and the address is the one above's. It ends with that process, under a keeper.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import structlog
 
-from services.aggregator.main import PROGRAM, Aggregator
-from services.aggregator.settings import AggregatorSettings
-from services.aggregator.workers import worker_settings
-from shared.common import daemon
+from penstock.services.aggregator.main import PROGRAM, Aggregator
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.workers import worker_settings
+from penstock.shared.common import daemon
 
 
 def main(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from shared.common import metrics
+from penstock.shared.common import metrics
 
 
 class _Families(Collector):

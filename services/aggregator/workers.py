@@ -27,21 +27,21 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from api.app import create_app
-from api.forwarded import STREAMS_PATHS, Answer, Upstream, forward_router
-from api.health import Check, CheckResult, health_router
-from api.problem import ErrorKind, Problem
-from api.server import HttpServer
-from services.aggregator.job import start_kept
-from services.aggregator.settings import AggregatorSettings
-from services.aggregator.whole import advertised, tokens_of
-from services.aggregator.worker_metrics import merged
-from shared.common import daemon, metrics
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import ConfigError
-from shared.common.log import get_logger
-from shared.common.settings import HttpSettings
-from shared.streams.topology_loading import load_topology
+from penstock.api.app import create_app
+from penstock.api.forwarded import STREAMS_PATHS, Answer, Upstream, forward_router
+from penstock.api.health import Check, CheckResult, health_router
+from penstock.api.problem import ErrorKind, Problem
+from penstock.api.server import HttpServer
+from penstock.services.aggregator.job import start_kept
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.whole import advertised, tokens_of
+from penstock.services.aggregator.worker_metrics import merged
+from penstock.shared.common import daemon, metrics
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import HttpSettings
+from penstock.shared.streams.topology_loading import load_topology
 
 log = get_logger(__name__)
 
@@ -113,7 +113,7 @@ class WorkerProcess:
 
 
 class Worker:
-    """A worker's place: its number and socket stay, its processes come and go. Implements `api.forwarded.Upstream`."""
+    """A worker's place: its number and socket stay, its processes come and go. Implements `Upstream`."""
 
     def __init__(self, number: int, folder: Path, tokens: dict[Any, str]) -> None:
         self.number, self.name, self.starts = number, f"worker-{number}", 0
@@ -196,7 +196,7 @@ class AnyWorker:
 
 
 class Workers:
-    """The service; see `shared.common.daemon`."""
+    """The service; see `penstock.shared.common.daemon`."""
 
     def __init__(self, settings: AggregatorSettings, arguments: Sequence[str]) -> None:
         load_topology(settings.topology, settings.topology_options)  # what is wrong with it is said here, once
@@ -257,7 +257,7 @@ class Workers:
     def _command(self, worker: Worker) -> list[str]:
         url = self._settings.queries.application_server or advertised(self.server)
         own = [str(worker.number), str(worker.unix_socket), f"{url}/workers/{worker.number}"]
-        return [sys.executable, "-m", "services.aggregator.worker", *own, "--", *self._arguments]
+        return [sys.executable, "-m", "penstock.services.aggregator.worker", *own, "--", *self._arguments]
 
     async def _metrics(self) -> bytes:
         texts = await asyncio.gather(*(worker.metrics() for worker in self.workers))

@@ -24,9 +24,9 @@ from msgspec import UNSET
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
-from services.compactor.bodies import ENVELOPE_BYTES
-from shared.streams.changelog_format import Progress, StoreSchema
+from penstock.services.compactor import tables
+from penstock.services.compactor.bodies import ENVELOPE_BYTES
+from penstock.shared.streams.changelog_format import Progress, StoreSchema
 
 WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
 SPENT_MAX = 1_000  # of a partition's rows that lie before all source records: more become one

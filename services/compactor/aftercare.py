@@ -15,13 +15,13 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from services.compactor import tables, upkeep
-from services.compactor.bodies import TIME_MS_MAX
-from services.compactor.failures import CompactionConflict, translated
-from services.compactor.runs import RUN, note_of
-from services.compactor.settings import UpkeepSettings
-from shared.common.errors import PenstockError
-from shared.streams.changelog_format import decode_progress
+from penstock.services.compactor import tables, upkeep
+from penstock.services.compactor.bodies import TIME_MS_MAX
+from penstock.services.compactor.failures import CompactionConflict, translated
+from penstock.services.compactor.runs import RUN, note_of
+from penstock.services.compactor.settings import UpkeepSettings
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.streams.changelog_format import decode_progress
 
 T = TypeVar("T")
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from services.compactor.marks import Marks
-from services.compactor.settings import BackfillSettings
-from shared.common.errors import FatalError
-from shared.streams.settings import TaskSettings
-from shared.streams.topology import Topology
+from penstock.services.compactor.marks import Marks
+from penstock.services.compactor.settings import BackfillSettings
+from penstock.shared.common.errors import FatalError
+from penstock.shared.streams.settings import TaskSettings
+from penstock.shared.streams.topology import Topology
 
 DIGEST_CHARACTERS = 16
 TEXTS = (

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.audit_checks import (
+from penstock.services.compactor.audit_checks import (
     CHECKS,
     DEAD,
     NULL_KEY,
@@ -28,11 +28,11 @@ from services.compactor.audit_checks import (
     compare,
     within,
 )
-from services.compactor.audit_inputs import Read, read_inputs
-from services.compactor.audit_part import ACCEPTED, LATE, LATE_LEFT_OUT, LEFT_OUT, Edges
-from services.compactor.audit_windows import compare_windows
-from services.compactor.failures import translated
-from services.compactor.settings import AuditSettings
+from penstock.services.compactor.audit_inputs import Read, read_inputs
+from penstock.services.compactor.audit_part import ACCEPTED, LATE, LATE_LEFT_OUT, LEFT_OUT, Edges
+from penstock.services.compactor.audit_windows import compare_windows
+from penstock.services.compactor.failures import translated
+from penstock.services.compactor.settings import AuditSettings
 
 
 class CheckResult(NamedTuple):

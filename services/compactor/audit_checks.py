@@ -15,11 +15,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.audit_part import ACCEPTED, KEY, LATE, Edges, Part, cut_sessions
-from services.compactor.measures import FIELDS, TEXTS, Measure, contradictions, field_types, measures, text_types
-from services.compactor.sessions import replay
-from services.compactor.settings import SAMPLE_PARTS
-from shared.streams.changelog_format import StoreSchema
+from penstock.services.compactor.audit_part import ACCEPTED, KEY, LATE, Edges, Part, cut_sessions
+from penstock.services.compactor.measures import (
+    FIELDS,
+    TEXTS,
+    Measure,
+    contradictions,
+    field_types,
+    measures,
+    text_types,
+)
+from penstock.services.compactor.sessions import replay
+from penstock.services.compactor.settings import SAMPLE_PARTS
+from penstock.shared.streams.changelog_format import StoreSchema
 
 DEAD, NULL_KEY = "dead", "null key"
 WINDOW = (*KEY, "start_ms", "end_ms")

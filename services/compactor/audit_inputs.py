@@ -15,25 +15,25 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, audit_rules, rules, tables
-from services.compactor.audit_checks import Inputs, parsed
-from services.compactor.audit_part import TAIL_RECORDS, Part, first_moving, moving, settled_ms
-from services.compactor.audit_results import published_and_wanted, why_not
-from services.compactor.audit_topics import coordinates, dead_letters, dead_letters_of, held_by, whole_topic
-from services.compactor.backfill_inputs import place
-from services.compactor.bodies import StoreLayout, final_rows, live_rows
-from services.compactor.changelog import Window, known, latest_per_window, read_window
-from services.compactor.compact import require_no_hole
-from services.compactor.generations import layouts_of, newest_stores
-from services.compactor.kafka import (
+from penstock.services.compactor import advances, audit_rules, rules, tables
+from penstock.services.compactor.audit_checks import Inputs, parsed
+from penstock.services.compactor.audit_part import TAIL_RECORDS, Part, first_moving, moving, settled_ms
+from penstock.services.compactor.audit_results import published_and_wanted, why_not
+from penstock.services.compactor.audit_topics import coordinates, dead_letters, dead_letters_of, held_by, whole_topic
+from penstock.services.compactor.backfill_inputs import place
+from penstock.services.compactor.bodies import StoreLayout, final_rows, live_rows
+from penstock.services.compactor.changelog import Window, known, latest_per_window, read_window
+from penstock.services.compactor.compact import require_no_hole
+from penstock.services.compactor.generations import layouts_of, newest_stores
+from penstock.services.compactor.kafka import (
     TopicOffsets,
     changelog_offsets,
     offsets_at,
     read_range,
     settled_offsets,
 )
-from services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
-from services.compactor.origins import (
+from penstock.services.compactor.measures import TEXTS, holds_other_than_text, text_types, unchecked
+from penstock.services.compactor.origins import (
     NotAuditable,
     Origin,
     first_offsets,
@@ -41,10 +41,10 @@ from services.compactor.origins import (
     require_written,
     unwritten_below,
 )
-from services.compactor.settings import AuditSettings
-from shared.common.errors import ConfigError
-from shared.common.points_in_time import time_ms
-from shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
+from penstock.services.compactor.settings import AuditSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import time_ms
+from penstock.shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
 

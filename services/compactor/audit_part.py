@@ -23,9 +23,9 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
-from services.compactor.bodies import TIME_MS_MAX
-from shared.streams.changelog_format import StoreSchema
+from penstock.services.compactor import tables
+from penstock.services.compactor.bodies import TIME_MS_MAX
+from penstock.shared.streams.changelog_format import StoreSchema
 
 ACCEPTED, LATE = "accepted", "late"
 LEFT_OUT, LATE_LEFT_OUT = "left out", "late, left out"

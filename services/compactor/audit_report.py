@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from services.compactor.audit import Report
-from shared.common.tables import console_for, plain
+from penstock.services.compactor.audit import Report
+from penstock.shared.common.tables import console_for, plain
 
 NOTHING = "nothing was compared"
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
-from services.compactor.audit_checks import sampled
-from services.compactor.audit_part import Part
-from shared.streams.changelog_format import StoreSchema
+from penstock.services.compactor import tables
+from penstock.services.compactor.audit_checks import sampled
+from penstock.services.compactor.audit_part import Part
+from penstock.shared.streams.changelog_format import StoreSchema
 
 OPERATORS_OWN = "latest"  # kept beside a window's aggregations, and no result
 _JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}

@@ -15,15 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import rules, tables
-from services.compactor.audit_part import Part
-from services.compactor.changelog import is_foreign, split
-from services.compactor.epochs import epoch_bytes, valid_progress
-from services.compactor.kafka import TopicOffsets, read_range
-from services.compactor.origins import NotAuditable
-from services.compactor.rules import Rule, Rules
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import FORMAT_VERSION, PROGRESS, TAKEOVER, Progress, StoreSchema
+from penstock.services.compactor import rules, tables
+from penstock.services.compactor.audit_part import Part
+from penstock.services.compactor.changelog import is_foreign, split
+from penstock.services.compactor.epochs import epoch_bytes, valid_progress
+from penstock.services.compactor.kafka import TopicOffsets, read_range
+from penstock.services.compactor.origins import NotAuditable
+from penstock.services.compactor.rules import Rule, Rules
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog_format import FORMAT_VERSION, PROGRESS, TAKEOVER, Progress, StoreSchema
 
 PARTITIONS_NAMED = 5
 _JUDGED_BY = {

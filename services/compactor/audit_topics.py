@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.kafka import (
+from penstock.services.compactor.kafka import (
     KAFKA_SOURCE_MS_MAX,
     TopicOffsets,
     offsets_at,
@@ -16,11 +16,11 @@ from services.compactor.kafka import (
     settled_offsets,
     topic_offsets,
 )
-from services.compactor.lives import IS_EARLIER, LIFE, with_earlier
-from services.compactor.origins import NotAuditable
-from services.compactor.settings import AuditSettings
-from shared.clients.consumer.dead_letters import NODE
-from shared.common.errors import UnknownTopicOrPartition
+from penstock.services.compactor.lives import IS_EARLIER, LIFE, with_earlier
+from penstock.services.compactor.origins import NotAuditable
+from penstock.services.compactor.settings import AuditSettings
+from penstock.shared.clients.consumer.dead_letters import NODE
+from penstock.shared.common.errors import UnknownTopicOrPartition
 
 
 def coordinates(records: DataFrame, prefix: str, source: str, ours: dict[str, str], life: str) -> DataFrame:

@@ -17,7 +17,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.audit_checks import (
+from penstock.services.compactor.audit_checks import (
     WINDOW,
     Compared,
     Inputs,
@@ -31,9 +31,9 @@ from services.compactor.audit_checks import (
     unknown_coordinates,
     windows,
 )
-from services.compactor.audit_part import ACCEPTED, KEY, LATE, Edges, cut_records, cut_windows
-from services.compactor.measures import measures
-from shared.streams.changelog_format import StoreSchema
+from penstock.services.compactor.audit_part import ACCEPTED, KEY, LATE, Edges, cut_records, cut_windows
+from penstock.services.compactor.measures import measures
+from penstock.shared.streams.changelog_format import StoreSchema
 
 
 class Members(NamedTuple):

@@ -23,27 +23,27 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
-from services.compactor.asked import SOURCE, asked, require_same, require_same_source
-from services.compactor.backfill_inputs import Ends, History, read_history
-from services.compactor.backfill_outputs import not_there, write_outputs
-from services.compactor.changelog import Newest
-from services.compactor.fold import Fold, Plan, Say, Summary
-from services.compactor.kafka import READ_SCHEMA, TopicOffsets, read_range, topic_offsets
-from services.compactor.marks import read_marks, write_marks
-from services.compactor.origins import Origin, origin_of
-from services.compactor.replay import COUNTED, OUT_SQL, ReplayJob, nothing, replay
-from services.compactor.runs import RUN, newest_note, standing
-from services.compactor.settings import BackfillSettings
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import ConfigError
-from shared.streams.changelog_format import decode_progress
-from shared.streams.lake_names import require_lake_names
-from shared.streams.settings import StreamsSettings, TaskSettings
-from shared.streams.task_metrics import Totals
-from shared.streams.topics import prepare_topics
-from shared.streams.topology import Topology
-from shared.streams.topology_loading import load_topology
+from penstock.services.compactor import tables
+from penstock.services.compactor.asked import SOURCE, asked, require_same, require_same_source
+from penstock.services.compactor.backfill_inputs import Ends, History, read_history
+from penstock.services.compactor.backfill_outputs import not_there, write_outputs
+from penstock.services.compactor.changelog import Newest
+from penstock.services.compactor.fold import Fold, Plan, Say, Summary
+from penstock.services.compactor.kafka import READ_SCHEMA, TopicOffsets, read_range, topic_offsets
+from penstock.services.compactor.marks import read_marks, write_marks
+from penstock.services.compactor.origins import Origin, origin_of
+from penstock.services.compactor.replay import COUNTED, OUT_SQL, ReplayJob, nothing, replay
+from penstock.services.compactor.runs import RUN, newest_note, standing
+from penstock.services.compactor.settings import BackfillSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.changelog_format import decode_progress
+from penstock.shared.streams.lake_names import require_lake_names
+from penstock.shared.streams.settings import StreamsSettings, TaskSettings
+from penstock.shared.streams.task_metrics import Totals
+from penstock.shared.streams.topics import prepare_topics
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.topology_loading import load_topology
 
 FIRST_RUN = 1
 

@@ -34,12 +34,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from services.compactor import tables
-from services.compactor.asked import DIGEST_CHARACTERS
-from services.compactor.settings import BackfillSettings
-from services.compactor.spark import jvm
-from services.compactor.tables import quoted
-from shared.common.errors import ConfigError
+from penstock.services.compactor import tables
+from penstock.services.compactor.asked import DIGEST_CHARACTERS
+from penstock.services.compactor.settings import BackfillSettings
+from penstock.services.compactor.spark import jvm
+from penstock.services.compactor.tables import quoted
+from penstock.shared.common.errors import ConfigError
 
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
 DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}, "parquet": {"mergeSchema": "true"}}

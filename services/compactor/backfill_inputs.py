@@ -26,14 +26,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from services.compactor.backfill_files import METADATA, FileRows, file_rows, state_of
-from services.compactor.far_times import read_source
-from services.compactor.kafka import TopicOffsets, offsets_at, topic_offsets
-from services.compactor.replay import HEADERS_SQL, partitioned
-from services.compactor.settings import NO_TIME, BackfillSettings, JobSettings
-from shared.common.errors import ConfigError
-from shared.common.points_in_time import TimeUnit, time_ms
-from shared.streams.changelog_format import parse_places
+from penstock.services.compactor.backfill_files import METADATA, FileRows, file_rows, state_of
+from penstock.services.compactor.far_times import read_source
+from penstock.services.compactor.kafka import TopicOffsets, offsets_at, topic_offsets
+from penstock.services.compactor.replay import HEADERS_SQL, partitioned
+from penstock.services.compactor.settings import NO_TIME, BackfillSettings, JobSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit, time_ms
+from penstock.shared.streams.changelog_format import parse_places
 
 COLUMNS = ("partition", "topic", "offset", "timestamp_ms", "key", "value", "headers")
 RECORDS_SQL = (
@@ -140,7 +140,7 @@ def require_in_order(topic: str, starts: Mapping[int, int], ends: Mapping[int, i
     >>> require_in_order("visits", {0: 150, 1: 9}, {0: 20, 1: 9})
     Traceback (most recent call last):
         ...
-    shared.common.errors.ConfigError: start is after end: visits-0 from offset 150 to 20
+    penstock.errors.ConfigError: start is after end: visits-0 from offset 150 to 20
     """
     if wrong := [f"{topic}-{p} from offset {starts[p]} to {end}" for p, end in sorted(ends.items()) if starts[p] > end]:
         raise ConfigError(f"start is after end: {', '.join(wrong)}")

@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from shared.clients.consumer.dead_letters import MESSAGE
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.records import ProducerRecord
-from shared.common.settings import KafkaSettings
-from shared.streams.settings import REFUSAL_BYTES_MAX
-from shared.streams.task_outputs import partition_of
+from penstock.shared.clients.consumer.dead_letters import MESSAGE
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.settings import REFUSAL_BYTES_MAX
+from penstock.shared.streams.task_outputs import partition_of
 
 OUTPUTS_AT_ONCE = 10_000  # records written to topics at a time, held in the driver
 DIGEST_BITS = 256

@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, rules
-from services.compactor.bodies import (
+from penstock.services.compactor import advances, rules
+from penstock.services.compactor.bodies import (
     ENVELOPE_BYTES,
     START_BYTES,
     START_END_BYTES,
@@ -31,12 +31,19 @@ from services.compactor.bodies import (
     bad_rows,
     beyond_time,
 )
-from services.compactor.epochs import EPOCH_BYTES, Corrupt, named, require_takeovers, valid_progress, with_epochs
-from services.compactor.generations import Stores, late_topics_left, layouts_of, newest_of, require_successor
-from services.compactor.unread_progress import unread_progress
-from shared.common.errors import CorruptRecord
-from shared.common.log import get_logger
-from shared.streams.changelog_format import (
+from penstock.services.compactor.epochs import (
+    EPOCH_BYTES,
+    Corrupt,
+    named,
+    require_takeovers,
+    valid_progress,
+    with_epochs,
+)
+from penstock.services.compactor.generations import Stores, late_topics_left, layouts_of, newest_of, require_successor
+from penstock.services.compactor.unread_progress import unread_progress
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.changelog_format import (
     DELETED,
     EPOCH_MAX,
     FINAL,

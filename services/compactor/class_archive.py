@@ -2,8 +2,9 @@
 
 Java's application class-data sharing keeps classes as they are in memory in a file that the next JVM maps. With it, a
 job that writes and reads one small Delta table took 13 s of CPU instead of 20. The archive is made once for each user,
-Java and pyspark (`python -m services.compactor.spark --archive`). A JVM that finds another class path or another
-Java than the archive was made with goes on without it and says nothing, so that it is never wrong, only of no use.
+Java and pyspark (`python -m penstock.services.compactor.spark --archive`). A JVM that finds another class path or
+another Java than the archive was made with goes on without it and says nothing, so that it is never
+wrong, only of no use.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from shared.common.ivy import cache_root
-from shared.common.java import Java
-from shared.common.log import get_logger
+from penstock.shared.common.ivy import cache_root
+from penstock.shared.common.java import Java
+from penstock.shared.common.log import get_logger
 
 EXIT_TIMEOUT_S = 120
 """How long the JVM may take to write its archive, some 180 MB, when it ends."""

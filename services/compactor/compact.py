@@ -13,18 +13,18 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from services.compactor import advances, runs, tables
-from services.compactor.asked import require_no_backfill
-from services.compactor.changelog import Newest, Window, known, read_window
-from services.compactor.corrections import Corrected, Corrections
-from services.compactor.fold import Fold, Plan, Say, Summary
-from services.compactor.generations import newest_stores
-from services.compactor.kafka import TopicOffsets, changelog_offsets, delete_records, read_range, topic_offsets
-from services.compactor.late_coverage import LateCoverage
-from services.compactor.marks import Marks, read_marks
-from services.compactor.settings import CompactSettings
-from shared.common.errors import ChangelogHole, PenstockError
-from shared.streams.changelog_format import decode_progress, parse_places
+from penstock.services.compactor import advances, runs, tables
+from penstock.services.compactor.asked import require_no_backfill
+from penstock.services.compactor.changelog import Newest, Window, known, read_window
+from penstock.services.compactor.corrections import Corrected, Corrections
+from penstock.services.compactor.fold import Fold, Plan, Say, Summary
+from penstock.services.compactor.generations import newest_stores
+from penstock.services.compactor.kafka import TopicOffsets, changelog_offsets, delete_records, read_range, topic_offsets
+from penstock.services.compactor.late_coverage import LateCoverage
+from penstock.services.compactor.marks import Marks, read_marks
+from penstock.services.compactor.settings import CompactSettings
+from penstock.shared.common.errors import ChangelogHole, PenstockError
+from penstock.shared.streams.changelog_format import decode_progress, parse_places
 
 WAY_OUT = (
     "put back one whose covered offsets the changelog still has (that before the newest it has, by RESTORE for "

@@ -34,17 +34,17 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import late_runs, late_states, rules, tables
-from services.compactor.bodies import StoreLayout
-from services.compactor.failures import CompactionConflict
-from services.compactor.gaps import gaps_of
-from services.compactor.generations import layouts_of, newest_stores
-from services.compactor.kafka import TopicOffsets, read_range, topic_offsets
-from services.compactor.late_coverage import Covered, LateCoverage
-from services.compactor.lives import IS_EARLIER, with_earlier
-from services.compactor.nearby import clustered, nearby, starts, with_nearby_sessions
-from services.compactor.origins import origin_of
-from services.compactor.runs import (
+from penstock.services.compactor import late_runs, late_states, rules, tables
+from penstock.services.compactor.bodies import StoreLayout
+from penstock.services.compactor.failures import CompactionConflict
+from penstock.services.compactor.gaps import gaps_of
+from penstock.services.compactor.generations import layouts_of, newest_stores
+from penstock.services.compactor.kafka import TopicOffsets, read_range, topic_offsets
+from penstock.services.compactor.late_coverage import Covered, LateCoverage
+from penstock.services.compactor.lives import IS_EARLIER, with_earlier
+from penstock.services.compactor.nearby import clustered, nearby, starts, with_nearby_sessions
+from penstock.services.compactor.origins import origin_of
+from penstock.services.compactor.runs import (
     CORRECTED,
     LATE_RUN,
     LATE_TOPIC,
@@ -54,11 +54,11 @@ from services.compactor.runs import (
     newest_note,
     standing,
 )
-from services.compactor.settings import CompactSettings
-from services.compactor.spark import travelling
-from shared.common.errors import FatalError, UnknownTopicOrPartition
-from shared.streams import late_records as names
-from shared.streams.changelog_format import StoreSchema, decode_progress
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.compactor.spark import travelling
+from penstock.shared.common.errors import FatalError, UnknownTopicOrPartition
+from penstock.shared.streams import late_records as names
+from penstock.shared.streams.changelog_format import StoreSchema, decode_progress
 
 REFUSED_SAID_MAX = 10  # late records left out that are named one by one
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"

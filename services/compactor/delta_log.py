@@ -12,7 +12,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Row, SparkSession
 
-from services.compactor.spark import jvm
+from penstock.services.compactor.spark import jvm
 
 _FIELDS = ("operation", "operationParameters", "operationMetrics", "userMetadata")
 _GONE = "java.io.FileNotFoundException"

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
-from shared.common.errors import CorruptRecord
-from shared.common.log import get_logger
-from shared.streams.changelog_format import PROGRESS, TAKEOVER, decode, way_out, without_takeover
-from shared.streams.changelog_reader import NO_EPOCH
+from penstock.services.compactor import tables
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.changelog_format import PROGRESS, TAKEOVER, decode, way_out, without_takeover
+from penstock.shared.streams.changelog_reader import NO_EPOCH
 
 log = get_logger(__name__)
 

@@ -6,10 +6,10 @@ import re
 
 from py4j.protocol import Py4JNetworkError
 
-from services.compactor.bodies import CORRUPT
-from services.compactor.replay import FAILED
-from services.compactor.spark import SparkFailed, first_line, last_cause
-from shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, FatalError, PenstockError
+from penstock.services.compactor.bodies import CORRUPT
+from penstock.services.compactor.replay import FAILED
+from penstock.services.compactor.spark import SparkFailed, first_line, last_cause
+from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, FatalError, PenstockError
 
 
 class CompactionConflict(PenstockError):

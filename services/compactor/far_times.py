@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from services.compactor.kafka import KAFKA_SOURCE_MS_MAX, READ_SCHEMA, TopicOffsets, offsets_at, read_range
-from services.compactor.replay import FAILED, HEADERS_SQL, OUT
-from services.compactor.settings import BackfillSettings
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.errors import KafkaTimeout, PenstockError
-from shared.common.records import Columns, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor.kafka import KAFKA_SOURCE_MS_MAX, READ_SCHEMA, TopicOffsets, offsets_at, read_range
+from penstock.services.compactor.replay import FAILED, HEADERS_SQL, OUT
+from penstock.services.compactor.settings import BackfillSettings
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.errors import KafkaTimeout, PenstockError
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 POLL_MS = 1_000
 RECORDS_MAX = 50_000  # of a poll, and so of an Arrow batch

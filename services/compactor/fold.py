@@ -29,16 +29,16 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, delta_log, quarantine, rules, tables, upkeep
-from services.compactor.aftercare import Aftercare
-from services.compactor.bodies import final_rows, live_rows
-from services.compactor.changelog import Counts, Newest, Window, counted, known, latest_per_window, read_window
-from services.compactor.failures import CompactionConflict, translated
-from services.compactor.kafka import TopicOffsets
-from services.compactor.runs import CLOSED, CORRECTED, RUN, TOPIC_ID, note_of
-from services.compactor.settings import UpkeepSettings
-from shared.streams.changelog_format import FINAL, Progress, decode_progress
-from shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
+from penstock.services.compactor import advances, delta_log, quarantine, rules, tables, upkeep
+from penstock.services.compactor.aftercare import Aftercare
+from penstock.services.compactor.bodies import final_rows, live_rows
+from penstock.services.compactor.changelog import Counts, Newest, Window, counted, known, latest_per_window, read_window
+from penstock.services.compactor.failures import CompactionConflict, translated
+from penstock.services.compactor.kafka import TopicOffsets
+from penstock.services.compactor.runs import CLOSED, CORRECTED, RUN, TOPIC_ID, note_of
+from penstock.services.compactor.settings import UpkeepSettings
+from penstock.shared.streams.changelog_format import FINAL, Progress, decode_progress
+from penstock.shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
 
 Say = Callable[[str], object]
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing

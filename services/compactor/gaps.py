@@ -14,8 +14,8 @@ from typing import NamedTuple
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.rules import Rules
-from shared.streams.changelog_format import StoreSchema
+from penstock.services.compactor.rules import Rules
+from penstock.shared.streams.changelog_format import StoreSchema
 
 _EVER = -(2**62)
 
@@ -62,7 +62,7 @@ def gaps_of(known: Rules, store: StoreSchema) -> Gaps:
     """The gaps of a store by what is known of rules.
 
     >>> from msgspec.structs import replace
-    >>> from services.compactor.rules import Rule
+    >>> from penstock.services.compactor.rules import Rule
     >>> new = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
     >>> old = replace(new, gap_ms=20)
     >>> rules = {(0, 3): Rule({}, "", (old,)), (0, 9): Rule({"in": 7}, "", (new,)), (0, 12): Rule({}, "", (new,))}

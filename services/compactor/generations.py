@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from services.compactor.bodies import StoreLayout
-from shared.common.errors import SchemaMismatch
-from shared.streams.changelog_format import Progress, StoreSchema
-from shared.streams.changelog_reader import AGGREGATIONS_STAY, STORES_STAY, changed_aggregations
+from penstock.services.compactor.bodies import StoreLayout
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.streams.changelog_reader import AGGREGATIONS_STAY, STORES_STAY, changed_aggregations
 
 Stores = tuple[StoreSchema, ...]
 

@@ -18,10 +18,10 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.settings import JobSettings
-from services.compactor.spark import causes, jvm, last_cause
-from shared.clients.connection import UNREACHED_SAY_MS
-from shared.common.errors import (
+from penstock.services.compactor.settings import JobSettings
+from penstock.services.compactor.spark import causes, jvm, last_cause
+from penstock.shared.clients.connection import UNREACHED_SAY_MS
+from penstock.shared.common.errors import (
     AuthenticationFailed,
     AuthorizationFailed,
     BrokerNotAvailable,
@@ -30,8 +30,8 @@ from shared.common.errors import (
     RetriableError,
     UnknownTopicOrPartition,
 )
-from shared.common.log import get_logger
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
 

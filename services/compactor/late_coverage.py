@@ -15,10 +15,10 @@ import msgspec
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import tables
-from services.compactor.kafka import TopicOffsets, topic_name, topic_offsets
-from shared.common.errors import UnknownTopicOrPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor import tables
+from penstock.services.compactor.kafka import TopicOffsets, topic_name, topic_offsets
+from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.settings import KafkaSettings
 
 _LATE_ROW = (
     "row string, partition int, store string, key binary, start_ms bigint, changelog_offset bigint, "

@@ -18,10 +18,19 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import delta_log, tables
-from services.compactor.late_coverage import Covered, settled_run
-from services.compactor.runs import LATE_RUN, LATE_TOPIC, LATE_TOPIC_ID, RUN, Version, is_down_to, newest, standing
-from shared.common.errors import FatalError
+from penstock.services.compactor import delta_log, tables
+from penstock.services.compactor.late_coverage import Covered, settled_run
+from penstock.services.compactor.runs import (
+    LATE_RUN,
+    LATE_TOPIC,
+    LATE_TOPIC_ID,
+    RUN,
+    Version,
+    is_down_to,
+    newest,
+    standing,
+)
+from penstock.shared.common.errors import FatalError
 
 TO_OFFSETS = "to_offsets"
 _SAID = "run BIGINT, topic STRING, topic_id STRING, to_offsets MAP<STRING, BIGINT>"

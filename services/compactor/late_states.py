@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from services.compactor.bodies import TIME_MS_MAX, StoreLayout
-from shared.common import errors
-from shared.common.errors import ConfigError, DataError
-from shared.streams import aggregations as numbers
-from shared.streams import collecting, latest, quantiles
-from shared.streams.aggregations import Aggregation, Count, CountDistinct, Max, Mean, Min, OfField, Sum
-from shared.streams.changelog_format import AggregationSchema, StoreSchema
-from shared.streams.collecting import CollectList, CollectSet, First, Last
-from shared.streams.latest import Latest
-from shared.streams.quantiles import Quantiles
+from penstock.services.compactor.bodies import TIME_MS_MAX, StoreLayout
+from penstock.shared.common import errors
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams import aggregations as numbers
+from penstock.shared.streams import collecting, latest, quantiles
+from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct, Max, Mean, Min, OfField, Sum
+from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.quantiles import Quantiles
 
 KINDS = frozenset(("session", "tumbling", "hopping"))
-TRAVELS = (errors, numbers, collecting, quantiles, latest)
+TRAVELS = (errors, import_module("penstock.errors"), numbers, collecting, quantiles, latest)
 """The modules of which classes go to workers by value, beside this one."""
 _OF_FIELD: dict[str, Any] = {"sum": Sum, "mean": Mean, "min": Min, "max": Max, "count_distinct": CountDistinct}
 _OF_FIELD |= {"first": First, "last": Last}

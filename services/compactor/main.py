@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings, UpkeepSettings
-from shared.common.errors import ConfigError, PenstockError
-from shared.common.log import configure
-from shared.common.log_store import unarbitrated
+from penstock.services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings, UpkeepSettings
+from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.log import configure
+from penstock.shared.common.log_store import unarbitrated
 
 if TYPE_CHECKING:
-    from services.compactor.audit import Report
-    from services.compactor.fold import Fold, Summary
+    from penstock.services.compactor.audit import Report
+    from penstock.services.compactor.fold import Fold, Summary
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
@@ -38,7 +38,7 @@ def compact_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
     # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
-    from services.compactor.compact import Compaction
+    from penstock.services.compactor.compact import Compaction
 
     return _fold("compact", settings, lambda spark: Compaction(spark, settings, _say), settings.runs_max)
 
@@ -49,7 +49,7 @@ def backfill_main(arguments: list[str]) -> int:
         settings = BackfillSettings.load(arguments, program="penstock backfill")
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
-    from services.compactor.backfill import Backfill
+    from penstock.services.compactor.backfill import Backfill
 
     return _fold("backfill", settings, lambda spark: Backfill(spark, settings, _say))
 
@@ -58,8 +58,8 @@ def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold], runs
     configure(settings.log, name)
     if (warning := unarbitrated(settings.tables, settings.spark.conf, "spark.conf")) is not None:
         _say(f"warning: {warning}")
-    from services.compactor.failures import CompactionConflict
-    from services.compactor.spark import spark_session
+    from penstock.services.compactor.failures import CompactionConflict
+    from penstock.services.compactor.spark import spark_session
 
     counts = ""
 
@@ -96,9 +96,9 @@ def audit_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
     configure(settings.log, "audit")
-    from services.compactor.audit import run_audit
-    from services.compactor.audit_report import print_report
-    from services.compactor.spark import spark_session
+    from penstock.services.compactor.audit import run_audit
+    from penstock.services.compactor.audit_report import print_report
+    from penstock.services.compactor.spark import spark_session
 
     try:
         with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.places) as spark:
@@ -124,7 +124,7 @@ def _say(text: str, status: int = DONE) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m services.compactor.main compact|backfill|audit …`."""
+    """`python -m penstock.services.compactor.main compact|backfill|audit …`."""
     commands = {"compact": compact_main, "backfill": backfill_main, "audit": audit_main}
     if not arguments or arguments[0] not in commands:
         return _say(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)

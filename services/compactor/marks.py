@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from services.compactor.kafka import TopicOffsets, read_range
-from services.compactor.replay import EPOCH, INSTANCE
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import ConfigError, CorruptRecord
-from shared.common.records import ProducerRecord
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import TAKEOVER, Takeover, decode, encode_takeover, history_before
+from penstock.services.compactor.kafka import TopicOffsets, read_range
+from penstock.services.compactor.replay import EPOCH, INSTANCE
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import ConfigError, CorruptRecord
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog_format import TAKEOVER, Takeover, decode, encode_takeover, history_before
 
 MARKS_MAX = 10  # looked for in a partition: more than one are there only if a write's fate was unknown
 

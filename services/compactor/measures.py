@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.tables import SQL_TYPES, quoted
-from shared.streams.aggregations import DISTINCT_LG_K
-from shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.services.compactor.tables import SQL_TYPES, quoted
+from penstock.shared.streams.aggregations import DISTINCT_LG_K
+from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
 
 RELATIVE_ERROR = 1e-9  # what two orders of adding the same floats may differ by, of the sum of their magnitudes
 FIELDS, TEXTS = "fields", "texts"

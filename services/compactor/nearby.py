@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import session_joins, tables
-from services.compactor.gaps import Gaps
-from services.compactor.spark import travelling
-from shared.streams.changelog_format import StoreSchema
+from penstock.services.compactor import session_joins, tables
+from penstock.services.compactor.gaps import Gaps
+from penstock.services.compactor.spark import travelling
+from penstock.shared.streams.changelog_format import StoreSchema
 
 DAY_MS = 86_400_000
 RANGES_MAX = 64  # of time that are asked for; those nearest to each other become one beyond that

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import msgspec
 from pyspark.sql import DataFrame
 
-from shared.common.errors import FatalError
-from shared.streams.changelog_format import StoreSchema
+from penstock.shared.common.errors import FatalError
+from penstock.shared.streams.changelog_format import StoreSchema
 
 Offsets = dict[str, dict[int, int]]
 """By topic and partition."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from services.compactor import tables
-from services.compactor.epochs import Corrupt
+from penstock.services.compactor import tables
+from penstock.services.compactor.epochs import Corrupt
 
 SCHEMA = "topic string, partition int, offset bigint, key binary, value binary, reason string, run bigint"
 _RECORD = ("topic", "partition", "offset", "key", "value")

@@ -19,14 +19,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from shared.clients.producer.partitioner import for_key
-from shared.common.errors import PenstockError
-from shared.common.records import Columns, ProducerRecord
-from shared.streams.changelog_format import Takeover, encode_takeover
-from shared.streams.error_handlers import ErrorHandlers
-from shared.streams.stream_task import Guarantee, StreamTask
-from shared.streams.task_inputs import process_in_time
-from shared.streams.topology_loading import load_topology
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.records import Columns, ProducerRecord
+from penstock.shared.streams.changelog_format import Takeover, encode_takeover
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.stream_task import Guarantee, StreamTask
+from penstock.shared.streams.task_inputs import process_in_time
+from penstock.shared.streams.topology_loading import load_topology
 
 FIRST_OFFSET = -(2**50)
 """The first synthetic changelog offset of a partition: room for a quadrillion entries before offset 0."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import Row
 
-from shared.common.errors import FatalError
+from penstock.shared.common.errors import FatalError
 
 RUN, LATE_RUN = "penstock_run", "penstock_late_run"  # what a run and a run of corrections call their numbers in notes
 CLOSED = "closed"  # in a MERGE's note: by store the newest run that has appended to it

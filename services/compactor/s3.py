@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shared.common.ivy import JarSet
+from penstock.shared.common.ivy import JarSet
 
 SCHEME = "s3a://"
 HADOOP = "3.4.1"  # pyspark's own hadoop-client; another version of the connector would not load

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shared.common.file_lock import FileLock
+from penstock.shared.common.file_lock import FileLock
 
 PREFIX = "penstock-spark-"
 LOCK = "in-use"

@@ -7,14 +7,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from shared.common.errors import ConfigError
-from shared.common.java_login import require_java_login
-from shared.common.lake_place import lake_root, require_place
-from shared.common.points_in_time import TimeUnit, time_ms
-from shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
-from shared.common.topic_names import changelog_topic
-from shared.streams.settings import RETENTION_DAYS_MAX, RETENTION_HOURS_MIN, SPARK_MASTER, SparkConf, TaskSettings
-from shared.streams.topology_loading import NAME_PATTERN
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.java_login import require_java_login
+from penstock.shared.common.lake_place import lake_root, require_place
+from penstock.shared.common.points_in_time import TimeUnit, time_ms
+from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
+from penstock.shared.common.topic_names import changelog_topic
+from penstock.shared.streams.settings import (
+    RETENTION_DAYS_MAX,
+    RETENTION_HOURS_MIN,
+    SPARK_MASTER,
+    SparkConf,
+    TaskSettings,
+)
+from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
 PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
@@ -144,7 +150,7 @@ class BackfillSettings(UpkeepSettings, TaskSettings):
     """`penstock backfill`: build an application's first state from history. What tasks go by is the aggregator's."""
 
     topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
-        description="module:function that returns a shared.streams Topology: the aggregator's own"
+        description="module:function that returns a penstock.shared.streams Topology: the aggregator's own"
     )
     topology_options: dict[str, str] = Field({}, description="keyword arguments for that function")
     start: Place = Field("earliest", description=f"first record of each source topic: {PLACES}")

@@ -1,9 +1,9 @@
 """The Spark session of the jobs: local by default, the same code on a cluster.
 
 The Kafka and Delta connectors are not part of pyspark. Locally they come from a folder that is filled once
-(`python -m services.compactor.spark --fetch`), which spares every start Ivy's resolution of two seconds and its need of
-a network, and are on the JVM's class path, where the class archive can have them too (class_archive); a cluster's
-driver gets the same files by `spark.jars` and hands them to its executors.
+(`python -m penstock.services.compactor.spark --fetch`), which spares every start Ivy's resolution of two seconds and
+its need of a network, and are on the JVM's class path, where the class archive can have them too (class_archive); a
+cluster's driver gets the same files by `spark.jars` and hands them to its executors.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pyspark import SparkContext, cloudpickle
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from services.compactor import bodies, class_archive, s3, sessions
-from services.compactor.masters import silence
-from services.compactor.properties import handed_over
-from services.compactor.scratch import scratch_folder
-from services.compactor.settings import SparkSettings
-from shared.common.errors import ConfigError, FatalError
-from shared.common.ivy import JarSet, announcement, cache_root, fetch_jars
-from shared.common.java import Java, find_java
-from shared.common.log import configure
-from shared.common.settings import LogSettings
+from penstock.services.compactor import bodies, class_archive, s3, sessions
+from penstock.services.compactor.masters import silence
+from penstock.services.compactor.properties import handed_over
+from penstock.services.compactor.scratch import scratch_folder
+from penstock.services.compactor.settings import SparkSettings
+from penstock.shared.common.errors import ConfigError, FatalError
+from penstock.shared.common.ivy import JarSet, announcement, cache_root, fetch_jars
+from penstock.shared.common.java import Java, find_java
+from penstock.shared.common.log import configure
+from penstock.shared.common.settings import LogSettings
 
 SPARK_JARS = JarSet(
     title=f"Spark {pyspark.__version__}'s connectors for Kafka and Delta",
@@ -249,7 +249,7 @@ def main(arguments: list[str]) -> int:
     """
     wanted = {"--fetch": SPARK_JARS, "--fetch-s3": s3.S3_JARS}
     if len(arguments) != 1 or arguments[0] not in (*wanted, "--archive"):
-        print(f"usage: python -m services.compactor.spark {'|'.join(wanted)}|--archive", file=sys.stderr)
+        print(f"usage: python -m penstock.services.compactor.spark {'|'.join(wanted)}|--archive", file=sys.stderr)
         return 2
     configure(LogSettings(level="warning"), "spark")
     try:

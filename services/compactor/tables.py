@@ -18,13 +18,13 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import delta_log
-from services.compactor.bodies import TIME_MS_MAX, StoreLayout
-from services.compactor.rules import RULE, Place
-from services.compactor.runs import RESTORE, RUN, Version, is_down_to, versions
-from shared.common.errors import SchemaMismatch
-from shared.streams.changelog_format import AggregationSchema, StoreSchema
-from shared.streams.lake_names import CLOSED_COLUMNS, STATE_HEAD, STATE_TAIL
+from penstock.services.compactor import delta_log
+from penstock.services.compactor.bodies import TIME_MS_MAX, StoreLayout
+from penstock.services.compactor.rules import RULE, Place
+from penstock.services.compactor.runs import RESTORE, RUN, Version, is_down_to, versions
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.lake_names import CLOSED_COLUMNS, STATE_HEAD, STATE_TAIL
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
 HISTORY_VERSIONS_MAX = 100  # looked at first for a run; where there are only others' and upkeep's, all are

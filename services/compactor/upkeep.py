@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 
-from services.compactor import delta_log, tables
-from services.compactor.spark import jvm
+from penstock.services.compactor import delta_log, tables
+from penstock.services.compactor.spark import jvm
 
 VACUUM_ENDED = "VACUUM END"  # as Delta's history calls it
 

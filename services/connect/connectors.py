@@ -18,9 +18,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from services.connect.settings import read_properties
-from shared.common.errors import ConfigError, PenstockError
-from shared.common.tables import plain
+from penstock.services.connect.settings import read_properties
+from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.tables import plain
 
 DEFAULT_URL = "http://127.0.0.1:8083"
 URL_VARIABLE = "PENSTOCK_CONNECT_URL"

@@ -13,32 +13,32 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from api.connect import create_connect_app
-from api.connect_starting import StartingApp
-from api.server import HttpServer
-from services.connect.settings import CommandLine, advertised, guarded, is_open, listener, misspelled
-from shared.clients.admin import Admin
-from shared.clients.connection import Connection
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.collector import spare_the_collector
-from shared.common.errors import ConfigError, PenstockError
-from shared.common.log import get_logger
-from shared.connect.errors import ConnectError
-from shared.connect.herder.base_herder import Stores
-from shared.connect.herder.distributed import DistributedHerder
-from shared.connect.herder.metrics import ConnectMetrics
-from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
-from shared.connect.herder.standalone import StandaloneHerder
-from shared.connect.isolation.process import Processes
-from shared.connect.isolation.process_task import IsolatedTasks
-from shared.connect.offset_store import OffsetBackingStore
-from shared.connect.plugins import Plugins
-from shared.connect.storage.config_state import ConfigChange
-from shared.connect.storage.config_store import ConfigStore, KafkaConfigStore, MemoryConfigStore
-from shared.connect.storage.offset_store import FileOffsetStore, KafkaOffsetStore
-from shared.connect.storage.status_store import KafkaStatusStore, StatusStore
-from shared.connect.task_factory import TaskFactory
-from shared.connect.worker import Worker
+from penstock.api.connect import create_connect_app
+from penstock.api.connect_starting import StartingApp
+from penstock.api.server import HttpServer
+from penstock.services.connect.settings import CommandLine, advertised, guarded, is_open, listener, misspelled
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.collector import spare_the_collector
+from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.herder.base_herder import Stores
+from penstock.shared.connect.herder.distributed import DistributedHerder
+from penstock.shared.connect.herder.metrics import ConnectMetrics
+from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.connect.herder.standalone import StandaloneHerder
+from penstock.shared.connect.isolation.process import Processes
+from penstock.shared.connect.isolation.process_task import IsolatedTasks
+from penstock.shared.connect.offset_store import OffsetBackingStore
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.storage.config_state import ConfigChange
+from penstock.shared.connect.storage.config_store import ConfigStore, KafkaConfigStore, MemoryConfigStore
+from penstock.shared.connect.storage.offset_store import FileOffsetStore, KafkaOffsetStore
+from penstock.shared.connect.storage.status_store import KafkaStatusStore, StatusStore
+from penstock.shared.connect.task_factory import TaskFactory
+from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

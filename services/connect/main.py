@@ -6,11 +6,11 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from services.connect.daemon import EXIT_STATUSES, WRONG_SETTING, ConnectDaemon
-from services.connect.settings import CommandLine, Mode, read_command_line
-from shared.common import daemon
-from shared.common.errors import ConfigError
-from shared.common.log import configure
+from penstock.services.connect.daemon import EXIT_STATUSES, WRONG_SETTING, ConnectDaemon
+from penstock.services.connect.settings import CommandLine, Mode, read_command_line
+from penstock.shared.common import daemon
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.log import configure
 
 SHUTDOWN_TIMEOUT_MS = 60_000
 """Beyond what tasks have (`task.shutdown.graceful.timeout.ms`), for commits, the group and the topics."""

@@ -16,19 +16,19 @@ from urllib.parse import urlsplit
 import msgspec
 from pydantic import SecretStr
 
-from api.auth import Guard
-from api.connect_body import text_map
-from api.connect_starting import StartingApp
-from api.settings import Credential, is_loopback, require_auth
-from shared.common.errors import ConfigError
-from shared.common.setting_names import nearest
-from shared.common.settings import HttpSettings, LogSettings
-from shared.connect.client_settings import unknown_properties
-from shared.connect.herder.errors import BadRequest
-from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
-from shared.connect.plugins import Plugins
-from shared.connect.properties import parse_properties
-from shared.connect.worker_config import WorkerConfig
+from penstock.api.auth import Guard
+from penstock.api.connect_body import text_map
+from penstock.api.connect_starting import StartingApp
+from penstock.api.settings import Credential, is_loopback, require_auth
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.setting_names import nearest
+from penstock.shared.common.settings import HttpSettings, LogSettings
+from penstock.shared.connect.client_settings import unknown_properties
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.properties import parse_properties
+from penstock.shared.connect.worker_config import WorkerConfig
 
 Mode = Literal["standalone", "distributed"]
 

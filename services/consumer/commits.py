@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.consumer.executor import Outcome
-from services.consumer.runner_metrics import RunnerMetrics
-from services.consumer.transactor import Offsets, OutputRefused, Transactor
-from shared.clients.consumer import Consumer
-from shared.clients.consumer.dead_letters import shortened
-from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
-from shared.clients.consumer.partition_progress import Work
-from shared.common.errors import AbortableError, CommitFailed, RecordTooLarge, RetriableError
-from shared.common.log import get_logger
-from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
+from penstock.services.consumer.executor import Outcome
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.services.consumer.transactor import Offsets, OutputRefused, Transactor
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.consumer.dead_letters import shortened
+from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from penstock.shared.clients.consumer.partition_progress import Work
+from penstock.shared.common.errors import AbortableError, CommitFailed, RecordTooLarge, RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 
 log = get_logger(__name__)
 

@@ -15,24 +15,24 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from api.contact import Contact
-from api.health import Check, CheckResult, create_health_app
-from api.server import HttpServer
-from services.consumer.commits import TransactionalCommits
-from services.consumer.executor import Executor
-from services.consumer.handlers import load_decoder, load_exceptions, load_handler
-from services.consumer.runner import HandlerRunner
-from services.consumer.runner_metrics import RunnerMetrics
-from services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
-from services.consumer.transactor import Transactor
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.collector import spare_the_collector
-from shared.common.errors import PenstockError, RetriableError
-from shared.common.log import get_logger
-from shared.common.records import ProducerRecord, RecordMetadata
+from penstock.api.contact import Contact
+from penstock.api.health import Check, CheckResult, create_health_app
+from penstock.api.server import HttpServer
+from penstock.services.consumer.commits import TransactionalCommits
+from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handlers import load_decoder, load_exceptions, load_handler
+from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
+from penstock.services.consumer.transactor import Transactor
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.collector import spare_the_collector
+from penstock.shared.common.errors import PenstockError, RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
 log = get_logger(__name__)
 

@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shared.clients.admin import Admin
-from shared.clients.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common import log, topic_names
-from shared.common.command_line import run_app
-from shared.common.errors import UnknownTopicOrPartition
-from shared.common.settings import CommandSettings, KafkaSettings
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.dead_letter_log import DeadLetterLog, Entry, Wanted, wanted_by
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common import log, topic_names
+from penstock.shared.common.command_line import run_app
+from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.settings import CommandSettings, KafkaSettings
 
 TEXT_MAX = 60
 """Characters of keys, values and messages in the table; `--json` has all of them."""

@@ -23,11 +23,11 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from services.consumer.call_limits import CallLimits
-from services.consumer.handlers import Handler, HandlerTimeout, Records
-from services.consumer.outputs import check_output
-from services.consumer.runner_metrics import RunnerMetrics
-from shared.clients.consumer.dead_letters import (
+from penstock.services.consumer.call_limits import CallLimits
+from penstock.services.consumer.handlers import Handler, HandlerTimeout, Records
+from penstock.services.consumer.outputs import check_output
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.shared.clients.consumer.dead_letters import (
     STAGE_DESERIALIZE,
     STAGE_PROCESS,
     STAGE_PRODUCE,
@@ -36,13 +36,13 @@ from shared.clients.consumer.dead_letters import (
     message_of,
     shortened,
 )
-from shared.clients.consumer.key_scheduler import Execution
-from shared.clients.consumer.partition_progress import Work
-from shared.clients.consumer.retry_policy import Retry, RetryPolicy
-from shared.common.errors import DataError, RecordTooLarge
-from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
-from shared.common.serialization import Deserializer, bytes_deserializer
+from penstock.shared.clients.consumer.key_scheduler import Execution
+from penstock.shared.clients.consumer.partition_progress import Work
+from penstock.shared.clients.consumer.retry_policy import Retry, RetryPolicy
+from penstock.shared.common.errors import DataError, RecordTooLarge
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
+from penstock.shared.common.serialization import Deserializer, bytes_deserializer
 
 log = get_logger(__name__)
 

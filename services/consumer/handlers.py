@@ -27,11 +27,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from services.consumer.call_limits import CallLimits
-from shared.clients.consumer.dead_letters import message_of
-from shared.common.errors import ConfigError, RetriableError
-from shared.common.records import ConsumerRecord, ProducerRecord
-from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer, struct_deserializer
+from penstock.services.consumer.call_limits import CallLimits
+from penstock.shared.clients.consumer.dead_letters import message_of
+from penstock.shared.common.errors import ConfigError, RetriableError
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.common.serialization import (
+    Deserializer,
+    bytes_deserializer,
+    json_deserializer,
+    struct_deserializer,
+)
 
 Records = tuple[ProducerRecord, ...]
 

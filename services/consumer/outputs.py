@@ -7,17 +7,17 @@ record of Kafka's must not get that far.
 >>> check_output([ProducerRecord("out", 5)])
 Traceback (most recent call last):
 ...
-shared.common.errors.SerializationError: out: expected bytes, got int; set a serializer for other types
+penstock.errors.SerializationError: out: expected bytes, got int; set a serializer for other types
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.clients.producer.checks import checked_headers, checked_partition, checked_timestamp
-from shared.common.records import ProducerRecord
-from shared.common.serialization import bytes_serializer
-from shared.common.topic_names import check_topic_name
+from penstock.shared.clients.producer.checks import checked_headers, checked_partition, checked_timestamp
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.serialization import bytes_serializer
+from penstock.shared.common.topic_names import check_topic_name
 
 
 def check_output(records: Iterable[ProducerRecord]) -> None:

@@ -16,16 +16,16 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from services.consumer.commits import Commits, OffsetCommits
-from services.consumer.executor import Executor, Outcome
-from services.consumer.progress import ProgressWatch
-from services.consumer.runner_metrics import RunnerMetrics
-from shared.clients.consumer import Consumer, RebalanceListener
-from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
-from shared.common.clock import Clock
-from shared.common.errors import DataError, IllegalState, PenstockError
-from shared.common.log import get_logger
-from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from penstock.services.consumer.commits import Commits, OffsetCommits
+from penstock.services.consumer.executor import Executor, Outcome
+from penstock.services.consumer.progress import ProgressWatch
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import DataError, IllegalState, PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
 log = get_logger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from shared.common.metrics import counter, gauge, histogram
+from penstock.shared.common.metrics import counter, gauge, histogram
 
 
 class RunnerMetrics:

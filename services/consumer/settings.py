@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
-from services.consumer.runner import RunnerOptions
-from shared.clients.consumer import ConsumerSettings, ReadingSettings
-from shared.clients.consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
-from shared.clients.consumer.retry_policy import RetryPolicy
-from shared.clients.producer import ProducerSettings
-from shared.common.settings import HttpSettings, PositiveMs, Section, ServiceSettings
+from penstock.services.consumer.runner import RunnerOptions
+from penstock.shared.clients.consumer import ConsumerSettings, ReadingSettings
+from penstock.shared.clients.consumer.key_scheduler import BUFFERED_RECORDS_MAX, KeyScheduler
+from penstock.shared.clients.consumer.retry_policy import RetryPolicy
+from penstock.shared.clients.producer import ProducerSettings
+from penstock.shared.common.settings import HttpSettings, PositiveMs, Section, ServiceSettings
 
 PositiveCount = Annotated[int, Field(gt=0)]
 
@@ -53,7 +53,7 @@ class RetrySettings(Section):
     multiplier: float = Field(2.0, ge=1, allow_inf_nan=False)
     jitter: float = Field(0.2, ge=0, lt=1, description="the share by which a wait varies either way")
     retriable: Names = Field(("Exception",), description="exception classes, by name or module.name")
-    not_retriable: Names = Field(("shared.common.errors.DataError",), description="given up at once")
+    not_retriable: Names = Field(("penstock.errors.DataError",), description="given up at once")
 
 
 class ConsumerServiceSettings(ServiceSettings):

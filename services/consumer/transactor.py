@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from shared.clients.producer import Producer
-from shared.common.errors import (
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import (
     CommitFailed,
     DataError,
     FatalError,
@@ -24,8 +24,8 @@ from shared.common.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
-from shared.common.log import get_logger
-from shared.common.records import (
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import (
     GroupMetadata,
     OffsetAndMetadata,
     ProducerRecord,

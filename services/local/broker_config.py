@@ -14,9 +14,9 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from shared.common.errors import ConfigError
-from shared.common.java import Java
-from shared.common.settings import Port, PositiveMs, Section
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.java import Java
+from penstock.shared.common.settings import Port, PositiveMs, Section
 
 CLIENT_LISTENER = "PLAINTEXT"
 CONTROLLER_LISTENER = "CONTROLLER"

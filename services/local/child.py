@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from shared.common import keeper
-from shared.common.errors import ConfigError, FatalError, IllegalState
+from penstock.shared.common import keeper
+from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 
 LOG_TAIL_LINES = 20
 LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one error makes us read

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from api.settings import GuardedSettings
-from services.connect.daemon import ConnectDaemon
-from services.connect.settings import CommandLine
-from shared.common import daemon
-from shared.connect.allowed_files import FILES_ALLOWED
-from shared.connect.herder.settings import DistributedConfig
-from shared.connect.plugins import Plugins
+from penstock.api.settings import GuardedSettings
+from penstock.services.connect.daemon import ConnectDaemon
+from penstock.services.connect.settings import CommandLine
+from penstock.shared.common import daemon
+from penstock.shared.connect.allowed_files import FILES_ALLOWED
+from penstock.shared.connect.herder.settings import DistributedConfig
+from penstock.shared.connect.plugins import Plugins
 
 PROGRAM = "penstock connect"
 CLUSTER = "connect"

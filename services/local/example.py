@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from api.event import UNITS
-from shared.common.points_in_time import TimeUnit
-from shared.streams.topology import SourceNode, Topology
+from penstock.api.event import UNITS
+from penstock.shared.common.points_in_time import TimeUnit
+from penstock.shared.streams.topology import SourceNode, Topology
 
 KEY, TIME, TIME_MS = "ann", "2024-05-01T10:00:00Z", 1_714_557_600_000
 DEPTH_MAX = 8  # of types within types, which may refer to themselves

@@ -11,8 +11,8 @@ import os
 import time
 from pathlib import Path
 
-from shared.common.errors import ConfigError
-from shared.common.file_lock import FileLock
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.file_lock import FileLock
 
 LOCK_FILE = ".penstock.lock"
 KAFKA_LOCK_FILE = ".lock"

@@ -10,18 +10,18 @@ import sys
 
 from pydantic import Field
 
-from api.admin import admin_router
-from api.app import create_app
-from api.dashboard import dashboard_router
-from api.health import Check, health_router
-from api.server import HttpServer
-from services.admin.more import handed_on, more_routers
-from services.admin.overview import Overview
-from services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
-from services.producer.daemon import ProducerDaemon
-from services.producer.settings import ProducerServiceSettings
-from shared.common import daemon
-from shared.common.settings import PositiveMs
+from penstock.api.admin import admin_router
+from penstock.api.app import create_app
+from penstock.api.dashboard import dashboard_router
+from penstock.api.health import Check, health_router
+from penstock.api.server import HttpServer
+from penstock.services.admin.more import handed_on, more_routers
+from penstock.services.admin.overview import Overview
+from penstock.services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client
+from penstock.services.producer.daemon import ProducerDaemon
+from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.shared.common import daemon
+from penstock.shared.common.settings import PositiveMs
 
 PROGRAM = "penstock gateway"
 

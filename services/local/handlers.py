@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ConsumerRecord
 
 log = get_logger(__name__)
 

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from shared.common.errors import ConfigError
-from shared.common.ivy import JarSet, announcement, fetch_jars
-from shared.common.java import Java, find_java
-from shared.common.log import configure
-from shared.common.settings import LogSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.ivy import JarSet, announcement, fetch_jars
+from penstock.shared.common.java import Java, find_java
+from penstock.shared.common.log import configure
+from penstock.shared.common.settings import LogSettings
 
 KAFKA_VERSION = "4.1.1"
 KAFKA_JARS = JarSet(

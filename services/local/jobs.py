@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from services.local.child import ChildProcess
-from shared.common.setting_names import ENV_PREFIX
-from shared.common.settings import KafkaSettings
+from penstock.services.local.child import ChildProcess
+from penstock.shared.common.setting_names import ENV_PREFIX
+from penstock.shared.common.settings import KafkaSettings
 
 STOP_TIMEOUT_MS = 10_000
 
@@ -36,7 +36,7 @@ async def run_job(
         f"{ENV_PREFIX}CONFIG": os.devnull,
         f"{ENV_PREFIX}KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
     }
-    command = [sys.executable, "-m", *((module,) if module else ("services.cli", name)), *flags]
+    command = [sys.executable, "-m", *((module,) if module else ("penstock.services.cli", name)), *flags]
     child = await ChildProcess.start(command, log_file=log_file, name=name, env=environment)
     try:
         status = await child.wait()

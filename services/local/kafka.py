@@ -6,7 +6,8 @@
 The folder is formatted the first time and used again afterwards, so topics survive. A lock in it is inherited by the
 broker and held as long as it lives: two brokers never share a folder. The broker ends with us, however we end (see
 child.py). What a broker has acknowledged is in the page cache or on disk, so a stop by SIGKILL loses nothing; only a
-crash of the whole machine can. `python -m services.local.kafka [--data-dir D] [--port N]` runs one in the foreground.
+crash of the whole machine can. `python -m penstock.services.local.kafka [--data-dir D] [--port N]` runs one in the
+foreground.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
 
-from services.local import broker_config as config
-from services.local import ports, probe
-from services.local.broker_config import EmbeddedKafkaSettings
-from services.local.child import ChildProcess, tail
-from services.local.diagnosis import Cause, explain, find_cause
-from services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
-from services.local.jars import kafka_jars
-from shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
-from shared.common.java import Java, find_java
-from shared.common.log import configure, get_logger
-from shared.common.settings import LogSettings
+from penstock.services.local import broker_config as config
+from penstock.services.local import ports, probe
+from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.child import ChildProcess, tail
+from penstock.services.local.diagnosis import Cause, explain, find_cause
+from penstock.services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
+from penstock.services.local.jars import kafka_jars
+from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
+from penstock.shared.common.java import Java, find_java
+from penstock.shared.common.log import configure, get_logger
+from penstock.shared.common.settings import LogSettings
 
 log = get_logger(__name__)
 

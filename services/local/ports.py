@@ -11,7 +11,7 @@ import errno
 import random
 import socket
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 FIRST, LAST = 20_000, 32_000
 ATTEMPTS = 200  # 12,000 ports: that many misses in a row mean something else is wrong

@@ -18,12 +18,12 @@ from typing import Any
 
 import httpx
 
-from api.server import url_of
-from services.local import ports
-from services.local.child import ChildDied, ChildProcess
-from shared.common.errors import FatalError
-from shared.common.log import get_logger
-from shared.common.setting_names import ENV_PREFIX
+from penstock.api.server import url_of
+from penstock.services.local import ports
+from penstock.services.local.child import ChildDied, ChildProcess
+from penstock.shared.common.errors import FatalError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.setting_names import ENV_PREFIX
 
 log = get_logger(__name__)
 
@@ -61,7 +61,7 @@ class ServiceSpec:
 
     name: str
     settings: Mapping[str, str]
-    module: str = "services.cli"
+    module: str = "penstock.services.cli"
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     shutdown_timeout_ms: int = SHUTDOWN_TIMEOUT_MS
@@ -77,7 +77,7 @@ class ServiceSpec:
             sys.executable,
             "-m",
             self.module,
-            *(self.arguments or ([self.name] if self.module == "services.cli" else [])),
+            *(self.arguments or ([self.name] if self.module == "penstock.services.cli" else [])),
         ]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shared.common.durations import parse_ms
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
+from penstock.shared.common.durations import parse_ms
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
 
 DEFAULT_GAP = "30m"
 DEFAULT_GRACE = "5m"

@@ -21,21 +21,21 @@ from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 
-from api.settings import Pointer
-from services.aggregator.settings import AggregatorSettings, CompactionSettings
-from services.local import ports
-from services.local.broker_config import EmbeddedKafkaSettings
-from services.local.example import example_event, source_type
-from services.local.kafka import EmbeddedKafka
-from services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
-from shared.clients.admin import Admin, event_time_topic
-from shared.common import daemon, log
-from shared.common.errors import ConfigError
-from shared.common.points_in_time import TimeUnit
-from shared.common.setting_names import ENV_PREFIX
-from shared.common.settings import DaemonSettings, HttpSettings, KafkaSettings, LogSettings, PositiveMs
-from shared.streams.topology import Topology
-from shared.streams.topology_loading import load_topology
+from penstock.api.settings import Pointer
+from penstock.services.aggregator.settings import AggregatorSettings, CompactionSettings
+from penstock.services.local import ports
+from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.example import example_event, source_type
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.stack import HOST, KILL_GRACE_MS, Service, ServiceSpec, Stack
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.common import daemon, log
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit
+from penstock.shared.common.setting_names import ENV_PREFIX
+from penstock.shared.common.settings import DaemonSettings, HttpSettings, KafkaSettings, LogSettings, PositiveMs
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock up"
 RESTART_MS = 1_000
@@ -56,11 +56,11 @@ class UpSettings(DaemonSettings):
     key: tuple[Pointer, ...] = Field(("/key",), description="JSON pointers to the parts of an event's key")
     time: Pointer | None = Field(None, description="JSON pointer to an event's time; default: its arrival")
     time_unit: TimeUnit = Field("ms", description="of event times that are numbers: s, ms, us or ns since the epoch")
-    topology: str = "services.local.topologies:sessions"
+    topology: str = "penstock.services.local.topologies:sessions"
     topology_options: dict[str, str] = Field({}, description="keyword arguments for the topology's function")
     workers: int = Field(1, gt=0, description="the aggregator's processes, which share the topic's partitions")
     topics: str = Field("sessions", description="what the consumer handles, comma-separated")
-    handler: str = "services.local.handlers:log_record"
+    handler: str = "penstock.services.local.handlers:log_record"
     group_id: str = "handler"
     connect_worker: bool = Field(True, description="run a Connect worker as well")
     connect_port: int = Field(
@@ -69,7 +69,7 @@ class UpSettings(DaemonSettings):
 
 
 class Up:
-    """Kafka and the services; see `shared.common.daemon`."""
+    """Kafka and the services; see `penstock.shared.common.daemon`."""
 
     def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
         self._settings, self._console = settings, console or Console()
@@ -146,7 +146,9 @@ class Up:
 
     # --- what each service is told ---
 
-    def _spec(self, name: str, own: dict[str, str], module: str = "services.cli", host: str = HOST) -> ServiceSpec:
+    def _spec(
+        self, name: str, own: dict[str, str], module: str = "penstock.services.cli", host: str = HOST
+    ) -> ServiceSpec:
         settings = {"KAFKA__BOOTSTRAP_SERVERS": self._broker.bootstrap_servers, **own}
         limit_ms = self._settings.shutdown_timeout_ms
         return ServiceSpec(name, settings, module, shutdown_timeout_ms=limit_ms, host=host)
@@ -175,7 +177,9 @@ class Up:
     def _connect(self) -> ServiceSpec:
         self._files.mkdir(parents=True, exist_ok=True)
         own = {"CONNECT_FILES": str(self._files)}
-        return self._spec("connect", own, module="services.local.connect_worker", host=self._settings.http.host)
+        return self._spec(
+            "connect", own, module="penstock.services.local.connect_worker", host=self._settings.http.host
+        )
 
     def _gateway(self, others: list[Service]) -> ServiceSpec:
         settings = self._settings
@@ -184,7 +188,7 @@ class Up:
             "INGEST__TOPICS": msgspec.json.encode(ingest_topics(settings)).decode(),
             "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
         }
-        return self._spec("gateway", own, module="services.local.gateway", host=settings.http.host)
+        return self._spec("gateway", own, module="penstock.services.local.gateway", host=settings.http.host)
 
     def _say_where(
         self, gateway: Service, connect: Service | None, aggregates: AggregatorSettings, value_type: Any

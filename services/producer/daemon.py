@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from api.app import create_app
-from api.health import health_router
-from api.ingest import Ingest
-from api.kafka_daemon import KafkaHttpDaemon
-from api.rest_produce import RestProducer
-from api.rest_proxy import APIRouter, metadata_routers, produce_routers
-from api.server import HttpServer
-from services.producer.looked_up import LookedUpProducer
-from services.producer.settings import ProducerServiceSettings
-from services.producer.transactor import KafkaTransactor
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer
+from penstock.api.app import create_app
+from penstock.api.health import health_router
+from penstock.api.ingest import Ingest
+from penstock.api.kafka_daemon import KafkaHttpDaemon
+from penstock.api.rest_produce import RestProducer
+from penstock.api.rest_proxy import APIRouter, metadata_routers, produce_routers
+from penstock.api.server import HttpServer
+from penstock.services.producer.looked_up import LookedUpProducer
+from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.services.producer.transactor import KafkaTransactor
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
 
 BODY_SHARE, REQUEST_SHARE, FLUSH_SHARE = 0.25, 0.6, 0.3
 """Of `shutdown_timeout_ms`: until bodies that still come are answered as they are, until requests are cut off, and for

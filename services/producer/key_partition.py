@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from api.atomic import IdempotencyKey, MakeAnswer, Remembered
-from api.settings import IngestSettings
-from api.tally import Outcome
-from services.producer.remembered import RememberedKeys, encode
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import FatalError, PenstockError, TransactionAborted
-from shared.common.log import get_logger
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.api.atomic import IdempotencyKey, MakeAnswer, Remembered
+from penstock.api.settings import IngestSettings
+from penstock.api.tally import Outcome
+from penstock.services.producer.remembered import RememberedKeys, encode
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import FatalError, PenstockError, TransactionAborted
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
 
@@ -55,7 +55,7 @@ class KeyPartition:
     async def store(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
     ) -> tuple[Remembered, bool]:
-        """See `api.atomic.Transactor.send_keyed`; ProducerFenced where the ownership was lost meanwhile."""
+        """See `penstock.api.atomic.Transactor.send_keyed`; ProducerFenced where the ownership was lost meanwhile."""
         async with self._lock:
             producer = self._producer or await self._own()
             now_ms = SYSTEM_CLOCK.now_ms()

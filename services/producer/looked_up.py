@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shared.clients.admin import Admin
-from shared.clients.producer import Deliveries, Producer
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.records import ProducerRecord
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Deliveries, Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.records import ProducerRecord
 
 LOOKUP_TIMEOUT_MS = 5_000
 LOOKUP_EVERY_MS = 5_000
@@ -23,7 +23,7 @@ ROOM_BYTES_MIN = 1_048_576
 
 
 class LookedUpProducer:
-    """Implements `api.ingest_request.IngestProducer` over a Producer and an Admin."""
+    """Implements `penstock.api.ingest_request.IngestProducer` over a Producer and an Admin."""
 
     def __init__(self, producer: Producer, admin: Admin, clock: Clock = SYSTEM_CLOCK) -> None:
         self._producer = producer

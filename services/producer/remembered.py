@@ -14,9 +14,9 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from api.atomic import IdempotencyKey, KeyReused, Remembered
-from services.producer.remembered_answer import pack, unpack
-from shared.common.errors import BufferExhausted, DataError
+from penstock.api.atomic import IdempotencyKey, KeyReused, Remembered
+from penstock.services.producer.remembered_answer import pack, unpack
+from penstock.shared.common.errors import BufferExhausted, DataError
 
 _HEAD = struct.Struct(">BqH")
 FORMAT = 2

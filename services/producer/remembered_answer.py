@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from api.atomic import Remembered
-from shared.common.errors import DataError
+from penstock.api.atomic import Remembered
+from penstock.shared.common.errors import DataError
 
 _LENGTH = struct.Struct(">I")
 OFFSETS = "offsets"

@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import model_validator
 
-from api.settings import GuardedSettings, IngestSettings
-from shared.clients.producer import ProducerSettings
-from shared.common.settings import HttpSettings, KafkaSettings
+from penstock.api.settings import GuardedSettings, IngestSettings
+from penstock.shared.clients.producer import ProducerSettings
+from penstock.shared.common.settings import HttpSettings, KafkaSettings
 
 DEFAULT_KAFKA = KafkaSettings(request_timeout_ms=10_000)
 DEFAULT_PRODUCER = ProducerSettings(max_block_ms=5_000, delivery_timeout_ms=25_000)

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.consumer.dead_letters import DeadLetter, parse_dead_letter, replay_record
-from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
-from shared.clients.consumer.partition_progress import Work
-from shared.clients.producer import Producer
-from shared.common.commit_metadata import Ranges, decode_finished
-from shared.common.errors import DataError, IllegalState
-from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, RecordMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer.dead_letters import DeadLetter, parse_dead_letter, replay_record
+from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from penstock.shared.clients.consumer.partition_progress import Work
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.commit_metadata import Ranges, decode_finished
+from penstock.shared.common.errors import DataError, IllegalState
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, RecordMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 POLL_TIMEOUT_MS = 1_000
 IN_FLIGHT_MAX = 1_000

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What an edge asks for the time; tests hand in `shared.testing.ManualClock`."""
+    """What an edge asks for the time; tests hand in `penstock.shared.testing.ManualClock`."""
 
     def now_ms(self) -> int:
         """Wall-clock milliseconds since the epoch."""

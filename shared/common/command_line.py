@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.errors import ConfigError, PenstockError
 
 REFUSED, WRONG_SETTING = 1, 2
 

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from shared.common.errors import DataError
-from shared.common.records import OffsetAndMetadata
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import OffsetAndMetadata
 
 Ranges = tuple[tuple[int, int], ...]
 

@@ -20,7 +20,7 @@ from zlib import crc32
 
 import msgspec
 
-from shared.common.errors import DataError
+from penstock.shared.common.errors import DataError
 
 DIGEST_BYTES = 8
 SHOWN_MAX = 100

@@ -16,9 +16,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from shared.common.errors import ConfigError, IllegalState, PenstockError
-from shared.common.log import configure, get_logger
-from shared.common.settings import DaemonSettings, load_or_exit
+from penstock.shared.common.errors import ConfigError, IllegalState, PenstockError
+from penstock.shared.common.log import configure, get_logger
+from penstock.shared.common.settings import DaemonSettings, load_or_exit
 
 log = get_logger(__name__)
 

@@ -5,14 +5,14 @@
 >>> parse_ms("half an hour")
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: 'half an hour' is no duration: write a number and ms, s, m, h or d, such as 30m
+penstock.errors.ConfigError: 'half an hour' is no duration: write a number and ms, s, m, h or d, such as 30m
 """
 
 from __future__ import annotations
 
 import re
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")

@@ -228,3 +228,8 @@ class GroupNotFound(PenstockError):
 
 class BrokerError(PenstockError):
     """The broker answered with an error that has no class of its own here; the message gives Kafka's name for it."""
+
+
+for _each in [*globals().values()]:
+    if isinstance(_each, type):
+        _each.__module__ = "penstock.errors"  # the public name, in tracebacks and dead letters

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from shared.common import keeper
-from shared.common.errors import ConfigError
-from shared.common.file_lock import FileLock
-from shared.common.log import get_logger
+from penstock.shared.common import keeper
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.file_lock import FileLock
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

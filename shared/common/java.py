@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 VERSION_MIN = 17  # Spark 4.0's and Kafka 4.1's own
 # Kafka 4.1 runs on newer ones, but the Hadoop client of Spark 4.0 asks Subject.getSubject who the user is: Java 23

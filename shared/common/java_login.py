@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.settings import KafkaSettings
 
 
 def require_java_login(kafka: KafkaSettings) -> KafkaSettings:

@@ -1,7 +1,7 @@
 """Runs one command and never outlives its parent.
 
-`python -m shared.common.keeper [--limit-ms N] [--log FILE] -- COMMAND …` starts the command in a process group of
-its own and holds on to two things: its standard input, a pipe whose other end the parent holds open, and the child.
+`python -m penstock.shared.common.keeper [--limit-ms N] [--log FILE] -- COMMAND …` starts the command in a process group
+of its own and holds on to two things: its standard input, a pipe whose other end the parent holds open, and the child.
 When the pipe closes (the parent is gone, SIGKILL included) or on SIGTERM, the child gets SIGTERM, and after
 `--limit-ms` the whole group gets SIGKILL. The exit status is the child's (128 + n for a death by signal n).
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 
 class KeyRange(NamedTuple):

@@ -21,10 +21,10 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType, StructType
 
-from shared.common.continuation import WindowPlace
-from shared.common.errors import FatalError, RetriableError
-from shared.common.key_range import KeyRange, raw_key
-from shared.common.lake_place import lake_root
+from penstock.shared.common.continuation import WindowPlace
+from penstock.shared.common.errors import FatalError, RetriableError
+from penstock.shared.common.key_range import KeyRange, raw_key
+from penstock.shared.common.lake_place import lake_root
 
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
 WINDOW_KEY = ("key", "start_ms", "end_ms")

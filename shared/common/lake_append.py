@@ -16,8 +16,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
-from shared.common.errors import DataError, FatalError, RetriableError
-from shared.common.lake import one_line
+from penstock.shared.common.errors import DataError, FatalError, RetriableError
+from penstock.shared.common.lake import one_line
 
 NO_VERSION = -1
 """The version of an application that is to begin again: a table cannot forget one."""

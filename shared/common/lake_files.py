@@ -23,8 +23,8 @@ from urllib.request import url2pathname
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType
 
-from shared.common.errors import ConfigError, RetriableError
-from shared.common.lake import READ_ERRORS, one_line, table_uri
+from penstock.shared.common.errors import ConfigError, RetriableError
+from penstock.shared.common.lake import READ_ERRORS, one_line, table_uri
 
 DELETIONS_AT_ONCE = 16  # an object store answers each within some ms to tens of ms
 CLOSED = "closed"

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 _LOCAL = re.compile(r"file:(//(localhost)?(?=/))?", re.IGNORECASE)
 

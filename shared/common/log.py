@@ -1,9 +1,9 @@
 """structlog, set up once a process: JSON lines for machines, a console form for people, on standard error.
 
 As a library in somebody else's process nothing is set up: then lines go to the standard library's loggers, by module
-(`shared.clients.producer.producer`), and it is the process's own logging that says what becomes of them. Where it says
-nothing, that is Python's last resort: warnings and errors on standard error. A process that has set structlog up gets
-them as its own.
+(`penstock.shared.clients.producer.producer`), and the process's own logging decides what becomes of them.
+Without any set-up that is Python's last resort: warnings and errors on standard error. A process that has set structlog
+up gets them as its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import structlog
 
-from shared.common.settings import LogSettings
+from penstock.shared.common.settings import LogSettings
 
 
 def configure(settings: LogSettings, service: str) -> None:

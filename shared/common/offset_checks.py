@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 OFFSET_METADATA_MAX_BYTES = 4_096
 """What a broker keeps with an offset (its `offset.metadata.max.bytes` by default)."""

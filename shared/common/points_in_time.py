@@ -5,11 +5,11 @@
 >>> time_ms("yesterday")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: 'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms...
+penstock.errors.ConfigError: 'yesterday' is no time: write ISO 8601, such as 2013-01-31T05:00 (UTC), or ms...
 >>> time_ms("99999999999999999999")  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: '99999999999999999999' is no time: more ms than Kafka has room for (from -922337203...
+penstock.errors.ConfigError: '99999999999999999999' is no time: more ms than Kafka has room for (from -922337203...
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 EPOCH = datetime(1970, 1, 1)
 TIME_MS_MIN, TIME_MS_MAX = -(2**63), 2**63 - 1

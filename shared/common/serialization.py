@@ -9,7 +9,7 @@ b'{"user":"ann"}'
 >>> json_deserializer("clicks", b'{"user":')
 Traceback (most recent call last):
     ...
-shared.common.errors.SerializationError: clicks: not JSON: Input data was truncated
+penstock.errors.SerializationError: clicks: not JSON: Input data was truncated
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import SerializationError
+from penstock.shared.common.errors import SerializationError
 
 Serializer = Callable[[str, Any], bytes | None]
 Deserializer = Callable[[str, bytes | None], Any]

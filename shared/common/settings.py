@@ -28,8 +28,8 @@ from pydantic_settings import (
 )
 from pydantic_settings.exceptions import SettingsError
 
-from shared.common.errors import ConfigError
-from shared.common.setting_names import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.setting_names import (
     DELIMITER,
     ENV_PREFIX,
     flag,

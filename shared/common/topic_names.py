@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from shared.common.errors import InvalidTopic
+from penstock.shared.common.errors import InvalidTopic
 
 CHANGELOG_SUFFIX = "-changelog"
 LATE_SUFFIX = "-late"

@@ -3,12 +3,12 @@
 What a connector's author needs is here; the runtime itself is in the modules.
 """
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigKey, Importance, Type, Width
-from shared.connect.connector import Connector, ConnectorContext, SinkConnector, SourceConnector
-from shared.connect.errors import ConnectError, DataError, RetriableError
-from shared.connect.record import ConnectRecord, Header, SinkRecord, SourceRecord
-from shared.connect.schema import Field, Schema, SchemaType
-from shared.connect.task import ErrantRecordReporter, SinkTask, SinkTaskContext, SourceTask, SourceTaskContext
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigKey, Importance, Type, Width
+from penstock.shared.connect.connector import Connector, ConnectorContext, SinkConnector, SourceConnector
+from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.record import ConnectRecord, Header, SinkRecord, SourceRecord
+from penstock.shared.connect.schema import Field, Schema, SchemaType
+from penstock.shared.connect.task import ErrantRecordReporter, SinkTask, SinkTaskContext, SourceTask, SourceTaskContext
 
 __all__ = [
     "NO_DEFAULT",

@@ -17,9 +17,9 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from shared.connect.config_types import invalid
-from shared.connect.errors import ConfigError
-from shared.connect.hiding import without_passwords
+from penstock.shared.connect.config_types import invalid
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.hiding import without_passwords
 
 FILES_ALLOWED = "connect.files.allowed"
 NOT_PLAIN = "a URL has no '..', '::', '#', backslash or control characters"

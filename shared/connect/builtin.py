@@ -1,4 +1,4 @@
-"""The plugins that ship: their classes' paths below shared.connect."""
+"""The plugins that ship: their classes' paths below penstock.shared.connect."""
 
 BUILTIN: tuple[str, ...] = (
     "connectors.file.FileStreamSourceConnector",

@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from shared.clients.consumer import ConsumerSettings
-from shared.clients.producer import ProducerSettings
-from shared.common.settings import KafkaSettings, Section
+from penstock.shared.clients.consumer import ConsumerSettings
+from penstock.shared.clients.producer import ProducerSettings
+from penstock.shared.common.settings import KafkaSettings, Section
 
 S = TypeVar("S", bound=Section)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from shared.common.errors import ConfigError
-from shared.connect.config_types import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.config_types import (
     ClassResolver,
     Importance,
     Type,

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from shared.common.errors import ConfigError
-from shared.connect.hiding import secrets_in
-from shared.connect.properties import parse_properties
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.hiding import secrets_in
+from penstock.shared.connect.properties import parse_properties
 
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
 MASKED_LENGTH_MIN = 4

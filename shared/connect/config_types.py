@@ -5,7 +5,7 @@
 >>> parse("tasks.max", Type.INT, "four")
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: Invalid value four for configuration tasks.max: Not a number of type INT
+penstock.errors.ConfigError: Invalid value four for configuration tasks.max: Not a number of type INT
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 HIDDEN = "[hidden]"
 

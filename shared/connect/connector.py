@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import ClassVar, Protocol
 
-from shared.common.records import TopicPartition
-from shared.connect.config_def import ConfigDef, ConfigValue
-from shared.connect.record import Offset, Partition
-from shared.connect.task import SinkTask, SourceTask, Task
-from shared.connect.version import CONNECT_VERSION
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.config_def import ConfigDef, ConfigValue
+from penstock.shared.connect.record import Offset, Partition
+from penstock.shared.connect.task import SinkTask, SourceTask, Task
+from penstock.shared.connect.version import CONNECT_VERSION
 
 Props = Mapping[str, str]
 

@@ -6,8 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Type, Width, at_least, one_of
-from shared.connect.config_types import Validator, non_empty_without_control_characters, regex, unique_items
+from penstock.shared.connect.config_def import (
+    NO_DEFAULT,
+    ConfigDef,
+    ConfigValue,
+    Importance,
+    Type,
+    Width,
+    at_least,
+    one_of,
+)
+from penstock.shared.connect.config_types import Validator, non_empty_without_control_characters, regex, unique_items
 
 COMMON, TRANSFORMS, PREDICATES, ERRORS = "Common", "Transforms", "Predicates", "Error Handling"
 TOPIC_CREATION, EXACTLY_ONCE, OFFSETS_TOPIC = "Topic Creation", "Exactly Once Support", "offsets.topic"

@@ -11,15 +11,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from shared.common.clock import Clock
-from shared.common.log import get_logger
-from shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from shared.connect.converter import Converter, HeaderConverter, MoreNeeded
-from shared.connect.error_handling import Failure, RetryWithToleranceOperator, Stage
-from shared.connect.errors import DataError
-from shared.connect.record import Header, SinkRecord, SourceRecord
-from shared.connect.retry_waits import Interrupted, RetryWaits
-from shared.connect.transformation_chain import TransformationChain, TransformationStage
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.connect.converter import Converter, HeaderConverter, MoreNeeded
+from penstock.shared.connect.error_handling import Failure, RetryWithToleranceOperator, Stage
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.record import Header, SinkRecord, SourceRecord
+from penstock.shared.connect.retry_waits import Interrupted, RetryWaits
+from penstock.shared.connect.transformation_chain import TransformationChain, TransformationStage
 
 log = get_logger(__name__)
 

@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from shared.common.records import Headers
-from shared.connect.config_def import ConfigDef
-from shared.connect.errors import ConnectError
-from shared.connect.schema import Schema
-from shared.connect.version import CONNECT_VERSION
+from penstock.shared.common.records import Headers
+from penstock.shared.connect.config_def import ConfigDef
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.schema import Schema
+from penstock.shared.connect.version import CONNECT_VERSION
 
 Converted = tuple[Schema | None, Any]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from shared.common.records import ConsumerRecord, ProducerRecord
-from shared.connect.error_handling import Failure
-from shared.connect.errors import ConnectError, DataError, RetriableError
-from shared.connect.plugins import class_name
-from shared.connect.record import SourceRecord
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.connect.error_handling import Failure
+from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.plugins import class_name
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.states import ConnectorTaskId
 
 PREFIX = "__connect.errors."
 TRACE_BYTES_MAX = 32_768
@@ -30,7 +30,7 @@ KAFKA_ERRORS: tuple[tuple[type[Exception], str], ...] = (
 def error_name(error: Exception) -> str:
     """An error's class as dead letters name it."""
     kind = type(error)
-    if kind.__module__.startswith("shared."):
+    if kind.__module__.startswith("penstock."):
         for base, name in KAFKA_ERRORS:
             if isinstance(error, base):
                 return name

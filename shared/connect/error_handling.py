@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from shared.connect.errors import ConnectError, RetriableError
-from shared.connect.task_metrics import TaskMetrics
+from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.task_metrics import TaskMetrics
 
 RETRIES_DELAY_MIN_MS = 300
 RETRIES_DELAY_SHIFT_MAX = 40  # doubling goes no further: the delay is above every limit by then

@@ -9,20 +9,26 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.producer import Producer
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError
-from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord
-from shared.connect.conversion import Conversion
-from shared.connect.dead_letters import dead_letter, log_fields
-from shared.connect.error_handling import ErrorSettings, Failure, RetryWithToleranceOperator, Stage, ToleranceExceeded
-from shared.connect.errors import ConnectError
-from shared.connect.raw_records import RawRecords
-from shared.connect.record import SinkRecord, SourceRecord
-from shared.connect.states import ConnectorTaskId
-from shared.connect.task_metrics import TaskMetrics
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.connect.conversion import Conversion
+from penstock.shared.connect.dead_letters import dead_letter, log_fields
+from penstock.shared.connect.error_handling import (
+    ErrorSettings,
+    Failure,
+    RetryWithToleranceOperator,
+    Stage,
+    ToleranceExceeded,
+)
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.raw_records import RawRecords
+from penstock.shared.connect.record import SinkRecord, SourceRecord
+from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.task_metrics import TaskMetrics
 
 log = get_logger(__name__)
 

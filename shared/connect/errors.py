@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 
-from shared.common.errors import ConfigError, DataError, PenstockError, RetriableError
+from penstock.shared.common.errors import ConfigError, DataError, PenstockError, RetriableError
 
 __all__ = [
     "ConfigError",

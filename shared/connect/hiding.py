@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shared.connect.config_types import HIDDEN, Password
+from penstock.shared.connect.config_types import HIDDEN, Password
 
 SECRET_WORDS = (
     *("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info"),

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shared.common.errors import DataError
-from shared.connect.record import Offset, Partition
+from penstock.shared.common.errors import DataError
+from penstock.shared.connect.record import Offset, Partition
 
 OFFSET_BYTES_MAX = 900_000
 """A larger partition or offset would not fit into a record of the offset topic."""

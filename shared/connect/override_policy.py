@@ -4,14 +4,14 @@
 >>> check_overrides("None", "consumer", {"max.poll.records": "1"})
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: consumer.override.max.poll.records: the override policy None does not allow it
+penstock.errors.ConfigError: consumer.override.max.poll.records: the override policy None does not allow it
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.connect.errors import ConfigError
+from penstock.shared.connect.errors import ConfigError
 
 PRINCIPAL = ("security.protocol", "sasl.jaas.config", "sasl.mechanism")
 CLIENTS = ("producer", "consumer", "admin")

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-from shared.common.log import get_logger
-from shared.connect.builtin import BUILTIN
-from shared.connect.connector import Connector, SinkConnector, SourceConnector
-from shared.connect.converter import Converter, HeaderConverter
-from shared.connect.errors import ConfigError, ConnectorNotFound
-from shared.connect.transform import Predicate, Transformation
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.builtin import BUILTIN
+from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
+from penstock.shared.connect.converter import Converter, HeaderConverter
+from penstock.shared.connect.errors import ConfigError, ConnectorNotFound
+from penstock.shared.connect.transform import Predicate, Transformation
 
 log = get_logger(__name__)
 
@@ -173,7 +173,7 @@ def _imported(path: str, base: type) -> type | None:
 def _builtin() -> Iterator[tuple[str | None, type]]:
     for path in BUILTIN:
         module, _, name = path.rpartition(".")
-        yield None, getattr(importlib.import_module(f"shared.connect.{module}"), name)
+        yield None, getattr(importlib.import_module(f"penstock.shared.connect.{module}"), name)
 
 
 def _entry_points() -> Iterator[tuple[str | None, type]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")

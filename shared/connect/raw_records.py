@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
 
 KEPT_BYTES_MAX = 64 << 20
 """Keys and values kept beside those being delivered; the oldest go first. What is gone is made anew of the record."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from shared.connect.schema import Schema
+from penstock.shared.connect.schema import Schema
 
 Partition = Mapping[str, Any]
 """What names one part of a source (a file, a table): JSON values."""

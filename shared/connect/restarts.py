@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.states import ConnectorTaskId
 
 
 class Settings(Protocol):

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from shared.common.log import get_logger
-from shared.connect.config_provider import unmasked
-from shared.connect.errors import said_of
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.config_provider import unmasked
+from penstock.shared.connect.errors import said_of
 
 log = get_logger(__name__)
 

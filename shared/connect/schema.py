@@ -9,7 +9,7 @@ zone). A value may also come without a schema (JSON without an envelope): then i
 >>> user.validate({"id": "7"})
 Traceback (most recent call last):
     ...
-shared.common.errors.DataError: User.id: '7' is no INT64
+penstock.errors.DataError: User.id: '7' is no INT64
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-from shared.common.errors import DataError
+from penstock.shared.common.errors import DataError
 
 
 class SchemaType(Enum):

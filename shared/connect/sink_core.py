@@ -27,11 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from shared.common.errors import IllegalState
-from shared.common.log import get_logger
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.connect.record import SinkRecord
-from shared.connect.task import Offsets
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.task import Offsets
 
 log = get_logger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.connect.offset_store import OffsetBackingStore, offset_key, offset_value, parse_offset_value
-from shared.connect.record import Offset, Partition
-from shared.connect.submitted_records import PartitionOffset
+from penstock.shared.connect.offset_store import OffsetBackingStore, offset_key, offset_value, parse_offset_value
+from penstock.shared.connect.record import Offset, Partition
+from penstock.shared.connect.submitted_records import PartitionOffset
 
 
 class StoredOffsetReader:

@@ -15,25 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.producer import Producer
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError, TopicAlreadyExists, UnknownTopicOrPartition
-from shared.common.log import get_logger
-from shared.common.records import ProducerRecord, RecordMetadata
-from shared.connect.allowed_files import AllowedFiles
-from shared.connect.conversion import Conversion
-from shared.connect.error_handling import Failure, Stage
-from shared.connect.error_reporting import ErrorReporters
-from shared.connect.errors import ConnectError, RetriableError, said_of
-from shared.connect.record import SourceRecord
-from shared.connect.retry_waits import Interrupted
-from shared.connect.states import ConnectorTaskId, Event, State
-from shared.connect.status_listener import StatusListener
-from shared.connect.task import OffsetStorageReader, SourceTask, TransactionContext
-from shared.connect.task_metrics import TaskMetrics
-from shared.connect.topic_creation import TopicCreationGroups
-from shared.connect.worker_task import WorkerTask
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError, TopicAlreadyExists, UnknownTopicOrPartition
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.conversion import Conversion
+from penstock.shared.connect.error_handling import Failure, Stage
+from penstock.shared.connect.error_reporting import ErrorReporters
+from penstock.shared.connect.errors import ConnectError, RetriableError, said_of
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.retry_waits import Interrupted
+from penstock.shared.connect.states import ConnectorTaskId, Event, State
+from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.task import OffsetStorageReader, SourceTask, TransactionContext
+from penstock.shared.connect.task_metrics import TaskMetrics
+from penstock.shared.connect.topic_creation import TopicCreationGroups
+from penstock.shared.connect.worker_task import WorkerTask
 
 log = get_logger(__name__)
 

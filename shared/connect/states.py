@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from shared.common.errors import IllegalState
+from penstock.shared.common.errors import IllegalState
 
 
 class State(Enum):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.states import ConnectorTaskId
 
 Id = str | ConnectorTaskId
 """A connector's name, or a task."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.connect.record import Offset, Partition
+from penstock.shared.connect.record import Offset, Partition
 
 Key = tuple[tuple[str, Any], ...] | bytes
 

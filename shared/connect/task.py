@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from shared.common.records import OffsetAndMetadata, RecordMetadata, TopicPartition
-from shared.connect.allowed_files import AllowedFiles
-from shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
-from shared.connect.version import CONNECT_VERSION
+from penstock.shared.common.records import OffsetAndMetadata, RecordMetadata, TopicPartition
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
+from penstock.shared.connect.version import CONNECT_VERSION
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 

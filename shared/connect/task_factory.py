@@ -11,38 +11,38 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer
-from shared.clients.producer import Producer
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
-from shared.connect.client_settings import consumer_settings, kafka_settings, producer_settings
-from shared.connect.config_provider import ConfigTransformer
-from shared.connect.connector import Connector, SinkConnector, task_class
-from shared.connect.connector_config import sink_config, source_config
-from shared.connect.conversion import Conversion
-from shared.connect.error_handling import ErrorSettings, RetryWithToleranceOperator
-from shared.connect.error_reporting import ErrorReporters, WorkerErrantRecordReporter
-from shared.connect.errors import ConfigError
-from shared.connect.exactly_once_source_task import ExactlyOnceSourceTask, transactional_id
-from shared.connect.offset_store import OffsetBackingStore
-from shared.connect.override_policy import check_overrides
-from shared.connect.plugins import Plugins
-from shared.connect.retry_waits import RetryWaits
-from shared.connect.sink_core import SinkCore
-from shared.connect.source_offsets import StoredOffsetReader
-from shared.connect.source_shell import SourceParts, WorkerSourceTaskContext
-from shared.connect.states import ConnectorTaskId
-from shared.connect.status_listener import StatusListener
-from shared.connect.task import SinkTask, SourceTask
-from shared.connect.task_metrics import TaskMetrics
-from shared.connect.topic_creation import TopicCreationGroups
-from shared.connect.transaction_boundaries import ConnectorBoundary, boundary_of
-from shared.connect.transformation_chain import TransformationChain
-from shared.connect.worker_config import WorkerConfig, with_prefix
-from shared.connect.worker_sink_task import WorkerSinkTask, WorkerSinkTaskContext
-from shared.connect.worker_source_task import WorkerSourceTask
-from shared.connect.worker_task import TaskSpec, WorkerTask
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
+from penstock.shared.connect.client_settings import consumer_settings, kafka_settings, producer_settings
+from penstock.shared.connect.config_provider import ConfigTransformer
+from penstock.shared.connect.connector import Connector, SinkConnector, task_class
+from penstock.shared.connect.connector_config import sink_config, source_config
+from penstock.shared.connect.conversion import Conversion
+from penstock.shared.connect.error_handling import ErrorSettings, RetryWithToleranceOperator
+from penstock.shared.connect.error_reporting import ErrorReporters, WorkerErrantRecordReporter
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.exactly_once_source_task import ExactlyOnceSourceTask, transactional_id
+from penstock.shared.connect.offset_store import OffsetBackingStore
+from penstock.shared.connect.override_policy import check_overrides
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.retry_waits import RetryWaits
+from penstock.shared.connect.sink_core import SinkCore
+from penstock.shared.connect.source_offsets import StoredOffsetReader
+from penstock.shared.connect.source_shell import SourceParts, WorkerSourceTaskContext
+from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.task import SinkTask, SourceTask
+from penstock.shared.connect.task_metrics import TaskMetrics
+from penstock.shared.connect.topic_creation import TopicCreationGroups
+from penstock.shared.connect.transaction_boundaries import ConnectorBoundary, boundary_of
+from penstock.shared.connect.transformation_chain import TransformationChain
+from penstock.shared.connect.worker_config import WorkerConfig, with_prefix
+from penstock.shared.connect.worker_sink_task import WorkerSinkTask, WorkerSinkTaskContext
+from penstock.shared.connect.worker_source_task import WorkerSourceTask
+from penstock.shared.connect.worker_task import TaskSpec, WorkerTask
 
 Props = Mapping[str, str]
 INT_MAX = 2**31 - 1

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from shared.connect.states import State
+from penstock.shared.connect.states import State
 
 RATE_WINDOW_MS = 30_000
 """Over how long a rate is taken at least, as Kafka's are."""

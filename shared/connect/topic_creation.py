@@ -17,8 +17,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shared.clients.admin import NewTopic
-from shared.connect.worker_config import with_prefix
+from penstock.shared.clients.admin import NewTopic
+from penstock.shared.connect.worker_config import with_prefix
 
 DEFAULT_GROUP = "default"
 OWN = ("include", "exclude", "partitions", "replication.factor")

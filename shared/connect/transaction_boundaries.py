@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
-from shared.connect.record import SourceRecord
+from penstock.shared.connect.record import SourceRecord
 
 
 class Ending(Enum):

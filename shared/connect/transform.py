@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from shared.connect.config_def import ConfigDef
-from shared.connect.record import ConnectRecord
-from shared.connect.version import CONNECT_VERSION
+from penstock.shared.connect.config_def import ConfigDef
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.version import CONNECT_VERSION
 
 
 class Transformation(ABC):

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-from shared.connect.config_def import Type
-from shared.connect.config_types import parse
-from shared.connect.errors import ConfigError
-from shared.connect.plugins import Plugins
-from shared.connect.record import ConnectRecord
-from shared.connect.transform import Predicate, Transformation
-from shared.connect.worker_config import with_prefix
+from penstock.shared.connect.config_def import Type
+from penstock.shared.connect.config_types import parse
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.transform import Predicate, Transformation
+from penstock.shared.connect.worker_config import with_prefix
 
 R = TypeVar("R", bound=ConnectRecord)
 

@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
-from shared.connect.client_settings import consumer_settings, producer_settings
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Recommender, Type, Width
-from shared.connect.config_types import as_text, invalid
-from shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
-from shared.connect.connector_config import check_sink_topics, sink_config, source_config
-from shared.connect.errors import ConfigError
-from shared.connect.hiding import hidden, without_passwords
-from shared.connect.override_policy import refused_overrides
-from shared.connect.plugins import KINDS, Plugins
-from shared.connect.version import CONNECT_VERSION
-from shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, WORKER_ONLY, with_prefix
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
+from penstock.shared.connect.client_settings import consumer_settings, producer_settings
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Recommender, Type, Width
+from penstock.shared.connect.config_types import as_text, invalid
+from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
+from penstock.shared.connect.connector_config import check_sink_topics, sink_config, source_config
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.hiding import hidden, without_passwords
+from penstock.shared.connect.override_policy import refused_overrides
+from penstock.shared.connect.plugins import KINDS, Plugins
+from penstock.shared.connect.version import CONNECT_VERSION
+from penstock.shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, WORKER_ONLY, with_prefix
 
 CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
 _WORKER_ONLY_SAYS = "{name} is a setting of the worker and has no effect here: set it in the worker's properties"

@@ -10,24 +10,24 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.log import get_logger
-from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
-from shared.connect.config_provider import ConfigTransformer, Mask
-from shared.connect.connector import Connector, Props, SinkConnector, task_class
-from shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
-from shared.connect.isolation.own_thread import in_thread
-from shared.connect.isolation.process import Processes, runs_apart
-from shared.connect.isolation.process_connector import ProcessConnector
-from shared.connect.offset_store import OffsetBackingStore
-from shared.connect.plugins import Plugins, class_name
-from shared.connect.restarts import Restarts
-from shared.connect.states import ConnectorTaskId, State, TargetState
-from shared.connect.status_listener import Id, StatusListener
-from shared.connect.validation import ConfigInfos, validate_connector
-from shared.connect.worker_config import ISOLATION, WorkerConfig
-from shared.connect.worker_connector import WorkerConnector
-from shared.connect.worker_task import TaskSpec, WorkerTask
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
+from penstock.shared.connect.config_provider import ConfigTransformer, Mask
+from penstock.shared.connect.connector import Connector, Props, SinkConnector, task_class
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
+from penstock.shared.connect.isolation.own_thread import in_thread
+from penstock.shared.connect.isolation.process import Processes, runs_apart
+from penstock.shared.connect.isolation.process_connector import ProcessConnector
+from penstock.shared.connect.offset_store import OffsetBackingStore
+from penstock.shared.connect.plugins import Plugins, class_name
+from penstock.shared.connect.restarts import Restarts
+from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.status_listener import Id, StatusListener
+from penstock.shared.connect.validation import ConfigInfos, validate_connector
+from penstock.shared.connect.worker_config import ISOLATION, WorkerConfig
+from penstock.shared.connect.worker_connector import WorkerConnector
+from penstock.shared.connect.worker_task import TaskSpec, WorkerTask
 
 log = get_logger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shared.common.settings import HEAD_BYTES_MIN, KafkaSettings
-from shared.connect.allowed_files import FILES_ALLOWED, are_allowed_files
-from shared.connect.client_settings import kafka_settings
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
-from shared.connect.config_types import ClassResolver
-from shared.connect.hiding import hidden
+from penstock.shared.common.settings import HEAD_BYTES_MIN, KafkaSettings
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, are_allowed_files
+from penstock.shared.connect.client_settings import kafka_settings
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
+from penstock.shared.connect.config_types import ClassResolver
+from penstock.shared.connect.hiding import hidden
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 

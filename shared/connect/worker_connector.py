@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shared.common.log import get_logger
-from shared.connect.config_provider import Mask, unmasked
-from shared.connect.connector import Connector, Props
-from shared.connect.errors import said_of, trace_of
-from shared.connect.isolation.process import END_MS
-from shared.connect.isolation.process_connector import ProcessConnector
-from shared.connect.states import Event, State, TargetState, after
-from shared.connect.status_listener import StatusListener
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.config_provider import Mask, unmasked
+from penstock.shared.connect.connector import Connector, Props
+from penstock.shared.connect.errors import said_of, trace_of
+from penstock.shared.connect.isolation.process import END_MS
+from penstock.shared.connect.isolation.process_connector import ProcessConnector
+from penstock.shared.connect.states import Event, State, TargetState, after
+from penstock.shared.connect.status_listener import StatusListener
 
 log = get_logger(__name__)
 

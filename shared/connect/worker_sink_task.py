@@ -13,23 +13,23 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 
-from shared.clients.consumer import Consumer, RebalanceListener
-from shared.common.clock import Clock
-from shared.common.log import get_logger
-from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
-from shared.connect.allowed_files import AllowedFiles
-from shared.connect.conversion import Conversion
-from shared.connect.error_reporting import ErrorReporters
-from shared.connect.errors import ConnectError, RetriableError
-from shared.connect.raw_records import RawRecords
-from shared.connect.record import SinkRecord
-from shared.connect.retry_waits import Interrupted
-from shared.connect.sink_core import Partitions, SinkCore
-from shared.connect.states import ConnectorTaskId, Event, State
-from shared.connect.status_listener import StatusListener
-from shared.connect.task import ErrantRecordReporter, SinkTask
-from shared.connect.task_metrics import TaskMetrics
-from shared.connect.worker_task import WorkerTask
+from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.conversion import Conversion
+from penstock.shared.connect.error_reporting import ErrorReporters
+from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.raw_records import RawRecords
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.retry_waits import Interrupted
+from penstock.shared.connect.sink_core import Partitions, SinkCore
+from penstock.shared.connect.states import ConnectorTaskId, Event, State
+from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.task import ErrantRecordReporter, SinkTask
+from penstock.shared.connect.task_metrics import TaskMetrics
+from penstock.shared.connect.worker_task import WorkerTask
 
 log = get_logger(__name__)
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError
-from shared.common.log import get_logger
-from shared.common.records import ProducerRecord, RecordMetadata
-from shared.connect.offset_store import OffsetBackingStore
-from shared.connect.record import SourceRecord
-from shared.connect.source_offsets import encoded
-from shared.connect.source_shell import SourceParts, SourceTaskShell
-from shared.connect.states import ConnectorTaskId
-from shared.connect.status_listener import StatusListener
-from shared.connect.submitted_records import Committable, SubmittedRecord, SubmittedRecords
-from shared.connect.task_metrics import TaskMetrics
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.connect.offset_store import OffsetBackingStore
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.source_offsets import encoded
+from penstock.shared.connect.source_shell import SourceParts, SourceTaskShell
+from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.submitted_records import Committable, SubmittedRecord, SubmittedRecords
+from penstock.shared.connect.task_metrics import TaskMetrics
 
 log = get_logger(__name__)
 

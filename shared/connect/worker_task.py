@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shared.common.clock import Clock
-from shared.common.log import get_logger
-from shared.connect.config_provider import Mask, unmasked
-from shared.connect.errors import said_of, trace_of
-from shared.connect.retry_waits import RetryWaits
-from shared.connect.states import ConnectorTaskId, Event, State, TargetState, after
-from shared.connect.status_listener import StatusListener
-from shared.connect.task_metrics import TaskMetrics
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.config_provider import Mask, unmasked
+from penstock.shared.connect.errors import said_of, trace_of
+from penstock.shared.connect.retry_waits import RetryWaits
+from penstock.shared.connect.states import ConnectorTaskId, Event, State, TargetState, after
+from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.task_metrics import TaskMetrics
 
 log = get_logger(__name__)
 

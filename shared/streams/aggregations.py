@@ -24,9 +24,9 @@ import datasketches
 import msgspec
 import msgspec.inspect
 
-from shared.common.errors import ConfigError, DataError
-from shared.streams.state.detached import detached
-from shared.streams.user_functions import plain
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.user_functions import plain
 
 ColumnType = Literal["int64", "float64", "binary"]
 ResultType = Literal["int64", "float64", "json"]

@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.common.errors import PenstockError
-from shared.common.records import Columns, Int64Array
-from shared.common.serialization import bytes_deserializer, json_deserializer
-from shared.streams.chain import Chain
-from shared.streams.columnar import NumberArray, Unfit
-from shared.streams.state.column_store import NONE, ColumnStore
-from shared.streams.topology import SourceNode
-from shared.streams.window_limits import check_key
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.common.serialization import bytes_deserializer, json_deserializer
+from penstock.shared.streams.chain import Chain
+from penstock.shared.streams.columnar import NumberArray, Unfit
+from penstock.shared.streams.state.column_store import NONE, ColumnStore
+from penstock.shared.streams.topology import SourceNode
+from penstock.shared.streams.window_limits import check_key
 
 ODD_VALUE = object()
 ODD_SHARE_MAX = 1 / 16

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.common.records import Columns
-from shared.streams.each import Each
-from shared.streams.processor import ProcessorContext, Record
+from penstock.shared.common.records import Columns
+from penstock.shared.streams.each import Each
+from penstock.shared.streams.processor import ProcessorContext, Record
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.stream_task import StreamTask
 
 Outcome = Record | Exception | None
 """What reaches the window, what a function raised, or None where the record was filtered out."""

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import (
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import (
     ChangelogHole,
     DataError,
     InvalidTimestamp,
@@ -30,27 +30,33 @@ from shared.common.errors import (
     ProducerFenced,
     RecordTooLarge,
 )
-from shared.common.log import get_logger
-from shared.common.records import (
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import (
     GroupMetadata,
     ProducerRecord,
     RecordColumns,
     RecordMetadata,
     TopicPartition,
 )
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import Takeover, encode_takeover
-from shared.streams.local_restore import Overtaken, discard
-from shared.streams.restore_progress import RestoreProgress
-from shared.streams.restoring import RestoreReport, Restoring, changelog_consumer, fetch_topic_id, find_takeover
-from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
-from shared.streams.source_offsets import own_offset
-from shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog_format import Takeover, encode_takeover
+from penstock.shared.streams.local_restore import Overtaken, discard
+from penstock.shared.streams.restore_progress import RestoreProgress
+from penstock.shared.streams.restoring import (
+    RestoreReport,
+    Restoring,
+    changelog_consumer,
+    fetch_topic_id,
+    find_takeover,
+)
+from penstock.shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from penstock.shared.streams.source_offsets import own_offset
+from penstock.shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
 
 if TYPE_CHECKING:
-    from shared.streams.task_metrics import RestoreMetrics
+    from penstock.shared.streams.task_metrics import RestoreMetrics
 
 log = get_logger(__name__)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
-from shared.common.topic_names import REPARTITION_SUFFIX
-from shared.streams import changelog_format as fmt
-from shared.streams.changelog_format import Entry, Progress, StoreSchema
+from penstock.shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX
+from penstock.shared.streams import changelog_format as fmt
+from penstock.shared.streams.changelog_format import Entry, Progress, StoreSchema
 
 NO_EPOCH = 0
 """Before the first takeover record, and in none: what says to be of it never counts."""

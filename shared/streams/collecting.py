@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import ConfigError, DataError
-from shared.streams.aggregations import Column, ColumnValue, OfField
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.aggregations import Column, ColumnValue, OfField
 
 COLLECT_LIMIT = 1_000  # values of one window, unless told otherwise: each is written anew with every change
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shared.common.records import Columns
-from shared.streams.aggregations import Aggregation
-from shared.streams.processor import ProcessorContext
-from shared.streams.state.column_close import close_at_once, close_due
-from shared.streams.state.column_store import ColumnStore
-from shared.streams.state.session_changes import Windows
-from shared.streams.state.store import FinalRow
-from shared.streams.window_results import WindowResults
-from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey
+from penstock.shared.common.records import Columns
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.processor import ProcessorContext
+from penstock.shared.streams.state.column_close import close_at_once, close_due
+from penstock.shared.streams.state.column_store import ColumnStore
+from penstock.shared.streams.state.session_changes import Windows
+from penstock.shared.streams.state.store import FinalRow
+from penstock.shared.streams.window_results import WindowResults
+from penstock.shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey
 
 if TYPE_CHECKING:
-    from shared.streams.column_path import Moments
+    from penstock.shared.streams.column_path import Moments
 
 CLOSE_AT_ONCE_MIN = 32
 """Where one record closes so many windows, it does so in columns: an object a window costs ten times as much."""

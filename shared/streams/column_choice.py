@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.streams.chain import Chain
-from shared.streams.column_path import ColumnPath
-from shared.streams.each import Each
-from shared.streams.session_path import SessionPath
-from shared.streams.session_windows import SessionAggregate
-from shared.streams.state.column_store import ColumnStore
-from shared.streams.time_windows import TimeWindowAggregate
-from shared.streams.topology import SourceNode
-from shared.streams.window_path import WindowPath
+from penstock.shared.streams.chain import Chain
+from penstock.shared.streams.column_path import ColumnPath
+from penstock.shared.streams.each import Each
+from penstock.shared.streams.session_path import SessionPath
+from penstock.shared.streams.session_windows import SessionAggregate
+from penstock.shared.streams.state.column_store import ColumnStore
+from penstock.shared.streams.time_windows import TimeWindowAggregate
+from penstock.shared.streams.topology import SourceNode
+from penstock.shared.streams.window_path import WindowPath
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
-    from shared.streams.wiring import Wiring
+    from penstock.shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.wiring import Wiring
 
 _PATHS: dict[type, type[ColumnPath]] = {SessionAggregate: SessionPath, TimeWindowAggregate: WindowPath}
 

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.common.records import Columns, Int64Array
-from shared.streams.batch_values import BatchValues, TakenValues
-from shared.streams.chain import Chain
-from shared.streams.column_aggregate import ColumnAggregate
-from shared.streams.columnar import INT64_SAFE
-from shared.streams.processor import INT64_MAX, Record
-from shared.streams.state.column_store import NONE, ColumnStore
-from shared.streams.topology import SourceNode
-from shared.streams.windowed_aggregate import NO_TIME
+from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.streams.batch_values import BatchValues, TakenValues
+from penstock.shared.streams.chain import Chain
+from penstock.shared.streams.column_aggregate import ColumnAggregate
+from penstock.shared.streams.columnar import INT64_SAFE
+from penstock.shared.streams.processor import INT64_MAX, Record
+from penstock.shared.streams.state.column_store import NONE, ColumnStore
+from penstock.shared.streams.topology import SourceNode
+from penstock.shared.streams.windowed_aggregate import NO_TIME
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.stream_task import StreamTask
 
 COLUMNS_MIN = 32
 """Fewer records are taken one by one: a batch costs some hundred calls of numpy, however small it is."""

@@ -5,7 +5,7 @@ reduced at once: one array a state column, one ufunc a column. A number of which
 a store as 0, as it does record by record, and as the ufunc's identity while columns are reduced. Other aggregations
 have columns of objects (`object_columns`); a user's own have none.
 
->>> from shared.streams.aggregations import Count, Min
+>>> from penstock.shared.streams.aggregations import Count, Min
 >>> columns = StateColumns.of([Count(), Min("ms").bind(dict)])
 >>> taken = columns.take([{"ms": 4}, {"ms": None}, {"ms": 9.5}], np.array([10, 20, 21]))
 >>> [c.tolist() for c in columns.reduce(taken, np.array([0, 1]), np.arange(3))]
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.common.records import Int64Array
-from shared.streams.aggregations import Aggregation, Count, Max, Mean, Min, Sum
-from shared.streams.latest import Latest
-from shared.streams.object_columns import ChangelogColumn, ObjectColumns, object_columns
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.aggregations import Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.object_columns import ChangelogColumn, ObjectColumns, object_columns
 
 FloatArray = NDArray[np.float64]
 NumberArray = NDArray[Any]

@@ -2,7 +2,7 @@
 
 >>> import msgspec
 >>> from datetime import timedelta
->>> from shared.streams.aggregations import Count, Mean
+>>> from penstock.shared.streams.aggregations import Count, Mean
 >>> class Click(msgspec.Struct):
 ...     ms: float
 >>> builder = StreamsBuilder()
@@ -25,15 +25,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.common.errors import ConfigError
-from shared.common.topic_names import dead_letter_topic, late_topic
-from shared.streams.changelog_format import AggregationSchema, StoreSchema
-from shared.streams.flow import Flow, deserializer_of, is_type
-from shared.streams.joining import GlobalTable, Table
-from shared.streams.refusals import refuse_loops, require_key_type, require_name, require_topic
-from shared.streams.stream import Stream
-from shared.streams.tables import RowValue, TableProcessor
-from shared.streams.topology import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.topic_names import dead_letter_topic, late_topic
+from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.flow import Flow, deserializer_of, is_type
+from penstock.shared.streams.joining import GlobalTable, Table
+from penstock.shared.streams.refusals import refuse_loops, require_key_type, require_name, require_topic
+from penstock.shared.streams.stream import Stream
+from penstock.shared.streams.tables import RowValue, TableProcessor
+from penstock.shared.streams.topology import (
     GlobalTableNode,
     KeyType,
     Node,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from shared.common.errors import ConfigError
-from shared.streams.processor import PROCESSOR_METHODS, Processor, ProcessorContext, Record
-from shared.streams.user_functions import plain, require_plain_methods
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, ProcessorContext, Record
+from penstock.shared.streams.user_functions import plain, require_plain_methods
 
 EachFunction = Callable[[Record, Callable[[Record], None]], None]
 """Takes a record and what forwards."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shared.clients.consumer.dead_letters import STAGE_DESERIALIZE, STAGE_PROCESS
-from shared.common.errors import ConfigError, DataError
+from penstock.shared.clients.consumer.dead_letters import STAGE_DESERIALIZE, STAGE_PROCESS
+from penstock.shared.common.errors import ConfigError, DataError
 
 ExceptionHandler = Literal["dead_letter", "continue", "fail"]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shared.common.records import Columns, ConsumerRecord
-from shared.streams.state.persistent_stores import PersistentStore
-from shared.streams.state.store import StateStore
-from shared.streams.topology import ProcessorNode, Topology
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.streams.state.persistent_stores import PersistentStore
+from penstock.shared.streams.state.store import StateStore
+from penstock.shared.streams.topology import ProcessorNode, Topology
 
 KEYS_AT_ONCE = 1_000
 """Some milliseconds; and as many keys are in memory in vain, where the turn ends."""

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.consumer.assignors import Assignor
-from shared.common.clock import Clock
-from shared.common.records import Columns, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.idle_advance import advance_idle
-from shared.streams.owned_task import OwnedTask
-from shared.streams.settings import StreamsSettings
-from shared.streams.slow_steps import PUNCTUATION, SlowSteps, Step
-from shared.streams.turn_time import TurnTime
-from shared.streams.worker_tasks import Ready
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer.assignors import Assignor
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.idle_advance import advance_idle
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.slow_steps import PUNCTUATION, SlowSteps, Step
+from penstock.shared.streams.turn_time import TurnTime
+from penstock.shared.streams.worker_tasks import Ready
 
 
 def make_consumer(

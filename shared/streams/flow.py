@@ -6,11 +6,16 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from shared.common.errors import ConfigError
-from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer, struct_deserializer
-from shared.streams.result_encoders import encode_json
-from shared.streams.topology import Encoder, KeyType, SourceNode
-from shared.streams.user_functions import require_callable
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.serialization import (
+    Deserializer,
+    bytes_deserializer,
+    json_deserializer,
+    struct_deserializer,
+)
+from penstock.shared.streams.result_encoders import encode_json
+from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
+from penstock.shared.streams.user_functions import require_callable
 
 
 @dataclass(frozen=True, slots=True)

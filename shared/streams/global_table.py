@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shared.common.errors import DataError
-from shared.common.serialization import string_deserializer
-from shared.streams.state.detached import detached
-from shared.streams.state.key_value_store import Row
-from shared.streams.topology import GlobalTableNode
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.serialization import string_deserializer
+from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.state.key_value_store import Row
+from penstock.shared.streams.topology import GlobalTableNode
 
 
 class GlobalTableRows:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.clock import Clock
-from shared.common.errors import KafkaTimeout
-from shared.common.log import get_logger
-from shared.common.records import Columns, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.global_table import GlobalTableRows
-from shared.streams.topology import Topology
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.global_table import GlobalTableRows
+from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
 

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregation, Count
-from shared.streams.changelog_format import AggregationSchema, StoreKind, StoreSchema
-from shared.streams.latest import LATEST, Latest
-from shared.streams.processor import interval_ms
-from shared.streams.refusals import require_aggregation, require_one_type
-from shared.streams.result_encoders import encode_json, encode_updates
-from shared.streams.session_windows import SessionAggregate, SessionWindows
-from shared.streams.sliding_windows import SlidingWindowAggregate, SlidingWindows
-from shared.streams.time_windows import TimeWindowAggregate, TimeWindows
-from shared.streams.topology import ProcessorNode, StoreBuilder
-from shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowResult
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregation, Count
+from penstock.shared.streams.changelog_format import AggregationSchema, StoreKind, StoreSchema
+from penstock.shared.streams.latest import LATEST, Latest
+from penstock.shared.streams.processor import interval_ms
+from penstock.shared.streams.refusals import require_aggregation, require_one_type
+from penstock.shared.streams.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.session_windows import SessionAggregate, SessionWindows
+from penstock.shared.streams.sliding_windows import SlidingWindowAggregate, SlidingWindows
+from penstock.shared.streams.time_windows import TimeWindowAggregate, TimeWindows
+from penstock.shared.streams.topology import ProcessorNode, StoreBuilder
+from penstock.shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowResult
 
 if TYPE_CHECKING:
-    from shared.streams.stream import Stream
+    from penstock.shared.streams.stream import Stream
 
 RESERVED_RESULTS = frozenset(("partition", "key", "start", "end", LATEST))
 

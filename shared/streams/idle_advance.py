@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from shared.streams.changelog_format import IdleAdvanced, IdleTime
-from shared.streams.time_marks import TimeMark, mark_record
+from penstock.shared.streams.changelog_format import IdleAdvanced, IdleTime
+from penstock.shared.streams.time_marks import TimeMark, mark_record
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.stream_task import StreamTask
 
 
 class IdleAdvance:

@@ -10,15 +10,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import PenstockError, RetriableError
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.instances import Instances, Registration, encode
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import PenstockError, RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.instances import Instances, Registration, encode
 
 log = get_logger(__name__)
 

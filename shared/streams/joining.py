@@ -6,21 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shared.common.errors import ConfigError, SerializationError
-from shared.streams.changelog_format import AggregationSchema, StoreSchema
-from shared.streams.flow import Flow, deserializer_of
-from shared.streams.processor import Processor, Record
-from shared.streams.refusals import require_groupable, require_name, require_one_type, require_same_builder
-from shared.streams.result_encoders import encode_json, result_deserializer
-from shared.streams.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
-from shared.streams.tables import Joiner, TableJoin
-from shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, StoreBuilder
-from shared.streams.user_functions import plain
-from shared.streams.windowed_aggregate import WindowResult
+from penstock.shared.common.errors import ConfigError, SerializationError
+from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.flow import Flow, deserializer_of
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.refusals import require_groupable, require_name, require_one_type, require_same_builder
+from penstock.shared.streams.result_encoders import encode_json, result_deserializer
+from penstock.shared.streams.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
+from penstock.shared.streams.tables import Joiner, TableJoin
+from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, StoreBuilder
+from penstock.shared.streams.user_functions import plain
+from penstock.shared.streams.windowed_aggregate import WindowResult
 
 if TYPE_CHECKING:
-    from shared.streams.dsl import StreamsBuilder
-    from shared.streams.stream import Stream
+    from penstock.shared.streams.dsl import StreamsBuilder
+    from penstock.shared.streams.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ before they write.
 >>> require_column_names("store 'visits': aggregation", ["n", "Day"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: store 'visits': aggregation 'Day': the lake's table closed/visits has a column 'day' \
+penstock.errors.ConfigError: store 'visits': aggregation 'Day': the lake's table closed/visits has a column 'day' \
 of its own (case does not count): call it otherwise
 """
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shared.common.errors import ConfigError
-from shared.streams.changelog_format import StoreSchema
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.changelog_format import StoreSchema
 
 STATE_HEAD = (
     *(("row", "STRING"), ("partition", "INT"), ("store", "STRING")),

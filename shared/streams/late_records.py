@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from shared.clients.connection import record_size
-from shared.clients.consumer.dead_letters import DeadLetter
-from shared.common.errors import DataError
-from shared.common.records import ConsumerRecord, Headers, ProducerRecord
-from shared.streams.processor import Record
-from shared.streams.topology import ProcessorNode
-from shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.consumer.dead_letters import DeadLetter
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.topology import ProcessorNode
+from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.stream_task import StreamTask
 
 TOPIC = "penstock.late.topic"
 PARTITION = "penstock.late.partition"

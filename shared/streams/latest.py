@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shared.streams.aggregations import Aggregation, Column, ColumnValue
+from penstock.shared.streams.aggregations import Aggregation, Column, ColumnValue
 
 LATEST = "latest_ms"
 """The name under which it is kept, before all others; no result may have it."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.common.errors import CorruptRecord
-from shared.common.log import get_logger
-from shared.streams.changelog_format import EPOCH_MAX, TAKEOVER, Entry, StoreSchema, decode, is_foreign
-from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
-from shared.streams.state.checkpoint import Checkpoint, layout
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.changelog_format import EPOCH_MAX, TAKEOVER, Entry, StoreSchema, decode, is_foreign
+from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from penstock.shared.streams.state.checkpoint import Checkpoint, layout
 
 if TYPE_CHECKING:
-    from shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.state.local_state import LocalState
 
 log = get_logger(__name__)
 

@@ -7,8 +7,8 @@ a state is in one place only: in a row, in what is kept of a row that was closed
 
 Two runs of one key, the second begun by what came third of all:
 
->>> from shared.streams.aggregations import CountDistinct
->>> from shared.streams.collecting import CollectList, Last
+>>> from penstock.shared.streams.aggregations import CountDistinct
+>>> from penstock.shared.streams.collecting import CollectList, Last
 >>> last, values = Last("page").bind(dict), [{"page": page} for page in "bca"]
 >>> kind = object_columns(last)
 >>> taken = kind.take(values, np.array([20, 80, 10]))
@@ -31,10 +31,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.common.records import Int64Array
-from shared.streams.aggregations import INT64_MAX, INT64_MIN, Aggregation, CountDistinct
-from shared.streams.collecting import CollectList, CollectSet, First, Last
-from shared.streams.quantiles import Quantiles
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.aggregations import INT64_MAX, INT64_MIN, Aggregation, CountDistinct
+from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+from penstock.shared.streams.quantiles import Quantiles
 
 AnyArray = NDArray[Any]
 """int64, float64 or objects."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from shared.streams.changelog_format import Progress, StoreSchema
-from shared.streams.processor import Processor
-from shared.streams.time_marks import NO_LIMIT, TimeMark
-from shared.streams.topology import SinkNode, SourceNode, Topology
-from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor
+from penstock.shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.time_marks import NO_LIMIT, TimeMark
+from penstock.shared.streams.topology import SinkNode, SourceNode, Topology
+from penstock.shared.streams.windowed_aggregate import NO_TIME, TimedProcessor
 
 
 class Above(NamedTuple):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from shared.common.records import ConsumerRecord, Headers
+from penstock.shared.common.records import ConsumerRecord, Headers
 
 PREFIX = "penstock.origin."
 TOPIC = PREFIX + "topic"

@@ -14,17 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from shared.clients.consumer.dead_letters import STAGE_PROCESS, STAGE_PRODUCE
-from shared.common.errors import ConfigError, FatalError, IllegalState
-from shared.streams.late_records import place_of
-from shared.streams.processor import Record
-from shared.streams.punctuation import Punctuator
-from shared.streams.refused_outputs import Emitted, refused_output
-from shared.streams.topology import ProcessorNode, Topology
-from shared.streams.windowed_aggregate import WindowKey
+from penstock.shared.clients.consumer.dead_letters import STAGE_PROCESS, STAGE_PRODUCE
+from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
+from penstock.shared.streams.late_records import place_of
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.punctuation import Punctuator
+from penstock.shared.streams.refused_outputs import Emitted, refused_output
+from penstock.shared.streams.topology import ProcessorNode, Topology
+from penstock.shared.streams.windowed_aggregate import WindowKey
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.stream_task import StreamTask
 
 Forward = Callable[[Record], None]
 

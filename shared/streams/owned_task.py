@@ -6,21 +6,21 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from shared.common.log import get_logger
-from shared.streams.changelog import ChangelogPartition
-from shared.streams.idle_advance import IdleAdvance
-from shared.streams.local_restore import discard
-from shared.streams.refusal_log import RefusalLog
-from shared.streams.restoring import RestoreReport
-from shared.streams.settings import StreamsSettings
-from shared.streams.slow_steps import SlowSteps
-from shared.streams.source_offsets import GroupAhead
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_inputs import TaskInputs
-from shared.streams.task_metrics import RestoreMetrics
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.idle_advance import IdleAdvance
+from penstock.shared.streams.local_restore import discard
+from penstock.shared.streams.refusal_log import RefusalLog
+from penstock.shared.streams.restoring import RestoreReport
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.slow_steps import SlowSteps
+from penstock.shared.streams.source_offsets import GroupAhead
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_inputs import TaskInputs
+from penstock.shared.streams.task_metrics import RestoreMetrics
 
 if TYPE_CHECKING:
-    from shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.state.local_state import LocalState
 
 log = get_logger(__name__)
 

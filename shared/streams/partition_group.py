@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from shared.common.records import Columns
+from penstock.shared.common.records import Columns
 
 NEVER_WAIT = -1
 

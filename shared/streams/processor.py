@@ -10,12 +10,12 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from shared.common.errors import ConfigError, DataError, FatalError, IllegalState
-from shared.common.records import Columns, Headers, Int64Array
-from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.common.errors import ConfigError, DataError, FatalError, IllegalState
+from penstock.shared.common.records import Columns, Headers, Int64Array
+from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
 if TYPE_CHECKING:
-    from shared.streams.window_results import WindowResults
+    from penstock.shared.streams.window_results import WindowResults
 
 
 INT64_MAX = 2**63 - 1
@@ -197,7 +197,7 @@ class Processor:
 
 def is_own(processor: object) -> bool:
     """Whether a processor's class is one of the engine's, and none of a user's."""
-    return type(processor).__module__.startswith("shared.streams.")
+    return type(processor).__module__.startswith("penstock.shared.streams.")
 
 
 def interval_ms(interval: timedelta | int, argument: str = "a duration", least: int = 1) -> int:
@@ -208,7 +208,7 @@ def interval_ms(interval: timedelta | int, argument: str = "a duration", least: 
     >>> interval_ms("30m", "gap")
     Traceback (most recent call last):
         ...
-    shared.common.errors.ConfigError: gap must be a timedelta or a whole number of ms and at least 1, got '30m'
+    penstock.errors.ConfigError: gap must be a timedelta or a whole number of ms and at least 1, got '30m'
     """
     ms = interval / timedelta(milliseconds=1) if isinstance(interval, timedelta) else interval
     is_number = isinstance(ms, int | float) and not isinstance(ms, bool) and math.isfinite(ms)

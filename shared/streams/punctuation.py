@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 Punctuator = Callable[[int], None]
 """Called with the stream time or wall-clock time in ms at which it fires."""

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import datasketches
 import msgspec
 
-from shared.common.errors import ConfigError, DataError
-from shared.streams.aggregations import Column, ColumnValue, OfField
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.aggregations import Column, ColumnValue, OfField
 
 KLL_K = 200  # 1.3 % of rank, and exact for as many values
 RANKS = (0.5, 0.9, 0.99)

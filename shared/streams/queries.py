@@ -21,16 +21,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
-from shared.common.errors import ConfigError
-from shared.common.key_range import raw_key
-from shared.streams.global_table import GlobalTableRows
-from shared.streams.latest import LATEST
-from shared.streams.state.column_window_store import ColumnWindowStore
-from shared.streams.state.persistent_stores import PersistentStore
-from shared.streams.state.store import LiveRow
-from shared.streams.stream_task import StreamTask
-from shared.streams.topology import KeyType, StoreBuilder, Topology
+from penstock.shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.key_range import raw_key
+from penstock.shared.streams.global_table import GlobalTableRows
+from penstock.shared.streams.latest import LATEST
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.state.persistent_stores import PersistentStore
+from penstock.shared.streams.state.store import LiveRow
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.topology import KeyType, StoreBuilder, Topology
 
 QUERY_ROWS_MAX = 10_000  # of one answer; narrower questions have the rest
 SLICE_ROWS = 2_000

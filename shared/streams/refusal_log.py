@@ -6,8 +6,8 @@ waits for its end, or for the task's. Only what is committed is said: the rest m
 
 from __future__ import annotations
 
-from shared.common.log import get_logger
-from shared.streams.task_metrics import TaskMetrics
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.task_metrics import TaskMetrics
 
 log = get_logger(__name__)
 

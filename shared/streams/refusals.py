@@ -5,7 +5,7 @@ A mistake that is found here costs a look at one line; found by a task it costs 
 >>> require_key_type("stream: key", "int")
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: stream: key must be "string" or "bytes", got 'int'
+penstock.errors.ConfigError: stream: key must be "string" or "bytes", got 'int'
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from shared.common.errors import ConfigError
-from shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
-from shared.streams.aggregations import Aggregation
-from shared.streams.flow import Flow
-from shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
-from shared.streams.user_functions import SHOWN_MAX, require_plain_methods
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.flow import Flow
+from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
+from penstock.shared.streams.user_functions import SHOWN_MAX, require_plain_methods
 
 AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_columns", "result")
 

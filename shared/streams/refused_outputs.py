@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.clients.connection import record_size
-from shared.clients.consumer.dead_letters import (
+from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.consumer.dead_letters import (
     ATTEMPTS,
     EXCEPTION,
     GROUP,
@@ -25,12 +25,12 @@ from shared.clients.consumer.dead_letters import (
     DeadLetter,
     header_text,
 )
-from shared.common.records import ConsumerRecord, ProducerRecord
-from shared.streams.late_records import as_bytes
-from shared.streams.origins import origin_headers
-from shared.streams.processor import Record
-from shared.streams.window_limits import name_window
-from shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.streams.late_records import as_bytes
+from penstock.shared.streams.origins import origin_headers
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.window_limits import name_window
+from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 
 class Emitted(NamedTuple):

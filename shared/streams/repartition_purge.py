@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from shared.clients.admin import Admin
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.topology import Topology
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
 

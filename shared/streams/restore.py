@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from shared.common.errors import CorruptRecord
-from shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
-from shared.streams.changelog_reader import Change, check_schema
-from shared.streams.idle_advance import IdleAdvances
-from shared.streams.state.column_load import load_many
-from shared.streams.state.column_store import ColumnStore
-from shared.streams.stream_task import StreamTask
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
+from penstock.shared.streams.changelog_reader import Change, check_schema
+from penstock.shared.streams.idle_advance import IdleAdvances
+from penstock.shared.streams.state.column_load import load_many
+from penstock.shared.streams.state.column_store import ColumnStore
+from penstock.shared.streams.stream_task import StreamTask
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:

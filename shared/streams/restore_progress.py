@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shared.common.log import get_logger
+from penstock.shared.common.log import get_logger
 
 if TYPE_CHECKING:
-    from shared.streams.task_metrics import RestoreMetrics
+    from penstock.shared.streams.task_metrics import RestoreMetrics
 
 log = get_logger(__name__)
 

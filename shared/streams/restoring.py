@@ -12,22 +12,29 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common import lake
-from shared.common.clock import Clock
-from shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, OffsetOutOfRange, SchemaMismatch
-from shared.common.log import get_logger
-from shared.common.records import Columns, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import PROGRESS, Progress, decode, decode_progress, is_foreign, way_out
-from shared.streams.changelog_reader import ChangelogReader, CorruptEntry, HistoryMissing, check_schema
-from shared.streams.local_restore import check_overtaken, discard, is_takeover_above, refusal, take_up, write_restored
-from shared.streams.restore import restore_change, restore_progress, restore_windows
-from shared.streams.restore_progress import RestoreProgress
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.checkpoint import Checkpoint
-from shared.streams.stream_task import StreamTask
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common import lake
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, OffsetOutOfRange, SchemaMismatch
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog_format import PROGRESS, Progress, decode, decode_progress, is_foreign, way_out
+from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry, HistoryMissing, check_schema
+from penstock.shared.streams.local_restore import (
+    check_overtaken,
+    discard,
+    is_takeover_above,
+    refusal,
+    take_up,
+    write_restored,
+)
+from penstock.shared.streams.restore import restore_change, restore_progress, restore_windows
+from penstock.shared.streams.restore_progress import RestoreProgress
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.stream_task import StreamTask
 
 log = get_logger(__name__)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import SerializationError
-from shared.common.serialization import Deserializer, json_deserializer, json_serializer
-from shared.streams.processor import Record
-from shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.serialization import Deserializer, json_deserializer, json_serializer
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 
 def encode_json(record: Record) -> tuple[bytes | None, bytes | None]:

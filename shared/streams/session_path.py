@@ -18,15 +18,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from shared.common.records import Columns, Int64Array
-from shared.streams.batch_values import TakenValues
-from shared.streams.column_path import ColumnPath, Moments
-from shared.streams.processor import INT64_MAX
-from shared.streams.session_windows import SessionAggregate
-from shared.streams.state.arrival_order import merging_keys
-from shared.streams.state.column_merge import cuts, merge_runs, sorted_order
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.column_store import NEVER
+from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.streams.batch_values import TakenValues
+from penstock.shared.streams.column_path import ColumnPath, Moments
+from penstock.shared.streams.processor import INT64_MAX
+from penstock.shared.streams.session_windows import SessionAggregate
+from penstock.shared.streams.state.arrival_order import merging_keys
+from penstock.shared.streams.state.column_merge import cuts, merge_runs, sorted_order
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.state.column_store import NEVER
 
 
 class SessionPath(ColumnPath):

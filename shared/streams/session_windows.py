@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregation
-from shared.streams.column_aggregate import ColumnAggregate
-from shared.streams.processor import Record
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.persistent_stores import PersistentSessionStore
-from shared.streams.state.session_store import InMemorySessionStore, Session
-from shared.streams.window_limits import check_key
-from shared.streams.windowed_aggregate import Emit, WindowKey
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.column_aggregate import ColumnAggregate
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.state.persistent_stores import PersistentSessionStore
+from penstock.shared.streams.state.session_store import InMemorySessionStore, Session
+from penstock.shared.streams.window_limits import check_key
+from penstock.shared.streams.windowed_aggregate import Emit, WindowKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
-from shared.common.lake_place import require_place
-from shared.common.log import get_logger
-from shared.common.settings import PositiveMs, Section
-from shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
-from shared.streams.changelog_format import parse_places
-from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
+from penstock.shared.common.lake_place import require_place
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import PositiveMs, Section
+from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
+from penstock.shared.streams.changelog_format import parse_places
+from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
 log = get_logger(__name__)
 

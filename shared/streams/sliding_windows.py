@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregation
-from shared.streams.processor import ProcessorContext, Record
-from shared.streams.state.persistent_stores import PersistentWindowStore
-from shared.streams.state.window_store import InMemoryWindowStore, Window
-from shared.streams.time_windows import FixedWindowAggregate
-from shared.streams.window_limits import check_key
-from shared.streams.windowed_aggregate import Emit, WindowKey
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.processor import ProcessorContext, Record
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore, Window
+from penstock.shared.streams.time_windows import FixedWindowAggregate
+from penstock.shared.streams.window_limits import check_key
+from penstock.shared.streams.windowed_aggregate import Emit, WindowKey
 
 
 @dataclass(frozen=True, slots=True)

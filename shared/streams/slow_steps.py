@@ -20,11 +20,11 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shared.common.errors import PenstockError
-from shared.common.log import get_logger
-from shared.streams.column_path import COLUMNS_MIN
-from shared.streams.processor import ProcessingFailed
-from shared.streams.settings import StreamsSettings
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.column_path import COLUMNS_MIN
+from penstock.shared.streams.processor import ProcessingFailed
+from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
 

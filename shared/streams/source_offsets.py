@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
-from shared.streams.changelog_reader import RENAMED
+from penstock.shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
+from penstock.shared.streams.changelog_reader import RENAMED
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.log import get_logger
-from shared.common.metrics import counter
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.settings import StreamsSettings
-from shared.streams.source_offsets import (
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.metrics import counter
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.source_offsets import (
     Ahead,
     GroupAhead,
     Held,
@@ -23,8 +23,8 @@ from shared.streams.source_offsets import (
     refuse_unread,
     start_of,
 )
-from shared.streams.stream_task import StreamTask
-from shared.streams.time_marks import holds_records
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.time_marks import holds_records
 
 log = get_logger(__name__)
 

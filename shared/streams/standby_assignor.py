@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from shared.clients.consumer.assignors import (
+from penstock.shared.clients.consumer.assignors import (
     Assigned,
     Assignor,
     CooperativeStickyAssignor,
@@ -34,8 +34,8 @@ from shared.clients.consumer.assignors import (
     RangeAssignor,
     in_order,
 )
-from shared.common.errors import InconsistentGroupProtocol
-from shared.common.records import TopicPartition
+from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.common.records import TopicPartition
 
 PREFIX = "penstock-streams-"
 """What the names of the strategies begin with; the rest is the setting's value."""

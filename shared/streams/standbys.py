@@ -13,16 +13,16 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from shared.common.clock import Clock
-from shared.common.errors import RetriableError
-from shared.common.log import get_logger
-from shared.common.metrics import gauge
-from shared.common.repeated_failure import RepeatedFailure
-from shared.common.settings import KafkaSettings
-from shared.streams.local_restore import Overtaken, discard
-from shared.streams.restoring import Restoring
-from shared.streams.settings import StreamsSettings
-from shared.streams.task_maker import TaskMaker
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.metrics import gauge
+from penstock.shared.common.repeated_failure import RepeatedFailure
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.local_restore import Overtaken, discard
+from penstock.shared.streams.restoring import Restoring
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.task_maker import TaskMaker
 
 log = get_logger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from shared.common.records import Int64Array
-from shared.streams.aggregations import Aggregation
-from shared.streams.changelog_format import (
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.changelog_format import (
     ENVELOPE,
     FINAL,
     FORMAT_VERSION,
@@ -20,13 +20,13 @@ from shared.streams.changelog_format import (
     encode_final,
     encode_live,
 )
-from shared.streams.object_columns import ChangelogColumn
-from shared.streams.processor import StateRefused
-from shared.streams.state.column_store import ColumnStore
-from shared.streams.state.session_changes import Windows
-from shared.streams.state.store import Changes, LiveRow, StateStore
-from shared.streams.topology import StoreBuilder
-from shared.streams.window_limits import name_window
+from penstock.shared.streams.object_columns import ChangelogColumn
+from penstock.shared.streams.processor import StateRefused
+from penstock.shared.streams.state.column_store import ColumnStore
+from penstock.shared.streams.state.session_changes import Windows
+from penstock.shared.streams.state.store import Changes, LiveRow, StateStore
+from penstock.shared.streams.topology import StoreBuilder
+from penstock.shared.streams.window_limits import name_window
 
 Entries = list[tuple[bytes | None, bytes]]
 """Keys and values."""

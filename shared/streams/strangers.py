@@ -7,10 +7,10 @@ consumer by its client id, which its owner knows.
 
 from __future__ import annotations
 
-from shared.clients.admin import Admin, GroupDescription
-from shared.common.errors import InconsistentGroupProtocol
-from shared.common.settings import KafkaSettings
-from shared.streams.standby_assignor import PREFIX
+from penstock.shared.clients.admin import Admin, GroupDescription
+from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.standby_assignor import PREFIX
 
 UNDECIDED = ""
 """The strategy of a group that has not agreed on one yet: brokers report it between two generations as well."""
@@ -24,7 +24,7 @@ def is_foreign(group: GroupDescription) -> bool:
 def name_members(group: GroupDescription) -> str:
     """The client ids of the members with their hosts.
 
-    >>> from shared.clients.admin import MemberDescription
+    >>> from penstock.shared.clients.admin import MemberDescription
     >>> members = (MemberDescription("c-1", "c", "/10.0.0.7", None, frozenset()),)
     >>> name_members(GroupDescription("app", "Stable", "consumer", "range", 1, members))
     "client 'c' (host 10.0.0.7)"

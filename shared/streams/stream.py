@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shared.common.errors import ConfigError
-from shared.common.topic_names import REPARTITION_SUFFIX
-from shared.streams.each import DropDeletions, Each, EachFunction, SameKey, Split, pass_on
-from shared.streams.flow import Flow, type_name
-from shared.streams.grouped_stream import GroupedStream
-from shared.streams.joining import GlobalTable, Joining, Table, join, repartitioned
-from shared.streams.processor import PROCESSOR_METHODS, Processor, Record
-from shared.streams.refusals import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX
+from penstock.shared.streams.each import DropDeletions, Each, EachFunction, SameKey, Split, pass_on
+from penstock.shared.streams.flow import Flow, type_name
+from penstock.shared.streams.grouped_stream import GroupedStream
+from penstock.shared.streams.joining import GlobalTable, Joining, Table, join, repartitioned
+from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, Record
+from penstock.shared.streams.refusals import (
     require_groupable,
     require_key_type,
     require_name,
@@ -25,14 +25,14 @@ from shared.streams.refusals import (
     require_same_builder,
     require_topic,
 )
-from shared.streams.result_encoders import encode_json
-from shared.streams.stream_join import JoinWindows
-from shared.streams.tables import Joiner
-from shared.streams.topology import Encoder, KeyType, ProcessorNode, SinkNode
-from shared.streams.user_functions import plain, require_callable, require_plain_methods
+from penstock.shared.streams.result_encoders import encode_json
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.tables import Joiner
+from penstock.shared.streams.topology import Encoder, KeyType, ProcessorNode, SinkNode
+from penstock.shared.streams.user_functions import plain, require_callable, require_plain_methods
 
 if TYPE_CHECKING:
-    from shared.streams.dsl import StreamsBuilder
+    from penstock.shared.streams.dsl import StreamsBuilder
 
 
 class Stream:

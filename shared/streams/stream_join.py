@@ -24,17 +24,17 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregation, Column, ColumnValue
-from shared.streams.processor import Processor, ProcessorContext, Record, interval_ms
-from shared.streams.result_encoders import bytes_keyed
-from shared.streams.state.detached import detached
-from shared.streams.state.persistent_stores import PersistentWindowStore
-from shared.streams.state.window_store import InMemoryWindowStore, Window
-from shared.streams.tables import Joiner
-from shared.streams.topology import KeyType
-from shared.streams.window_limits import check_key
-from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowResult
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregation, Column, ColumnValue
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record, interval_ms
+from penstock.shared.streams.result_encoders import bytes_keyed
+from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore, Window
+from penstock.shared.streams.tables import Joiner
+from penstock.shared.streams.topology import KeyType
+from penstock.shared.streams.window_limits import check_key
+from penstock.shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowResult
 
 LEFT, RIGHT = 0, 1
 WindowStore = InMemoryWindowStore | PersistentWindowStore

@@ -21,44 +21,44 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer.dead_letters import (
+from penstock.shared.clients.consumer.dead_letters import (
     STAGE_DESERIALIZE,
     STAGE_PROCESS,
     STAGE_PRODUCE,
     DeadLetter,
     dead_letter_record,
 )
-from shared.common.errors import ConfigError, DataError, FatalError, IllegalState, PenstockError
-from shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from shared.common.serialization import string_deserializer
-from shared.streams.at_work import at_work
-from shared.streams.changelog_format import StateCodec, encode_progress
-from shared.streams.column_choice import column_paths
-from shared.streams.column_path import COLUMNS_MIN, ColumnPath
-from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
-from shared.streams.fetch_ahead import FetchAhead
-from shared.streams.idle_advance import IdleAdvances
-from shared.streams.late_records import place_of
-from shared.streams.operator_times import OperatorTimes
-from shared.streams.origins import original, without_origin
-from shared.streams.processor import ProcessingFailed, Record, RecordMetadata
-from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from shared.streams.state.checkpoint import CommitPlace
-from shared.streams.store_entries import encode_stores
-from shared.streams.tables import Lookup
-from shared.streams.task_metrics import TaskMetrics
-from shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit, TaskOutputs
-from shared.streams.task_progress import progress_of
-from shared.streams.task_schedules import NOT_INITIALIZED, TaskSchedules
-from shared.streams.topology import ProcessorNode, SourceNode, Topology
-from shared.streams.turn_time import HasTime, always
-from shared.streams.user_functions import plain
-from shared.streams.window_limits import default_key_bytes_max
-from shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
-from shared.streams.wiring import NodeContext, Wiring
+from penstock.shared.common.errors import ConfigError, DataError, FatalError, IllegalState, PenstockError
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.common.serialization import string_deserializer
+from penstock.shared.streams.at_work import at_work
+from penstock.shared.streams.changelog_format import StateCodec, encode_progress
+from penstock.shared.streams.column_choice import column_paths
+from penstock.shared.streams.column_path import COLUMNS_MIN, ColumnPath
+from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
+from penstock.shared.streams.fetch_ahead import FetchAhead
+from penstock.shared.streams.idle_advance import IdleAdvances
+from penstock.shared.streams.late_records import place_of
+from penstock.shared.streams.operator_times import OperatorTimes
+from penstock.shared.streams.origins import original, without_origin
+from penstock.shared.streams.processor import ProcessingFailed, Record, RecordMetadata
+from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.store_entries import encode_stores
+from penstock.shared.streams.tables import Lookup
+from penstock.shared.streams.task_metrics import TaskMetrics
+from penstock.shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit, TaskOutputs
+from penstock.shared.streams.task_progress import progress_of
+from penstock.shared.streams.task_schedules import NOT_INITIALIZED, TaskSchedules
+from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
+from penstock.shared.streams.turn_time import HasTime, always
+from penstock.shared.streams.user_functions import plain
+from penstock.shared.streams.window_limits import default_key_bytes_max
+from penstock.shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
+from penstock.shared.streams.wiring import NodeContext, Wiring
 
 if TYPE_CHECKING:
-    from shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.state.local_state import LocalState
 
 Guarantee = Literal["exactly_once", "at_least_once"]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer import Consumer, RebalanceListener
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import (
+from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import (
     ConfigError,
     DataError,
     FatalError,
@@ -30,30 +30,30 @@ from shared.common.errors import (
     ProducerFenced,
     RetriableError,
 )
-from shared.common.log import get_logger
-from shared.common.records import Columns, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog import ChangelogPartition
-from shared.streams.fetched import advance, advance_all_idle, give_out, make_consumer, poll_ms, punctuate_all
-from shared.streams.global_table import GlobalTableRows
-from shared.streams.global_tables import GlobalTables
-from shared.streams.owned_task import OwnedTask
-from shared.streams.repartition_purge import RepartitionPurge
-from shared.streams.settings import StreamsSettings
-from shared.streams.slow_steps import SlowSteps
-from shared.streams.source_offsets import GroupAhead
-from shared.streams.source_positions import SourcePositions
-from shared.streams.standby_assignor import STRATEGIES
-from shared.streams.standbys import Standbys
-from shared.streams.strangers import name_strangers
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
-from shared.streams.task_maker import TaskMaker
-from shared.streams.task_metrics import RestoreMetrics
-from shared.streams.topics import Prepared, prepare_topics
-from shared.streams.topology import Topology
-from shared.streams.turn_time import TurnTime
-from shared.streams.worker_tasks import WorkerTasks
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.fetched import advance, advance_all_idle, give_out, make_consumer, poll_ms, punctuate_all
+from penstock.shared.streams.global_table import GlobalTableRows
+from penstock.shared.streams.global_tables import GlobalTables
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.repartition_purge import RepartitionPurge
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.slow_steps import SlowSteps
+from penstock.shared.streams.source_offsets import GroupAhead
+from penstock.shared.streams.source_positions import SourcePositions
+from penstock.shared.streams.standby_assignor import STRATEGIES
+from penstock.shared.streams.standbys import Standbys
+from penstock.shared.streams.strangers import name_strangers
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
+from penstock.shared.streams.task_maker import TaskMaker
+from penstock.shared.streams.task_metrics import RestoreMetrics
+from penstock.shared.streams.topics import Prepared, prepare_topics
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.turn_time import TurnTime
+from penstock.shared.streams.worker_tasks import WorkerTasks
 
 log = get_logger(__name__)
 

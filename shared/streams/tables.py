@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shared.streams.aggregations import Aggregation, Column, ColumnValue
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.state.key_value_store import KeyValueStore
-from shared.streams.state.persistent_stores import PersistentKeyValueStore
-from shared.streams.window_limits import check_key
+from penstock.shared.streams.aggregations import Aggregation, Column, ColumnValue
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.state.key_value_store import KeyValueStore
+from penstock.shared.streams.state.persistent_stores import PersistentKeyValueStore
+from penstock.shared.streams.window_limits import check_key
 
 Joiner = Callable[[Any, Any], Any]
 """Makes the result's value of the stream's value and the other side's, which is None where a left join found none."""

@@ -15,21 +15,21 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer import Consumer
-from shared.common.clock import Clock
-from shared.common.errors import DataError, IllegalState, KafkaTimeout, PenstockError, RecordTooLarge
-from shared.common.log import get_logger
-from shared.common.metrics import histogram
-from shared.common.records import TopicPartition
-from shared.streams.changelog import RecordRefused
-from shared.streams.owned_task import OwnedTask
-from shared.streams.processor import ProcessingFailed, StateRefused
-from shared.streams.settings import StreamsSettings
-from shared.streams.source_offsets import own_offset
-from shared.streams.state.checkpoint import LogReplaced
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit
-from shared.streams.window_limits import name_window
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import DataError, IllegalState, KafkaTimeout, PenstockError, RecordTooLarge
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.metrics import histogram
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.changelog import RecordRefused
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.processor import ProcessingFailed, StateRefused
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.source_offsets import own_offset
+from penstock.shared.streams.state.checkpoint import LogReplaced
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit
+from penstock.shared.streams.window_limits import name_window
 
 log = get_logger(__name__)
 

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from shared.common.clock import Clock
-from shared.common.log import get_logger
-from shared.streams.lake_names import require_lake_names
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_task import StreamTask
-from shared.streams.tables import Lookup
-from shared.streams.task_commits import TaskCommits
-from shared.streams.task_metrics import TaskMetrics
-from shared.streams.task_schedules import NOT_INITIALIZED
-from shared.streams.topology import Topology
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.lake_names import require_lake_names
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.tables import Lookup
+from penstock.shared.streams.task_commits import TaskCommits
+from penstock.shared.streams.task_metrics import TaskMetrics
+from penstock.shared.streams.task_schedules import NOT_INITIALIZED
+from penstock.shared.streams.topology import Topology
 
 if TYPE_CHECKING:
-    from shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.state.local_state import LocalState
 
 log = get_logger(__name__)
 

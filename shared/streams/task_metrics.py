@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from shared.common.metrics import counter, gauge
+from penstock.shared.common.metrics import counter, gauge
 
 
 class Totals(NamedTuple):

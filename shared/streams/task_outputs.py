@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.clients.producer.partitioner import for_key
-from shared.common.errors import DataError
-from shared.common.records import Int64Array, ProducerRecord, RecordColumns
-from shared.streams.processor import RecordMetadata
-from shared.streams.windowed_aggregate import WindowKey
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import Int64Array, ProducerRecord, RecordColumns
+from penstock.shared.streams.processor import RecordMetadata
+from penstock.shared.streams.windowed_aggregate import WindowKey
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 
-from shared.streams.changelog_format import Progress
+from penstock.shared.streams.changelog_format import Progress
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.stream_task import StreamTask
 
 
 def progress_of(task: StreamTask, now_ms: int) -> Progress:

@@ -10,10 +10,17 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from shared.common.errors import ConfigError
-from shared.streams.processor import interval_ms
-from shared.streams.punctuation import SWEEP_MIN, PunctuationQueue, PunctuationType, Punctuator, Schedule, Start
-from shared.streams.user_functions import plain
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.processor import interval_ms
+from penstock.shared.streams.punctuation import (
+    SWEEP_MIN,
+    PunctuationQueue,
+    PunctuationType,
+    Punctuator,
+    Schedule,
+    Start,
+)
+from penstock.shared.streams.user_functions import plain
 
 NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, not while it is made"
 

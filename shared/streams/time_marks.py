@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shared.common.records import Columns, Headers, ProducerRecord
-from shared.streams.processor import INT64_MAX
+from penstock.shared.common.records import Columns, Headers, ProducerRecord
+from penstock.shared.streams.processor import INT64_MAX
 
 HEADER = "penstock.time-mark"
 NO_LIMIT = INT64_MAX

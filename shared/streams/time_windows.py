@@ -20,17 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from shared.common.errors import ConfigError
-from shared.common.records import Int64Array
-from shared.streams.aggregations import Aggregation
-from shared.streams.column_aggregate import ColumnAggregate
-from shared.streams.latest import LATEST
-from shared.streams.processor import Record
-from shared.streams.state.column_window_store import ColumnWindowStore
-from shared.streams.state.persistent_stores import PersistentWindowStore
-from shared.streams.state.window_store import InMemoryWindowStore
-from shared.streams.window_limits import check_key
-from shared.streams.windowed_aggregate import Emit, WindowKey
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.column_aggregate import ColumnAggregate
+from penstock.shared.streams.latest import LATEST
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore
+from penstock.shared.streams.window_limits import check_key
+from penstock.shared.streams.windowed_aggregate import Emit, WindowKey
 
 WINDOWS_MAX = 10_000  # that one record is in: each is a write
 

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from shared.clients.admin import Admin, NewTopic, event_time_topic
-from shared.common.clock import Clock
-from shared.common.errors import ConfigError, UnknownTopicOrPartition
-from shared.common.log import get_logger
-from shared.common.settings import KafkaSettings
-from shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
-from shared.streams.topology import Topology
+from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import ConfigError, UnknownTopicOrPartition
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
+from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
 

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from shared.common.errors import ConfigError
-from shared.common.serialization import Deserializer
-from shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
-from shared.streams.aggregations import Aggregation
-from shared.streams.changelog_format import STORES_MAX, StoreSchema
-from shared.streams.columnar import StateColumns
-from shared.streams.processor import Processor, Record
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.column_window_store import ColumnWindowStore
-from shared.streams.state.key_value_store import KeyValueStore
-from shared.streams.state.row_codec import RowCodec
-from shared.streams.state.session_store import InMemorySessionStore
-from shared.streams.state.store import StateStore
-from shared.streams.state.window_store import InMemoryWindowStore
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.serialization import Deserializer
+from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.changelog_format import STORES_MAX, StoreSchema
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.state.key_value_store import KeyValueStore
+from penstock.shared.streams.state.row_codec import RowCodec
+from penstock.shared.streams.state.session_store import InMemorySessionStore
+from penstock.shared.streams.state.store import StateStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore
 
 if TYPE_CHECKING:
-    from shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.state.local_state import LocalState
 
 KeyType = Literal["string", "bytes"]
 Encoder = Callable[[Record], tuple[bytes | None, bytes | None]]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from shared.common.errors import ConfigError
-from shared.streams.topology import Topology
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.topology import Topology
 
 NAME_PATTERN = r"^[\w.]+:\w+$"
 

@@ -5,7 +5,7 @@ about `PROCESSING_MS_MAX` of work, however many records were fetched and whateve
 stays with the task's inputs for the next turn. The time is dealt out in equal shares to all who have records, and what
 one leaves over is for those after it. Everyone takes at least one run, so nobody waits for ever behind slow others.
 
->>> from shared.testing.manual_clock import ManualClock
+>>> from penstock.shared.testing.manual_clock import ManualClock
 >>> clock = ManualClock()
 >>> turn = TurnTime(clock)
 >>> turn.begin(2)
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.common.clock import Clock
+from penstock.shared.common.clock import Clock
 
 HasTime = Callable[[], bool]
 """Whether there is time for another record; once it says no, it goes on saying so."""

@@ -7,7 +7,7 @@ function gives back of another's coroutine is an error of its record, as if it h
 >>> plain("filter: predicate", 3)
 Traceback (most recent call last):
     ...
-shared.common.errors.ConfigError: filter: predicate must be callable, got 3
+penstock.errors.ConfigError: filter: predicate must be callable, got 3
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, ParamSpec, TypeVar
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import DataError, RecordTooLarge
+from penstock.shared.common.errors import DataError, RecordTooLarge
 
 RESULT_BYTES_SPARE = 16 * 1024
 """Of a result, for all that is not its key: names and numbers of the aggregations, bounds, headers."""

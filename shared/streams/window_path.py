@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.common.records import Columns, Int64Array
-from shared.streams.batch_values import TakenValues
-from shared.streams.column_path import ColumnPath, Moments
-from shared.streams.state.column_window_store import ColumnWindowStore
-from shared.streams.state.window_merge import take_into_windows
-from shared.streams.time_windows import TimeWindowAggregate
+from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.streams.batch_values import TakenValues
+from penstock.shared.streams.column_path import ColumnPath, Moments
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.state.window_merge import take_into_windows
+from penstock.shared.streams.time_windows import TimeWindowAggregate
 
 
 class WindowPath(ColumnPath):

@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shared.common.records import Int64Array
-from shared.streams.columnar import StateColumns
-from shared.streams.latest import LATEST
-from shared.streams.processor import Record
-from shared.streams.state.column_merge import sorted_order
-from shared.streams.state.session_changes import Windows
-from shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.latest import LATEST
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.state.column_merge import sorted_order
+from penstock.shared.streams.state.session_changes import Windows
+from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 

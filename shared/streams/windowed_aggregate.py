@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from shared.common.errors import RecordTooLarge
-from shared.streams.aggregations import Aggregation
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.window_limits import name_window
+from penstock.shared.common.errors import RecordTooLarge
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.window_limits import name_window
 
 Emit = Literal["on_close", "on_update"]
 

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from shared.clients.connection import record_size
-from shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge
-from shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord
-from shared.streams.at_work import is_at_work
-from shared.streams.late_records import send_late
-from shared.streams.origins import origin_headers
-from shared.streams.output_guard import Forward, OutputGuard, Way, ways_of
-from shared.streams.processor import (
+from penstock.shared.clients.connection import record_size
+from penstock.shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge
+from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord
+from penstock.shared.streams.at_work import is_at_work
+from penstock.shared.streams.late_records import send_late
+from penstock.shared.streams.origins import origin_headers
+from penstock.shared.streams.output_guard import Forward, OutputGuard, Way, ways_of
+from penstock.shared.streams.processor import (
     INT64_MAX,
     PROCESSOR_METHODS,
     ProcessingFailed,
@@ -31,19 +31,19 @@ from shared.streams.processor import (
     check_timestamp,
     is_own,
 )
-from shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
-from shared.streams.result_encoders import encode_json, encode_key, encode_updates
-from shared.streams.state.store import StateStore
-from shared.streams.tables import Lookup
-from shared.streams.task_outputs import Origins, ResultColumns
-from shared.streams.topology import ProcessorNode, SinkNode, Topology
-from shared.streams.user_functions import plain, require_done, require_plain_methods
-from shared.streams.window_limits import name_window
-from shared.streams.window_results import WindowResults
-from shared.streams.windowed_aggregate import WindowKey
+from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.streams.result_encoders import encode_json, encode_key, encode_updates
+from penstock.shared.streams.state.store import StateStore
+from penstock.shared.streams.tables import Lookup
+from penstock.shared.streams.task_outputs import Origins, ResultColumns
+from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
+from penstock.shared.streams.user_functions import plain, require_done, require_plain_methods
+from penstock.shared.streams.window_limits import name_window
+from penstock.shared.streams.window_results import WindowResults
+from penstock.shared.streams.windowed_aggregate import WindowKey
 
 if TYPE_CHECKING:
-    from shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.stream_task import StreamTask
 
 Output = Callable[[ProducerRecord, WindowKey | None, bytes | None], None]
 """Takes a record for a topic, the window whose result it is, and the key that chooses its partition if not its own."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.common.errors import IllegalState
-from shared.common.log import get_logger
-from shared.streams.owned_task import OwnedTask
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.owned_task import OwnedTask
 
 log = get_logger(__name__)
 

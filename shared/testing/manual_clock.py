@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ManualClock:
-    """`shared.common.clock.Clock` for tests.
+    """`penstock.shared.common.clock.Clock` for tests.
 
     >>> clock = ManualClock(1_000)
     >>> clock.advance(5)

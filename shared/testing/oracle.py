@@ -1,6 +1,6 @@
 """Replays recorded cases of Kafka Streams and compares.
 
-    python -m shared.testing.oracle [--columns] [--store in_memory|rocksdb] FILE…
+    python -m penstock.shared.testing.oracle [--columns] [--store in_memory|rocksdb] FILE…
 
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the
 records piped in, and what came out. Windows run through the DSL, punctuation through the Processor API, both on
@@ -26,14 +26,14 @@ from typing import Any
 
 import msgspec
 
-from shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.grouped_stream import GroupedStream, WindowedGroup
-from shared.streams.processor import Processor, Record
-from shared.streams.punctuation import PunctuationType, Schedule
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.punctuation import PunctuationType, Schedule
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 SOURCE, RESULTS = "input", "output"
 BATCH_SIZES = (1, 7, 1_000)

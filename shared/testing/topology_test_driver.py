@@ -3,8 +3,8 @@
 Everything a commit would write to Kafka is kept in lists, so a test can read results, late records and dead letters,
 `crash()` (lose what was not committed) and `restore()` from the changelog as a new owner would.
 
->>> from shared.streams.aggregations import Count
->>> from shared.streams.dsl import StreamsBuilder
+>>> from penstock.shared.streams.aggregations import Count
+>>> from penstock.shared.streams.dsl import StreamsBuilder
 >>> builder = StreamsBuilder()
 >>> builder.stream("clicks").group_by_key().session_window(gap=10).aggregate("s", n=Count()).on_close().to("sessions")
 >>> driver = TopologyTestDriver(builder.build())
@@ -20,26 +20,26 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.common.errors import ConfigError
-from shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
-from shared.streams.changelog_format import Takeover, encode_takeover
-from shared.streams.changelog_reader import ChangelogReader
-from shared.streams.column_path import COLUMNS_MIN
-from shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
-from shared.streams.global_table import GlobalTableRows
-from shared.streams.idle_advance import IdleAdvance, advance_idle
-from shared.streams.local_restore import take_up, write_restored
-from shared.streams.restore import restore_change, restore_progress
-from shared.streams.settings import MAX_FUTURE_MS
-from shared.streams.state.checkpoint import CommitPlace
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_task import Guarantee, StreamTask
-from shared.streams.task_inputs import TaskInputs
-from shared.streams.topology import Topology
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
+from penstock.shared.streams.changelog_format import Takeover, encode_takeover
+from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.column_path import COLUMNS_MIN
+from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
+from penstock.shared.streams.global_table import GlobalTableRows
+from penstock.shared.streams.idle_advance import IdleAdvance, advance_idle
+from penstock.shared.streams.local_restore import take_up, write_restored
+from penstock.shared.streams.restore import restore_change, restore_progress
+from penstock.shared.streams.settings import MAX_FUTURE_MS
+from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import Guarantee, StreamTask
+from penstock.shared.streams.task_inputs import TaskInputs
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.manual_clock import ManualClock
 
 if TYPE_CHECKING:
-    from shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.state.local_state import LocalState
 
 APPLICATION = "test-driver"
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Iterable, Sequence
 
 import pytest
 
-from shared.common.errors import UnknownTopicOrPartition
-from shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
 Outcome = RecordMetadata | BaseException
 

@@ -10,11 +10,11 @@ import pytest
 import structlog
 from fastapi import APIRouter
 
-from api.access import Access, scope_of
-from api.app import create_app
-from api.auth import ADMIN_BODY_BYTES_MAX
-from api.settings import Credential
-from shared.common.errors import ConfigError
+from penstock.api.access import Access, scope_of
+from penstock.api.app import create_app
+from penstock.api.auth import ADMIN_BODY_BYTES_MAX
+from penstock.api.settings import Credential
+from penstock.shared.common.errors import ConfigError
 
 SECRETS = {"feeder": "feeder-secret-1234", "viewer": "viewer-secret-1234", "root": "admin-secret-12345"}
 CREDENTIALS = {

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.admin import admin_router
-from api.app import create_app
-from shared.clients.admin import (
+from penstock.api.admin import admin_router
+from penstock.api.app import create_app
+from penstock.shared.clients.admin import (
     ClusterDescription,
     ConfigEntry,
     ConfigSynonym,
@@ -22,9 +22,9 @@ from shared.clients.admin import (
     ShiftBy,
     TopicDescription,
 )
-from shared.clients.admin.types import BrokerDescription, PartitionDescription
-from shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownTopicOrPartition
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
+from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownTopicOrPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 F0, F1, OTHER = TopicPartition("flights", 0), TopicPartition("flights", 1), TopicPartition("other", 0)
 

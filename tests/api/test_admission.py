@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from shared.common.errors import BrokerNotAvailable
+from penstock.shared.common.errors import BrokerNotAvailable
 from tests.api.test_ingest import NDJSON, URL, Service
 
 

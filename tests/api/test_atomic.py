@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from api.app import create_app
-from api.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, idempotency_key, told_by_headers
-from api.ingest import Ingest
-from api.problem import Problem
-from api.settings import IngestSettings
-from shared.common.records import ProducerRecord, RecordMetadata
+from penstock.api.app import create_app
+from penstock.api.atomic import KEY_CHARACTERS_MAX, IdempotencyKey, idempotency_key, told_by_headers
+from penstock.api.ingest import Ingest
+from penstock.api.problem import Problem
+from penstock.api.settings import IngestSettings
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from tests.api.test_ingest import NDJSON, URL, Service
 
 

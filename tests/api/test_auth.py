@@ -8,7 +8,7 @@ import structlog
 from fastapi import APIRouter
 from pydantic import SecretStr
 
-from api.app import create_app
+from penstock.api.app import create_app
 
 TOKEN = "a-token-of-enough-length"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from api.body import PART_BYTES, BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
-from api.content_encoding import STEP_BYTES, Inflater
-from api.problem import Problem
-from api.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
+from penstock.api.body import PART_BYTES, BodyReader, BodyStalled, ClientGone, Drain, ServiceLeaving
+from penstock.api.content_encoding import STEP_BYTES, Inflater
+from penstock.api.problem import Problem
+from penstock.api.turns import BULK_BYTES, BULK_EVENTS, FREE, Turns
 from tests.api.conftest import after
 
 

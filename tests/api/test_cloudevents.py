@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.cloudevents import ATTRIBUTES_MAX, from_headers, from_json
-from api.event import EventRefused
+from penstock.api.cloudevents import ATTRIBUTES_MAX, from_headers, from_json
+from penstock.api.event import EventRefused
 from tests.api.test_ingest import Service
 
 EVENT = {

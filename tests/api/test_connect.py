@@ -8,7 +8,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from api.connect import create_connect_app
+from penstock.api.connect import create_connect_app
 
 
 class Making:

@@ -8,9 +8,9 @@ import pytest
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from api.connect_body import config_of, create_request, json_body, json_list, patch_of, text_map
-from shared.connect.herder.errors import BadRequest
-from shared.connect.states import TargetState
+from penstock.api.connect_body import config_of, create_request, json_body, json_list, patch_of, text_map
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.states import TargetState
 
 
 def test_a_create_request_has_name_config_and_state() -> None:

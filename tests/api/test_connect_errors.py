@@ -6,13 +6,13 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from api.connect_body import name_of
-from api.connect_errors import install, normalized, status_of
-from api.connect_forwarding import Forwarding
-from api.problem import json_response
-from shared.common import errors
-from shared.connect.errors import ConnectorNotFound
-from shared.connect.herder import errors as herder
+from penstock.api.connect_body import name_of
+from penstock.api.connect_errors import install, normalized, status_of
+from penstock.api.connect_forwarding import Forwarding
+from penstock.api.problem import json_response
+from penstock.shared.common import errors
+from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.herder import errors as herder
 
 
 @pytest.mark.parametrize(

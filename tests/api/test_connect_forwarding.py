@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 import httpx
 from fastapi import FastAPI, Request, Response
 
-from api.connect_errors import install
-from api.connect_forwarding import CONFLICT, Forwarding
-from api.problem import json_response
-from api.server import HttpServer
-from shared.common.settings import HttpSettings
-from shared.connect.herder.errors import NotHere
+from penstock.api.connect_errors import install
+from penstock.api.connect_forwarding import CONFLICT, Forwarding
+from penstock.api.problem import json_response
+from penstock.api.server import HttpServer
+from penstock.shared.common.settings import HttpSettings
+from penstock.shared.connect.herder.errors import NotHere
 
 
 def worker(url: str | None) -> FastAPI:

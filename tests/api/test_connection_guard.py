@@ -16,11 +16,11 @@ import pytest
 from fastapi import APIRouter, Request
 from pydantic import SecretStr
 
-from api import connection_guard
-from api.app import create_app
-from api.connection_guard import HEADERS_MAX, GuardedHttp
-from api.server import HttpServer
-from shared.common.settings import HEAD_BYTES_MIN, HttpSettings
+from penstock.api import connection_guard
+from penstock.api.app import create_app
+from penstock.api.connection_guard import HEADERS_MAX, GuardedHttp
+from penstock.api.server import HttpServer
+from penstock.shared.common.settings import HEAD_BYTES_MIN, HttpSettings
 
 START = b"GET /ok HTTP/1.1\r\nHost: localhost\r\n"
 OK = START + b"\r\n"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from api.contact import ASK_SHARE, Contact
+from penstock.api.contact import ASK_SHARE, Contact
 
 LIMIT_MS = 1_000
 
 
 @dataclass
 class Client:
-    """Implements `api.contact.Talking`."""
+    """Implements `penstock.api.contact.Talking`."""
 
     silent: float | None = 0.0
     asked: int = 0

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
-from api.content_encoding import STEP_BYTES, CorruptBody, Inflater, inflater_of, zstd
-from api.problem import Problem
+from penstock.api.content_encoding import STEP_BYTES, CorruptBody, Inflater, inflater_of, zstd
+from penstock.api.problem import Problem
 
 Compress = Callable[[bytes], bytes]
 CHECKED = {zstd.CompressionParameter.checksum_flag: 1}

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 
-from api.app import create_app
-from api.dashboard import content_security_policy, dashboard_router
-from api.overview import OverviewBuilder
-from api.samples import KafkaSample
+from penstock.api.app import create_app
+from penstock.api.dashboard import content_security_policy, dashboard_router
+from penstock.api.overview import OverviewBuilder
+from penstock.api.samples import KafkaSample
 
 
 class Provider:

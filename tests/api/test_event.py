@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.event import EventRefused, at_column, explain_malformed, topic_reader
-from api.settings import IngestSettings, TopicSettings
-from shared.common.errors import ConfigError
-from shared.common.points_in_time import TimeUnit
+from penstock.api.event import EventRefused, at_column, explain_malformed, topic_reader
+from penstock.api.settings import IngestSettings, TopicSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit
 
 EARLIEST = 946_684_800_000
 """2000-01-01, before which no event is by default."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.api.test_ingest import NDJSON, URL, Service
 
 

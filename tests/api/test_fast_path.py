@@ -8,10 +8,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api.app import create_app
-from api.fast_path import plain_query
-from api.ingest import Ingest
-from api.settings import IngestSettings
+from penstock.api.app import create_app
+from penstock.api.fast_path import plain_query
+from penstock.api.ingest import Ingest
+from penstock.api.settings import IngestSettings
 from tests.api.conftest import MemoryProducer
 
 NDJSON, TEXT = {"Content-Type": "application/x-ndjson"}, {"Content-Type": "text/plain"}

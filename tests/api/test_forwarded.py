@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.app import create_app
-from api.forwarded import Answer, forward_router, upstreams_of
+from penstock.api.app import create_app
+from penstock.api.forwarded import Answer, forward_router, upstreams_of
 
 
 class Echo:

@@ -7,8 +7,8 @@ import asyncio
 import httpx
 from prometheus_client import CollectorRegistry
 
-from api.health import CheckResult, create_health_app, run_checks
-from shared.common import metrics
+from penstock.api.health import CheckResult, create_health_app, run_checks
+from penstock.shared.common import metrics
 
 
 async def ask(path: str, checks: dict, registry: CollectorRegistry | None = None) -> httpx.Response:

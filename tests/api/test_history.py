@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.history import History, point
+from penstock.api.history import History, point
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=300), st.integers(2, 20))

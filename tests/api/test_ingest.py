@@ -12,13 +12,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api.app import create_app
-from api.content_encoding import zstd
-from api.health import CheckResult
-from api.ingest import Ingest
-from api.settings import IngestSettings
-from shared.common import errors
-from shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.api.app import create_app
+from penstock.api.content_encoding import zstd
+from penstock.api.health import CheckResult
+from penstock.api.ingest import Ingest
+from penstock.api.settings import IngestSettings
+from penstock.shared.common import errors
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from tests.api.conftest import after
 
 NDJSON = {"Content-Type": "application/x-ndjson"}

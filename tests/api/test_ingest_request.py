@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from api.event import RecordError
-from api.ingest_request import IngestRequest
-from api.ndjson import Parsed
-from api.settings import IngestSettings
-from api.tally import Tally
-from api.turns import FREE
-from shared.common.errors import BrokerNotAvailable, BufferExhausted, IllegalState, PenstockError
-from shared.common.records import ProducerRecord
+from penstock.api.event import RecordError
+from penstock.api.ingest_request import IngestRequest
+from penstock.api.ndjson import Parsed
+from penstock.api.settings import IngestSettings
+from penstock.api.tally import Tally
+from penstock.api.turns import FREE
+from penstock.shared.common.errors import BrokerNotAvailable, BufferExhausted, IllegalState, PenstockError
+from penstock.shared.common.records import ProducerRecord
 
 
 def parsed(positions: list[int], bad: list[int] | None = None) -> Parsed:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from api.json_schema import load_schema
-from shared.common.errors import ConfigError
+from penstock.api.json_schema import load_schema
+from penstock.shared.common.errors import ConfigError
 
 
 def test_a_schema_in_a_file_says_where_an_event_is_wrong(tmp_path: Path) -> None:

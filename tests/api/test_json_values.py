@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.json_values import NotAnObject, ObjectSplitter
+from penstock.api.json_values import NotAnObject, ObjectSplitter
 
 text = st.text(alphabet='a"{}\\,\n[]é', max_size=6)
 objects = st.lists(

@@ -10,13 +10,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from api.health import create_health_app
-from api.kafka_daemon import KafkaHttpDaemon
-from api.server import HttpServer
-from shared.clients.admin import Admin
-from shared.common.errors import AuthenticationFailed, ConfigError
-from shared.common.settings import HttpSettings, KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.api.health import create_health_app
+from penstock.api.kafka_daemon import KafkaHttpDaemon
+from penstock.api.server import HttpServer
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import AuthenticationFailed, ConfigError
+from penstock.shared.common.settings import HttpSettings, KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 
 class Service(KafkaHttpDaemon):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.keys import asked_keys, query_params
-from api.problem import Problem
+from penstock.api.keys import asked_keys, query_params
+from penstock.api.problem import Problem
 
 
 def test_a_question_is_asked_of_others_as_it_came() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from api.app import create_app
-from api.forwarded import Answer, forward_router
-from api.rest_proxy import metadata_routers
+from penstock.api.app import create_app
+from penstock.api.forwarded import Answer, forward_router
+from penstock.api.rest_proxy import metadata_routers
 from tests.api.test_admin import MemoryAdmin
 from tests.api.test_ingest import URL, Service
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from api.app import create_app
-from api.letters import letters_router
+from penstock.api.app import create_app
+from penstock.api.letters import letters_router
 
 
 class MemoryLetters:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.event import EventRefused, RecordError, topic_reader
-from api.ndjson import EventParser, LineSplitter, NdjsonReader, array_elements
-from api.settings import IngestSettings
-from shared.common.records import ProducerRecord
+from penstock.api.event import EventRefused, RecordError, topic_reader
+from penstock.api.ndjson import EventParser, LineSplitter, NdjsonReader, array_elements
+from penstock.api.settings import IngestSettings
+from penstock.shared.common.records import ProducerRecord
 
 SETTINGS = IngestSettings(topics={"t": {"key": ["/k"]}}, max_line_bytes=20)
 

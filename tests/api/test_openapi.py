@@ -10,19 +10,19 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from api.admin import admin_router
-from api.app import create_app
-from api.health import health_router
-from api.ingest import Ingest
-from api.letters import letters_router
-from api.openapi import operations_of
-from api.openapi_examples import ANSWERS, BODIES
-from api.rest_produce import RestProducer
-from api.rest_proxy import metadata_routers, produce_routers
-from api.settings import IngestSettings
-from api.state import streams_router
-from services.admin.more import handed_on
-from shared.clients.admin import MemberDescription
+from penstock.api.admin import admin_router
+from penstock.api.app import create_app
+from penstock.api.health import health_router
+from penstock.api.ingest import Ingest
+from penstock.api.letters import letters_router
+from penstock.api.openapi import operations_of
+from penstock.api.openapi_examples import ANSWERS, BODIES
+from penstock.api.rest_produce import RestProducer
+from penstock.api.rest_proxy import metadata_routers, produce_routers
+from penstock.api.settings import IngestSettings
+from penstock.api.state import streams_router
+from penstock.services.admin.more import handed_on
+from penstock.shared.clients.admin import MemberDescription
 from tests.api.conftest import MemoryProducer
 from tests.api.test_admin import F0, MemoryAdmin
 from tests.api.test_letters import MemoryLetters

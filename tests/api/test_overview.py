@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.overview import OverviewBuilder, Rate
-from api.samples import KafkaSample, ServiceSample
+from penstock.api.overview import OverviewBuilder, Rate
+from penstock.api.samples import KafkaSample, ServiceSample
 
 
 def build(services: list[ServiceSample], kafka: KafkaSample | None = None) -> dict:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api.overview_watches import GroupWatch, Latency, restore_estimate_s
-from api.samples import ServiceSample
+from penstock.api.overview_watches import GroupWatch, Latency, restore_estimate_s
+from penstock.api.samples import ServiceSample
 
 
 def group(lag: int, **other: object) -> dict[str, object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from api.health import CheckResult
-from api.probe import Probe
+from penstock.api.health import CheckResult
+from penstock.api.probe import Probe
 
 
 async def test_it_fails_until_the_first_answer() -> None:

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from fastapi import APIRouter
 
-from api.app import create_app
-from api.problem import KINDS, Problem, kind_of
-from shared.common import errors
+from penstock.api.app import create_app
+from penstock.api.problem import KINDS, Problem, kind_of
+from penstock.shared.common import errors
 
 LEAVES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.PenstockError)]
 

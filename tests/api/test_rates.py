@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.rates import CLIENTS_MAX, Rates
+from penstock.api.rates import CLIENTS_MAX, Rates
 
 
 def test_no_rate_refuses_nobody() -> None:

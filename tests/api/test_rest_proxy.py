@@ -13,14 +13,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
-from api.app import create_app
-from api.ingest import Ingest
-from api.rest_produce import RestProducer
-from api.rest_proxy import metadata_routers, produce_routers
-from api.settings import Credential, IngestSettings
-from shared.clients.admin import MemberDescription
-from shared.common.errors import BrokerNotAvailable, KafkaTimeout, PenstockError
-from shared.testing.manual_clock import ManualClock
+from penstock.api.app import create_app
+from penstock.api.ingest import Ingest
+from penstock.api.rest_produce import RestProducer
+from penstock.api.rest_proxy import metadata_routers, produce_routers
+from penstock.api.settings import Credential, IngestSettings
+from penstock.shared.clients.admin import MemberDescription
+from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout, PenstockError
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.api.test_admin import F0, MemoryAdmin
 from tests.api.test_ingest import COMPRESS
 

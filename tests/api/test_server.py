@@ -13,10 +13,10 @@ import httpx
 import pytest
 from fastapi import APIRouter, Request
 
-from api.app import create_app
-from api.server import HttpServer
-from shared.common.errors import ConfigError
-from shared.common.settings import HttpSettings
+from penstock.api.app import create_app
+from penstock.api.server import HttpServer
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import HttpSettings
 from tests.integration.certificates import Authority
 
 

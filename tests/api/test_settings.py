@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from api.settings import IngestSettings, TopicSettings, is_loopback, require_auth
-from shared.common.errors import ConfigError
+from penstock.api.settings import IngestSettings, TopicSettings, is_loopback, require_auth
+from penstock.shared.common.errors import ConfigError
 
 
 @pytest.mark.parametrize("pointer", ["carrier", "", "/a~2", "a/b"])

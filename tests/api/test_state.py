@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 
-from api.app import create_app
-from api.state import LiveWindows, StreamsState, WindowRow, streams_router
-from shared.common.continuation import WrongContinuation
+from penstock.api.app import create_app
+from penstock.api.state import LiveWindows, StreamsState, WindowRow, streams_router
+from penstock.shared.common.continuation import WrongContinuation
 
 
 class View:

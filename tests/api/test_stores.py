@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 
-from api.app import create_app
-from api.state import StreamsState, streams_router
-from api.stores import stores_router
-from shared.common.continuation import WrongContinuation
-from shared.common.errors import ConfigError
+from penstock.api.app import create_app
+from penstock.api.state import StreamsState, streams_router
+from penstock.api.stores import stores_router
+from penstock.shared.common.continuation import WrongContinuation
+from penstock.shared.common.errors import ConfigError
 from tests.api.test_state import Whole
 
 

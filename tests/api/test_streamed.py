@@ -12,13 +12,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api.app import create_app
-from api.ingest import Ingest
-from api.rest_produce import RestProducer
-from api.rest_proxy import produce_routers
-from api.server import HttpServer
-from api.settings import IngestSettings
-from shared.common.settings import HttpSettings
+from penstock.api.app import create_app
+from penstock.api.ingest import Ingest
+from penstock.api.rest_produce import RestProducer
+from penstock.api.rest_proxy import produce_routers
+from penstock.api.server import HttpServer
+from penstock.api.settings import IngestSettings
+from penstock.shared.common.settings import HttpSettings
 from tests.api.conftest import after
 from tests.api.test_admin import MemoryAdmin
 from tests.api.test_atomic import Transactor
@@ -68,7 +68,7 @@ async def test_a_damaged_body_ends_the_stream_as_a_bad_request(producer: Any) ->
 
 async def test_a_lasting_failure_stops_the_stream_with_its_reason(producer: Any) -> None:
     """What was not read is named by its first line, in the last row."""
-    from shared.common.errors import BrokerNotAvailable
+    from penstock.shared.common.errors import BrokerNotAvailable
 
     producer.fail_all = BrokerNotAvailable("no broker")
     last = rows((await Service(producer).post(b"1\n2\n", STREAMED)).text)[-1]

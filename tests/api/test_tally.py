@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.event import RecordError
-from api.tally import Tally
-from shared.common import errors
-from shared.common.records import RecordMetadata
+from penstock.api.event import RecordError
+from penstock.api.tally import Tally
+from penstock.shared.common import errors
+from penstock.shared.common.records import RecordMetadata
 
 
 def stored(partition: int, offset: int) -> RecordMetadata:

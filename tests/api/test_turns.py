@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from api import turns as module
-from api.turns import FREE, GRANTED_AFTER, ROTATE_BYTES, Turns
+from penstock.api import turns as module
+from penstock.api.turns import FREE, GRANTED_AFTER, ROTATE_BYTES, Turns
 
 LOOPS = 3 * GRANTED_AFTER
 """Turns of the event loop in which everything that can happen has happened."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bench._changelogs import NUMBERS, ChangelogWriter, Entry
-from shared.common.settings import KafkaSettings
-from shared.streams import changelog_format as log
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams import changelog_format as log
 
 
 class Written(ChangelogWriter):

@@ -20,8 +20,8 @@ from bench.connect import (
     too_slow,
     value_of,
 )
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 
 def test_records_are_all_of_one_size(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from bench import producer
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.fake_broker import FakeCluster
 
 RECORDS = 2_000
 

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from services.local.broker_config import EmbeddedKafkaSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.connection import new_batch_builder, seal_batch
-from shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
-from shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
+from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.connection import new_batch_builder, seal_batch
+from penstock.shared.testing.fake_broker import Api, ErrorCode, FakeCluster, Message
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
 
 QUICK = {
     "group.min.session.timeout.ms": "100",

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import (
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import (
     GroupNotEmpty,
     GroupNotFound,
     InvalidTopic,
@@ -21,8 +21,8 @@ from shared.common.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
-from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.contract.conftest import Broker, until
 
 PARTITIONS = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.clients.connection import read_batches
-from shared.testing.fake_broker import Api, ErrorCode, Message
+from penstock.shared.clients.connection import read_batches
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from tests.contract.conftest import Log, Wire, batch
 
 EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.testing.fake_broker import Api, ErrorCode, Message
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from tests.contract.conftest import Broker, Log, Wire, connected, until
 
 SESSION_MS = 10_000

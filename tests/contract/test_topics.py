@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from shared.testing.fake_broker import Api, ErrorCode, Message
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from tests.contract.conftest import Wire, created
 
 TOPIC = 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from shared.testing.fake_broker import Api, ErrorCode, Message
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
 from tests.contract.conftest import Log, Wire, batch, created, until
 from tests.contract.test_groups import Member, alone
 

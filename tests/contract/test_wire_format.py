@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.testing.fake_broker import Api, ErrorCode, Message
-from shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_response
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Message
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_response
 from tests.contract.conftest import Wire, batch, connected, created, error_of
 
 SASL = (Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE)

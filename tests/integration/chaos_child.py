@@ -17,18 +17,18 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.consumer.daemon import RecordProducer
-from services.consumer.executor import Executor
-from services.consumer.handlers import Handler
-from services.consumer.runner import HandlerRunner
-from services.consumer.runner_metrics import RunnerMetrics
-from services.consumer.settings import ConsumerServiceSettings
-from shared.clients.consumer import Consumer
-from shared.clients.producer import Producer
-from shared.common import log
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.records import ConsumerRecord, TopicPartition
-from shared.common.settings import KafkaSettings, LogSettings
+from penstock.services.consumer.daemon import RecordProducer
+from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handlers import Handler
+from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common import log
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import ConsumerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings, LogSettings
 
 FAILURES = 0.05
 HANDLER_SECONDS_MAX = 0.03

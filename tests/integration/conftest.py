@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from services.local import broker_config as config
-from services.local.broker_config import EmbeddedKafkaSettings
-from services.local.jars import KAFKA_JARS
-from services.local.kafka import EmbeddedKafka, new_cluster_id
-from shared.common.ivy import fetch_jars
-from shared.common.java import find_java
+from penstock.services.local import broker_config as config
+from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.jars import KAFKA_JARS
+from penstock.services.local.kafka import EmbeddedKafka, new_cluster_id
+from penstock.shared.common.ivy import fetch_jars
+from penstock.shared.common.java import find_java
 
 TEST_PROPERTIES = {
     "group.min.session.timeout.ms": "100",

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from services.local.ports import pick
+from penstock.services.local.ports import pick
 from tests.integration.connect_worker import properties_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,16 @@ class WorkerProcess:
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / f"worker-{port}.log"
         file = properties_file(folder, {**props, "listeners": self.url})
-        command = [sys.executable, "-m", "services.cli", "connect", mode, str(file), *more, "--log.format=json"]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.services.cli",
+            "connect",
+            mode,
+            str(file),
+            *more,
+            "--log.format=json",
+        ]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)}

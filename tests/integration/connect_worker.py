@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from services.connect.daemon import ConnectDaemon
-from services.connect.settings import read_command_line
+from penstock.services.connect.daemon import ConnectDaemon
+from penstock.services.connect.settings import read_command_line
 
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 

@@ -14,19 +14,19 @@ import sys
 
 import msgspec
 
-from shared.common import log
-from shared.common.records import GroupMetadata
-from shared.common.settings import KafkaSettings, LogSettings
-from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog import ChangelogPartition
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.checkpoint import CommitPlace
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.task_outputs import TaskCommit
-from shared.streams.topology import Topology
+from penstock.shared.common import log
+from penstock.shared.common.records import GroupMetadata
+from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.task_outputs import TaskCommit
+from penstock.shared.streams.topology import Topology
 
 GAP_MS, GRACE_MS = 100, 50
 LONG_GRACE_MS, TICK_MS = 60_000, 200

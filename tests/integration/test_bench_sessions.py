@@ -6,9 +6,9 @@ import pytest
 
 from bench import sessions
 from bench._sessions_data import PARTITIONS, TOPIC, fill
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.common.settings import KafkaSettings
 
 RECORDS = 30_000
 

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic, OffsetChange, PartitionLag, ShiftBy, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import (
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic, OffsetChange, PartitionLag, ShiftBy, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import (
     BrokerNotAvailable,
     GroupNotEmpty,
     GroupNotFound,
@@ -22,8 +22,8 @@ from shared.common.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 
 def settings_of(kafka: EmbeddedKafka) -> KafkaSettings:

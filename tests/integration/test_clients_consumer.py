@@ -10,19 +10,19 @@ from collections.abc import Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from shared.clients.producer import Producer
-from shared.common.errors import (
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import (
     CommitFailed,
     IllegalState,
     KafkaTimeout,
     NoOffsetForPartition,
     OffsetOutOfRange,
 )
-from shared.common.records import Columns, OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.records import Columns, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 
 def settings_of(kafka: EmbeddedKafka) -> KafkaSettings:

@@ -8,11 +8,11 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Deliveries, Producer, ProducerInterceptor, ProducerSettings
-from shared.common.errors import (
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Deliveries, Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.common.errors import (
     BrokerNotAvailable,
     BufferExhausted,
     ConfigError,
@@ -27,7 +27,7 @@ from shared.common.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
-from shared.common.records import (
+from penstock.shared.common.records import (
     Columns,
     ConsumerRecord,
     GroupMetadata,
@@ -37,7 +37,7 @@ from shared.common.records import (
     RecordMetadata,
     TopicPartition,
 )
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.settings import KafkaSettings
 
 
 def settings_of(kafka: EmbeddedKafka, **more: int) -> KafkaSettings:

@@ -18,16 +18,16 @@ import pytest
 from aiokafka.protocol.types import CompactArray, CompactBytes, Int8, Int16, Int32
 from anyio.from_thread import start_blocking_portal
 
-from services.local.broker_config import EmbeddedKafkaSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.connection import Connection
-from shared.clients.connection.wire_types import TAGS, TEXT_FLEX, Api
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
-from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.connection.wire_types import TAGS, TEXT_FLEX, Api
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
+from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.certificates import Authority
 
 PASSWORD = "open-sesame-5871"

@@ -6,13 +6,13 @@ import asyncio
 import time
 from typing import Any
 
-from api.keys import StoreQuestion
-from services.aggregator.settings import AggregatorSettings
-from services.aggregator.window_search import CLOSED, WindowSearch
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
-from shared.clients.producer import Producer
-from shared.common.settings import KafkaSettings
+from penstock.api.keys import StoreQuestion
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.window_search import CLOSED, WindowSearch
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.settings import KafkaSettings
 from tests.services.aggregator.closed_logs import STORE, Log, records
 
 COMMITS, KEYS = 1_000, 97

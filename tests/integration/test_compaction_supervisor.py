@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.aggregator.backlog import BacklogWatch
-from services.aggregator.compaction import CompactionSupervisor
-from services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.backlog import BacklogWatch
+from penstock.services.aggregator.compaction import CompactionSupervisor
+from penstock.services.aggregator.settings import AggregatorSettings
 
 WAIT_SECONDS = 20.0
 DONE = 'print("noise"); print(\'{"live_rows": 40, "merged_rows": 4, "finals": 3, "deleted_rows": 1, "entries": 9}\')'
@@ -233,7 +233,7 @@ async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch
 
     Else a backlog that takes longer than the limit would be begun again and again.
     """
-    monkeypatch.setattr("services.aggregator.compaction.STOP_TIMEOUT_MS", 300)
+    monkeypatch.setattr("penstock.services.aggregator.compaction.STOP_TIMEOUT_MS", 300)
     pid = tmp_path / "pid"
     hanging = HANGING.format(deaf=deaf, pid=str(pid))
     jobs = Jobs(hanging, DONE, timeout_ms=2_000, retry_backoff_ms=2_000, run_records_max=100)
@@ -286,8 +286,8 @@ async def test_shutdown_stops_the_job(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, sys
 from prometheus_client import CollectorRegistry
-from services.aggregator import compaction
-from services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator import compaction
+from penstock.services.aggregator.settings import AggregatorSettings
 
 async def main():
     compaction.STOP_TIMEOUT_MS = 500

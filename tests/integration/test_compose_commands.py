@@ -28,10 +28,10 @@ import pytest
 import yaml
 
 from penstock import Producer
-from services.local.kafka import EmbeddedKafka
-from services.local.ports import pick
-from shared.clients.admin import Admin, event_time_topic
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.ports import pick
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect import postgres
 from tests.integration.environments import (
     LOCK,
@@ -69,7 +69,7 @@ def test_environment_is_the_lock(installed: Path) -> None:
     named = set(pinned(LOCK))
     assert len(named) > 30
     assert distributions(python) == named | {"penstock"}
-    site = ask(python, "import services; print(services.__file__)")
+    site = ask(python, "import penstock; print(penstock.__file__)")
     assert Path(site).is_relative_to(installed.parent), "the checkout is seen instead of the wheel"
 
 
@@ -95,7 +95,7 @@ def test_every_import_is_there(installed: Path) -> None:
     """What the wheel's code imports, late or early, is found in the new environment; what is the developers' is not."""
     python = installed / "python"
     names = set().union(*(imported_by(ROOT / room) for room in ("shared", "services", "api", "penstock")))
-    assert {"aiokafka", "pyspark", "fastapi", "deltalake", "services"} <= names
+    assert {"aiokafka", "pyspark", "fastapi", "deltalake", "penstock"} <= names
     assert missing(python, names - LATER_STANDARD_LIBRARY) == set()
     developers = {"pytest", "hypothesis", "yaml", "moto", "confluent_kafka", "pip", "setuptools", "hatchling"}
     assert missing(python, developers) == developers
@@ -114,7 +114,7 @@ def test_a_gap_in_the_lock_is_seen(installed: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="No matching distribution found for httpx"):
         pip("--python", python, "install", "--quiet", "--no-index", wheel)
     pip("--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
-    assert missing(python, {"httpx", "aiokafka", "services"}) == {"httpx"}
+    assert missing(python, {"httpx", "aiokafka", "penstock"}) == {"httpx"}
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.common.ivy import JarSet, fetch_jars
-from shared.common.java import find_java
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common.ivy import JarSet, fetch_jars
+from penstock.shared.common.java import find_java
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
 
 SOURCE = Path(__file__).parent / "connect" / "TryConnectClient.java"

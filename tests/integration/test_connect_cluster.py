@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.producer import Producer
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_processes import WorkerProcess, all_running, statuses, workers
 from tests.integration.connect_worker import properties
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
 
 RECORDING = Path(__file__).parents[1] / "data" / "kafka_connect_rest.jsonl.gz"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from services.connect import connectors
-from services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_TAKEN, WRONG_SETTING
-from services.local.kafka import EmbeddedKafka
-from services.local.ports import pick
-from shared.clients.admin import Admin, NewTopic
-from shared.common.settings import KafkaSettings
+from penstock.services.connect import connectors
+from penstock.services.connect.daemon import CONNECTOR_FAILED, KAFKA_UNREACHABLE, PORT_TAKEN, WRONG_SETTING
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.ports import pick
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_processes import ROOT, WorkerProcess
 from tests.integration.connect_worker import JSON_CONVERTER
 
@@ -73,7 +73,7 @@ async def test_lines_go_through_kafka_and_offsets_survive(
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.cli", "connect", *arguments, "--log.format=json"]
+    command = [sys.executable, "-m", "penstock.services.cli", "connect", *arguments, "--log.format=json"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
 
 WAIT_S = 30

@@ -23,13 +23,13 @@ from pathlib import Path
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer
-from shared.common.commit_metadata import decode_finished
-from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.commit_metadata import decode_finished
+from penstock.shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS, KEYS = 6, 60

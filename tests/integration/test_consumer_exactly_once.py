@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS, KEYS = 4, 100
@@ -29,7 +29,7 @@ TRANSACTION_TIMEOUT_MS = 2_000
 
 HANDLER = """
 import asyncio, random
-from shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 
 
 async def handle(record: ConsumerRecord) -> list[ProducerRecord]:
@@ -60,7 +60,7 @@ class Workers:
     async def start(self) -> None:
         with (self._folder / "log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "services.consumer.main", *self._arguments, cwd=self._folder,
+                sys.executable, "-m", "penstock.services.consumer.main", *self._arguments, cwd=self._folder,
                 env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=log, stderr=log,
             )  # fmt: skip
         self.running.append(process)

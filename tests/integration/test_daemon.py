@@ -15,7 +15,7 @@ LIMIT_MS = 500
 
 PROGRAM = """
 import asyncio, sys
-from shared.common import daemon
+from penstock.shared.common import daemon
 
 async def cooperative():
     await asyncio.Event().wait()

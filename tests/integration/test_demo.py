@@ -20,7 +20,7 @@ SOAK_TIMEOUT_S = 900
 
 
 def demo(*arguments: str | Path, cwd: Path, timeout_s: int = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.cli", "demo", *map(str, arguments)]
+    command = [sys.executable, "-m", "penstock.services.cli", "demo", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
@@ -110,7 +110,7 @@ def test_wrong_arguments_are_named(tmp_path: Path, arguments: tuple[str, ...], s
 
 def test_an_interrupt_is_answered_at_once(tmp_path: Path) -> None:
     """A second demo in the folder is refused and does no harm; Ctrl-C says that it was heard before anything stops."""
-    command = [sys.executable, "-m", "services.cli", "demo", "--events", "10", "--json"]
+    command = [sys.executable, "-m", "penstock.services.cli", "demo", "--events", "10", "--json"]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
         assert any("Kafka is up" in line for line in run.stderr)

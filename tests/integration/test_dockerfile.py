@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from services.compactor.spark import SPARK_JARS
-from shared.common.ivy import cache_root
+from penstock.services.compactor.spark import SPARK_JARS
+from penstock.shared.common.ivy import cache_root
 from tests.integration.environments import (
     LOCK,
     ROOT,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import time
 
-from services.local.doctor.examination import examine_kafka
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic, event_time_topic
-from shared.clients.producer import Producer
-from shared.common.settings import KafkaSettings
-from shared.streams.topics import CHANGELOG_CONFIGS
+from penstock.services.local.doctor.examination import examine_kafka
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.topics import CHANGELOG_CONFIGS
 
 NOW_MS = int(time.time() * 1000)
 WEEK_MS = 7 * 86_400_000

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from services.local import probe
-from services.local.broker_config import BROKER_LOG, LOG_FOLDER, EmbeddedKafkaSettings
-from services.local.folder_lock import LOCK_FILE, FolderInUse
-from services.local.kafka import EmbeddedKafka, KafkaDied
-from services.local.ports import PortTaken
-from shared.clients.admin import Admin, NewTopic
-from shared.common.errors import ConfigError, PenstockError
-from shared.common.settings import KafkaSettings
+from penstock.services.local import probe
+from penstock.services.local.broker_config import BROKER_LOG, LOG_FOLDER, EmbeddedKafkaSettings
+from penstock.services.local.folder_lock import LOCK_FILE, FolderInUse
+from penstock.services.local.kafka import EmbeddedKafka, KafkaDied
+from penstock.services.local.ports import PortTaken
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.settings import KafkaSettings
 
 ANSWER_MS = 1_000
 RESUMED_MS = 15_000
@@ -32,7 +32,7 @@ END_LIMIT_SECONDS = 15.0
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from services.local.kafka import EmbeddedKafka
+from penstock.services.local.kafka import EmbeddedKafka
 
 async def main():
     async with EmbeddedKafka(Path(sys.argv[1])) as kafka:

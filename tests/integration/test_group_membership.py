@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from services.local.jars import kafka_jars
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from shared.clients.producer import Producer
-from shared.common.errors import GroupNotEmpty
-from shared.common.java import find_java
-from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.jars import kafka_jars
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import GroupNotEmpty
+from penstock.shared.common.java import find_java
+from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.documents import DOCS, block, blocks, names_of
 
 COOPERATIVE = "cooperative-sticky"

@@ -18,21 +18,27 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.consumer.daemon import ConsumerDaemon, RecordProducer
-from services.consumer.executor import Executor
-from services.consumer.handlers import Handler
-from services.consumer.runner import HandlerRunner
-from services.consumer.runner_metrics import RunnerMetrics
-from services.consumer.settings import ConsumerServiceSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.dead_letter_log import DeadLetterLog
-from shared.clients.producer import Producer
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.commit_metadata import decode_finished
-from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, RecordMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.consumer.daemon import ConsumerDaemon, RecordProducer
+from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handlers import Handler
+from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.dead_letter_log import DeadLetterLog
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.commit_metadata import decode_finished
+from penstock.shared.common.records import (
+    ConsumerRecord,
+    OffsetAndMetadata,
+    ProducerRecord,
+    RecordMetadata,
+    TopicPartition,
+)
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.promtool import assert_clean
 
 WAIT_S = 30
@@ -228,7 +234,7 @@ async def test_a_hanging_handler_does_not_hold_a_rebalance_up(connection: KafkaS
 
 HANDLER = """
 import asyncio, os, pathlib
-from shared.common.records import ConsumerRecord
+from penstock.shared.common.records import ConsumerRecord
 
 log = pathlib.Path(os.environ["LOG"]).open("a", buffering=1)
 
@@ -255,7 +261,8 @@ async def daemon(
         "http.port": "0", "value": value,
     }  # fmt: skip
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.consumer.main", *(f"--{name}={value}" for name, value in arguments.items()),
+        sys.executable, "-m", "penstock.services.consumer.main",
+        *(f"--{name}={value}" for name, value in arguments.items()),
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "LOG": str(folder / log), **environment},
     )  # fmt: skip
     try:
@@ -380,7 +387,7 @@ async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettin
     async def command(*arguments: str, named: str = topic_name) -> tuple[int | None, list[dict[str, object]]]:
         options = ["--bootstrap-servers", connection.bootstrap_servers, "--json"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.consumer.dlq", arguments[0], named, *arguments[1:], *options,
+            sys.executable, "-m", "penstock.services.consumer.dlq", arguments[0], named, *arguments[1:], *options,
             stdout=asyncio.subprocess.PIPE, cwd=ROOT,
         )  # fmt: skip
         out, _ = await process.communicate()

@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from services.local.stack import Service, ServiceSpec, Stack
-from shared.clients.admin import Admin, event_time_topic
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.stack import Service, ServiceSpec, Stack
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.common.settings import KafkaSettings
 
 SILENCE_MAX_MS = 1_500
 WAIT_S = 30
@@ -51,16 +51,18 @@ async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka
     async with Admin(KafkaSettings(bootstrap_servers=own_kafka.bootstrap_servers)) as admin:
         await admin.create_topics([event_time_topic(name, 2) for name in ("events", "sessions")])
     aggregator = await stack.start(
-        ServiceSpec("aggregator", quick | {"TOPOLOGY": "services.local.topologies:sessions"})
+        ServiceSpec("aggregator", quick | {"TOPOLOGY": "penstock.services.local.topologies:sessions"})
     )
     consumer = await stack.start(
         ServiceSpec(
             "consumer",
-            quick | {"TOPICS": "sessions", "HANDLER": "services.local.handlers:log_record", "GROUP_ID": "g"},
+            quick | {"TOPICS": "sessions", "HANDLER": "penstock.services.local.handlers:log_record", "GROUP_ID": "g"},
         )
     )
     others = json.dumps({service.name: service.url for service in (aggregator, consumer)})
-    gateway = await stack.start(ServiceSpec("gateway", address | {"SERVICES": others}, module="services.local.gateway"))
+    gateway = await stack.start(
+        ServiceSpec("gateway", address | {"SERVICES": others}, module="penstock.services.local.gateway")
+    )
     async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
         await asyncio.gather(*(service.healthy() for service in (aggregator, consumer, gateway)))
         await asyncio.sleep(SILENCE_MAX_MS / 1000)  # nothing to do is no silence
@@ -86,8 +88,8 @@ async def test_a_broker_that_hangs_is_unhealthy_until_it_answers_again(own_kafka
 
 SERVICES = {
     "producer": [],
-    "consumer": ["--topics=t", "--group-id=g", "--handler=services.local.handlers:log_record"],
-    "aggregator": ["--topology=services.local.topologies:sessions"],
+    "consumer": ["--topics=t", "--group-id=g", "--handler=penstock.services.local.handlers:log_record"],
+    "aggregator": ["--topology=penstock.services.local.topologies:sessions"],
     "admin": [],
 }
 
@@ -95,7 +97,7 @@ SERVICES = {
 async def ended(name: str, *arguments: str, folder: Path) -> tuple[int | None, list[str]]:
     """Exit status and standard error of a service that is expected to end by itself."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.cli", name, *SERVICES[name], *arguments, "--log.level=error",
+        sys.executable, "-m", "penstock.services.cli", name, *SERVICES[name], *arguments, "--log.level=error",
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=folder,
         env={**os.environ, "PENSTOCK_CONFIG": os.devnull, "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip
@@ -144,7 +146,7 @@ COMMANDS = {
 async def test_a_kafka_that_is_not_there_is_named_soon(name: str, tmp_path: Path) -> None:
     """Every service and command says which brokers it does not reach, long before it gives up; and goes on trying."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.cli", *COMMANDS[name],
+        sys.executable, "-m", "penstock.services.cli", *COMMANDS[name],
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
         env={
             **os.environ, "PENSTOCK_CONFIG": os.devnull, "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -167,7 +169,7 @@ async def test_a_consumer_whose_topic_is_not_there_says_so(kafka: EmbeddedKafka,
     """It waits, as the topic may be created any moment; `/health` names the topic, and is well once it is there."""
     settings = {
         "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers, "TOPICS": topic_name, "GROUP_ID": topic_name,
-        "HANDLER": "services.local.handlers:log_record",
+        "HANDLER": "penstock.services.local.handlers:log_record",
     }  # fmt: skip
     consumer = await stack.start(ServiceSpec("consumer", settings))
     async with httpx.AsyncClient(trust_env=False, timeout=10, transport=httpx.AsyncHTTPTransport(retries=10)) as http:

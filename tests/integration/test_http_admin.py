@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-from services.admin.daemon import AdminDaemon
-from services.admin.settings import AdminServiceSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
-from shared.clients.producer import Producer
-from shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.late_records import late_record
+from penstock.services.admin.daemon import AdminDaemon
+from penstock.services.admin.settings import AdminServiceSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.late_records import late_record
 from tests.api.test_rest_proxy import OPERATIONS, misfits
 from tests.integration.test_http_ingest import read_all
 

@@ -14,19 +14,19 @@ import httpx
 import pytest
 from fastapi import APIRouter, Request, Response
 
-from api.app import create_app
-from api.problem import json_response
-from api.server import HttpServer
-from api.state import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
-from services.local.gateway import GatewayDaemon, GatewaySettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
-from shared.clients.producer import Producer
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
-from shared.common.settings import HttpSettings, KafkaSettings
+from penstock.api.app import create_app
+from penstock.api.problem import json_response
+from penstock.api.server import HttpServer
+from penstock.api.state import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
+from penstock.services.local.gateway import GatewayDaemon, GatewaySettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer.dead_letters import DeadLetter, dead_letter_record
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import HttpSettings, KafkaSettings
 from tests.integration.chromium import Page, chromium, find_chromium
 from tests.integration.test_http_ingest import NDJSON, create, healthy
 

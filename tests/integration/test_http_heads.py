@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.local.stack import Service, ServiceSpec, Stack
+from penstock.services.local.stack import Service, ServiceSpec, Stack
 
 NO_KAFKA = {"KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 CONNECTIONS = 16
@@ -116,9 +116,9 @@ async def test_memory_stays_flat_under_heads_without_end(stack: Stack) -> None:
     [
         ("producer", {}),
         ("admin", {}),
-        ("consumer", {"TOPICS": "t", "HANDLER": "services.local.handlers:log_record", "GROUP_ID": "g"}),
-        ("aggregator", {"TOPOLOGY": "services.local.topologies:sessions"}),
-        ("aggregator", {"TOPOLOGY": "services.local.topologies:sessions", "WORKERS": "2"}),
+        ("consumer", {"TOPICS": "t", "HANDLER": "penstock.services.local.handlers:log_record", "GROUP_ID": "g"}),
+        ("aggregator", {"TOPOLOGY": "penstock.services.local.topologies:sessions"}),
+        ("aggregator", {"TOPOLOGY": "penstock.services.local.topologies:sessions", "WORKERS": "2"}),
         ("gateway", {}),
         ("connect_worker", {}),
     ],
@@ -126,7 +126,7 @@ async def test_memory_stays_flat_under_heads_without_end(stack: Stack) -> None:
 )
 async def test_every_service_limits_heads(stack: Stack, name: str, settings: dict[str, str]) -> None:
     """http.max_head_bytes is each one's, for a Connect worker as rest.max.head.bytes."""
-    module = f"services.local.{name}" if name in ("gateway", "connect_worker") else "services.cli"
+    module = f"penstock.services.local.{name}" if name in ("gateway", "connect_worker") else "penstock.services.cli"
     own = {"HTTP__MAX_HEAD_BYTES": "80000"}
     service = await stack.start(ServiceSpec(name, NO_KAFKA | own | settings, module=module))
     await answering(service)

@@ -14,17 +14,17 @@ from typing import Any
 import httpx
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from services.producer.daemon import ProducerDaemon
-from services.producer.settings import ProducerServiceSettings
-from shared.clients.admin import Admin, NewTopic, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.records import ConsumerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.producer.daemon import ProducerDaemon
+from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.records import ConsumerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.promtool import assert_clean
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
-ENTRY = "import sys; from services.producer.main import main; sys.exit(main(sys.argv[1:]))"
+ENTRY = "import sys; from penstock.services.producer.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 @contextlib.asynccontextmanager

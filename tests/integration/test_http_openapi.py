@@ -17,11 +17,11 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from services.local.gateway import GatewayDaemon, GatewaySettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.gateway import GatewayDaemon, GatewaySettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.test_http_ingest import read_all
 
 TOPIC, GROUP = "openapi", "openapi-readers"

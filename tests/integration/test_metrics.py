@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.common.metrics import render
-from shared.connect.herder.metrics import ConnectMetrics
+from penstock.shared.common.metrics import render
+from penstock.shared.connect.herder.metrics import ConnectMetrics
 from tests.integration.promtool import PROMTOOL, assert_clean, complaints, with_samples
 from tests.shared.connect.harness import SayingSink, SayingSource, running
 from tests.shared.connect.herder.test_metrics import Herding

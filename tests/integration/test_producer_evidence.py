@@ -16,13 +16,13 @@ from itertools import pairwise
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Deliveries, Producer, ProducerSettings
-from shared.common.errors import DeliveryTimeout
-from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Deliveries, Producer, ProducerSettings
+from penstock.shared.common.errors import DeliveryTimeout
+from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 RECORDS = 200_000
 CHUNK = 500

@@ -10,13 +10,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.otel import OpenTelemetryInterceptor
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
-from shared.common.errors import InvalidTimestamp, RecordTooLarge
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.common.errors import InvalidTimestamp, RecordTooLarge
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 
 async def test_spans_of_every_fate(kafka: EmbeddedKafka, topic_name: str) -> None:

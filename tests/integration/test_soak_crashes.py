@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.streams.changelog_format import FINAL, LIVE, TAKEOVER, decode
-from shared.streams.changelog_reader import Change, ChangelogReader
-from shared.streams.owned_task import OwnedTask
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.streams.changelog_format import FINAL, LIVE, TAKEOVER, decode
+from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import (
     GUARANTEES,
     WAIT_SECONDS,

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.records import ConsumerRecord, ProducerRecord
-from shared.streams.aggregations import Sum
-from shared.streams.stream_worker import StreamWorker
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations import Sum
+from penstock.shared.streams.stream_worker import StreamWorker
 from tests.integration.stream_worker_child import visits
 from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, running, until
 

@@ -16,13 +16,13 @@ import httpx
 import msgspec
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from services.local.stack import Service, ServiceSpec, Stack
-from shared.clients.admin import Admin, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.stack import Service, ServiceSpec, Stack
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.promtool import assert_clean
 
 WAIT_S = 45
@@ -35,7 +35,7 @@ def settings_of(kafka: EmbeddedKafka, topic: str) -> dict[str, str]:
     """An aggregator's, with a group that notices a death soon."""
     return {
         "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-        "TOPOLOGY": "services.local.topologies:sessions",
+        "TOPOLOGY": "penstock.services.local.topologies:sessions",
         "TOPOLOGY_OPTIONS": f'{{"topic": "{topic}", "results": "{topic}-out"}}',
         "STREAMS__APPLICATION_ID": topic,
         "STREAMS__SESSION_TIMEOUT_MS": "2000",

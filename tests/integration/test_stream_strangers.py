@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import confluent_kafka
 import pytest
 
-from services.aggregator.reset import main
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin
-from shared.common.errors import InconsistentGroupProtocol
-from shared.streams.source_offsets import GroupAhead
-from shared.streams.standby_assignor import PREFIX
+from penstock.services.aggregator.reset import main
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.streams.source_offsets import GroupAhead
+from penstock.shared.streams.standby_assignor import PREFIX
 from tests.integration.test_stream_worker import Chain, chain_of, offline, or_its_error, running, until
 from tests.integration.test_stream_worker_losses import fails, work
 

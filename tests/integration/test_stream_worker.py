@@ -18,36 +18,36 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic, event_time_topic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common import log
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import (
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common import log
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import (
     ChangelogHole,
     PenstockError,
     ProducerFenced,
     SchemaMismatch,
     UnknownTopicOrPartition,
 )
-from shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings, LogSettings
-from shared.streams.aggregations import Aggregate, Aggregation, Count, Sum
-from shared.streams.changelog import ChangelogPartition
-from shared.streams.changelog_reader import Change, ChangelogReader
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.settings import StreamsSettings
-from shared.streams.source_offsets import Ahead, GroupAhead
-from shared.streams.state.local_state import LocalState
-from shared.streams.stream_task import StreamTask
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.topics import prepare_topics
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Sum
+from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.source_offsets import Ahead, GroupAhead
+from penstock.shared.streams.state.local_state import LocalState
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.topics import prepare_topics
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 GUARANTEES = ("exactly_once", "at_least_once")
 GAP_MS, GRACE_MS = 100, 50

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.aggregator.restore_offsets import carry_out, plan_restore
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic, event_time_topic
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common import log
-from shared.common.errors import (
+from penstock.services.aggregator.restore_offsets import carry_out, plan_restore
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common import log
+from penstock.shared.common.errors import (
     ConfigError,
     CorruptRecord,
     DataError,
@@ -25,9 +25,9 @@ from shared.common.errors import (
     SourceOffsetsMissing,
     SourceTopicChanged,
 )
-from shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import LogSettings
-from shared.streams.changelog_format import (
+from penstock.shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.streams.changelog_format import (
     EPOCH_MAX,
     PROGRESS,
     TAKEOVER,
@@ -37,14 +37,14 @@ from shared.streams.changelog_format import (
     encode_live,
     encode_takeover,
 )
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.restoring import changelog_consumer, find_takeover
-from shared.streams.source_offsets import GroupAhead
-from shared.streams.state.checkpoint import LogReplaced
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.task_outputs import TaskCommit
-from shared.streams.topics import CHANGELOG_CONFIGS
-from shared.streams.topology import Topology
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.restoring import changelog_consumer, find_takeover
+from penstock.shared.streams.source_offsets import GroupAhead
+from penstock.shared.streams.state.checkpoint import LogReplaced
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.task_outputs import TaskCommit
+from penstock.shared.streams.topics import CHANGELOG_CONFIGS
+from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (
     WAIT_SECONDS,
     Chain,

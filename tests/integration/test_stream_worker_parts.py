@@ -9,19 +9,19 @@ from collections import Counter
 import msgspec
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import ConfigError, IllegalState, KafkaTimeout
-from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
-from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog import Bulk, ChangelogPartition
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.stream_join import JoinWindows
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.topology import Topology
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import ConfigError, IllegalState, KafkaTimeout
+from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.changelog import Bulk, ChangelogPartition
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, until
 
 USERS = ("ann", "bob", "cat")

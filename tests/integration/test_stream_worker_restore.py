@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from services.aggregator.questions import Asked
-from services.aggregator.sessions import Query
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin
-from shared.common import lake
-from shared.common.errors import ChangelogHole
-from shared.common.key_range import KeyRange
-from shared.common.records import TopicPartition
-from shared.streams.aggregations import CountDistinct
-from shared.streams.changelog_format import DELETED, FINAL, LIVE, StateCodec, StoreSchema
-from shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.services.aggregator.questions import Asked
+from penstock.services.aggregator.sessions import Query
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common import lake
+from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.aggregations import CountDistinct
+from penstock.shared.streams.changelog_format import DELETED, FINAL, LIVE, StateCodec, StoreSchema
+from penstock.shared.streams.changelog_reader import Change, ChangelogReader
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
 
 ARROW = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.common.errors import ConfigError, ProducerFenced
-from shared.streams.restoring import RestoreReport
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_worker import StreamWorker
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.errors import ConfigError, ProducerFenced
+from penstock.shared.streams.restoring import RestoreReport
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_worker import StreamWorker
 from tests.integration.test_stream_worker import (
     GUARANTEES,
     WAIT_SECONDS,

@@ -8,16 +8,16 @@ import time
 import msgspec
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.clients.producer import Producer
-from shared.common.records import ProducerRecord
-from shared.streams.aggregations import Count
-from shared.streams.column_path import COLUMNS_MIN
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.topology import Topology
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.column_path import COLUMNS_MIN
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, running, until
 
 SESSION_MS, STEP_SECONDS, ATTEMPTS_MAX = 1_000, 1.6, 2

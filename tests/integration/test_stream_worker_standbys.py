@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.common.errors import IllegalState
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.punctuation import PunctuationType
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.topology import Topology
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (
     GAP_MS,
     GRACE_MS,

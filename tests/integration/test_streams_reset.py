@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from services.aggregator.reset import main
-from shared.common import lake
-from shared.common.lake_append import append_once
-from shared.testing.fake_broker import FakeCluster
+from penstock.services.aggregator.reset import main
+from penstock.shared.common import lake
+from penstock.shared.common.lake_append import append_once
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.s3_server import MOTO, s3_server
 
 pytestmark = pytest.mark.skipif(MOTO is None, reason="needs moto_server on the PATH: pip install 'moto[server]'")

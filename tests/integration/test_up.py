@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.local import ports
+from penstock.services.local import ports
 from tests.documents import README, block
 from tests.integration.promtool import assert_clean
 
@@ -37,7 +37,7 @@ def said(tmp_path: Path) -> Iterator[dict[str, str]]:
     """What a running `up` has printed, by the name of the row."""
     (tmp_path / "visits.py").write_text(block(README, "python", "# visits.py"))
     port = ports.pick("127.0.0.1", 1)[0]
-    command = [sys.executable, "-m", "services.cli", "up", "--http.port=0", f"--connect-port={port}", *flags()]
+    command = [sys.executable, "-m", "penstock.services.cli", "up", "--http.port=0", f"--connect-port={port}", *flags()]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     environment["PENSTOCK_COMPACTION__INTERVAL_MS"] = str(INTERVAL_MS)
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as up:
@@ -70,7 +70,7 @@ def answered(script: str, cwd: Path) -> str:
 
 def lines_of(command: list[str], cwd: Path) -> list[dict[str, Any]]:
     """What a command of Penstock's prints with `--json`; it ends with status 0."""
-    run = [sys.executable, "-m", "services.cli", *command, "--json"]
+    run = [sys.executable, "-m", "penstock.services.cli", *command, "--json"]
     done = subprocess.run(run, cwd=cwd, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -95,9 +95,9 @@ def connector_runs(connectors: str, tmp_path: Path) -> None:
 def the_whole_rest_is_there(worker: str) -> None:
     """What the one address keeps for its page is answered at the worker's own: its version, its loggers."""
     assert httpx.get(f"{worker}/", timeout=60).json().keys() == {"version", "commit", "kafka_cluster_id"}
-    level = httpx.put(f"{worker}/admin/loggers/shared.connect", json={"level": "DEBUG"}, timeout=60)
+    level = httpx.put(f"{worker}/admin/loggers/penstock.shared.connect", json={"level": "DEBUG"}, timeout=60)
     assert level.status_code == 200
-    assert httpx.get(f"{worker}/admin/loggers", timeout=60).json()["shared.connect"]["level"] == "DEBUG"
+    assert httpx.get(f"{worker}/admin/loggers", timeout=60).json()["penstock.shared.connect"]["level"] == "DEBUG"
     assert httpx.get(f"{worker}/connectors", timeout=60).json() == ["visits"]
 
 
@@ -118,7 +118,7 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: P
     assert said["topology"] == "visits:topology, as application penstock"
     logs = tmp_path / ".penstock" / "logs"
     assert said["results"] == (
-        f"topic visits; services.local.handlers:log_record has them, its log is {logs / 'consumer.log'}"
+        f"topic visits; penstock.services.local.handlers:log_record has them, its log is {logs / 'consumer.log'}"
     )
     assert said["files"].startswith(f"{tmp_path / '.penstock' / 'files'}, ")
     assert said["logs"] == str(logs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, event_time_topic
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, event_time_topic
 from tests.integration.stream_worker_child import GAP_MS, visits
 from tests.integration.test_soak_visits import DONE_SECONDS, PARTITIONS, Clicks, decoded, sums, until_done
 from tests.integration.test_stream_worker import chain_of, child, running, until

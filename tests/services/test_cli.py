@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
-from services.cli import COMMANDS, app
+from penstock.services.cli import COMMANDS, app
 
 runner = CliRunner()
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import msgspec
 
-from api.settings import IngestSettings
-from services.local.demo.csv_file import HEADER, Row, read_rows
-from services.local.demo.event_time import POSSIBLE, NoTime, better_unit, formats_that_fit, time_parser
-from services.local.demo.events import Plan
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.durations import parse_ms
-from shared.common.errors import ConfigError, SerializationError
-from shared.common.serialization import json_deserializer
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
+from penstock.api.settings import IngestSettings
+from penstock.services.local.demo.csv_file import HEADER, Row, read_rows
+from penstock.services.local.demo.event_time import POSSIBLE, NoTime, better_unit, formats_that_fit, time_parser
+from penstock.services.local.demo.events import Plan
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.durations import parse_ms
+from penstock.shared.common.errors import ConfigError, SerializationError
+from penstock.shared.common.serialization import json_deserializer
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
 
 TIME_FIELD = "_event_time_ms"
 REFUSED_FIELD = "_refused"
@@ -176,9 +176,9 @@ def _plan(key: str, gap: str, grace: str) -> Plan:
         application="event-sessions",
         key=("/" + key.replace("~", "~0").replace("/", "~1"),),
         time=f"/{TIME_FIELD}",
-        topology="services.local.demo.csv_events:topology",
+        topology="penstock.services.local.demo.csv_events:topology",
         options={"gap": gap, "grace": grace},
-        handler="services.local.demo.notable:store",
+        handler="penstock.services.local.demo.notable:store",
         unfit="row without a key or a time",
     )
 

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError
 
 FIELD_BYTES_MAX = 1_000_000  # of one CSV field
 HEADER = 0  # the number of the row with the columns' names

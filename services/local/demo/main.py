@@ -15,15 +15,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
-from services.local.demo.display import Display, counted, longest_table
-from services.local.demo.events import Events
-from services.local.demo.flights import FlightEvents
-from services.local.demo.folder import fresh_folder
-from services.local.demo.scenario import Outcome, Scenario
-from shared.common import log
-from shared.common.errors import ConfigError, PenstockError
-from shared.common.settings import LogSettings
+from penstock.services.local.demo.csv_events import DEFAULT_GAP, DEFAULT_GRACE, CsvEvents
+from penstock.services.local.demo.display import Display, counted, longest_table
+from penstock.services.local.demo.events import Events
+from penstock.services.local.demo.flights import FlightEvents
+from penstock.services.local.demo.folder import fresh_folder
+from penstock.services.local.demo.scenario import Outcome, Scenario
+from penstock.shared.common import log
+from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.settings import LogSettings
 
 DEFAULT_FOLDER = Path(".penstock/demo")
 PLAIN_WIDTH = 120  # of what goes into a file or a pipe

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.common.errors import DataError
-from shared.common.records import ConsumerRecord
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ConsumerRecord
 
 FILE_VARIABLE = "NOTABLE_FILE"
 EVENTS_MIN = 40

@@ -9,7 +9,7 @@ from itertools import islice
 
 import httpx
 
-from shared.common.errors import BrokerNotAvailable, PenstockError
+from penstock.shared.common.errors import BrokerNotAvailable, PenstockError
 
 BATCH_LINES = 5_000
 REQUEST_TIMEOUT_MS = 60_000

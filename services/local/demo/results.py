@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.consumer.dead_letters import MESSAGE
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.consumer.dead_letters import MESSAGE
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 POLL_MS = 500
 POLL_RECORDS = 10_000

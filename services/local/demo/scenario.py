@@ -21,20 +21,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.local.demo import closing, specs
-from services.local.demo.display import Display, counted
-from services.local.demo.events import Events
-from services.local.demo.folder import KAFKA
-from services.local.demo.replay import Replay, ReplayCounts
-from services.local.demo.results import count_notable, dead_letter_reasons, published_sessions
-from services.local.jobs import run_job
-from services.local.kafka import EmbeddedKafka
-from services.local.stack import Service, Stack
-from shared.clients.admin import Admin, event_time_topic
-from shared.common import lake
-from shared.common.errors import FatalError, KafkaTimeout
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog_format import decode_progress
+from penstock.services.local.demo import closing, specs
+from penstock.services.local.demo.display import Display, counted
+from penstock.services.local.demo.events import Events
+from penstock.services.local.demo.folder import KAFKA
+from penstock.services.local.demo.replay import Replay, ReplayCounts
+from penstock.services.local.demo.results import count_notable, dead_letter_reasons, published_sessions
+from penstock.services.local.jobs import run_job
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.local.stack import Service, Stack
+from penstock.shared.clients.admin import Admin, event_time_topic
+from penstock.shared.common import lake
+from penstock.shared.common.errors import FatalError, KafkaTimeout
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog_format import decode_progress
 
 PARTITIONS = 4
 LONGEST = 10

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from services.local.demo.events import Plan
-from services.local.demo.notable import FILE_VARIABLE
-from services.local.stack import ServiceSpec
+from penstock.services.local.demo.events import Plan
+from penstock.services.local.demo.notable import FILE_VARIABLE
+from penstock.services.local.stack import ServiceSpec
 
 COMPACTION_INTERVAL_MS = 5_000
 COMMIT_INTERVAL_MS = 200
@@ -75,5 +75,5 @@ def gateway(plan: Plan, bootstrap_servers: str, others: Mapping[str, str]) -> Se
             "INGEST__DEFAULT_TOPIC__ALLOWED": "false",
             "SERVICES": _json(others),
         },
-        module="services.local.gateway",
+        module="penstock.services.local.gateway",
     )

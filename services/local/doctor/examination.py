@@ -6,15 +6,15 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from services.local.doctor.rules import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
-from services.local.jars import KAFKA_JARS
-from shared.clients.admin import Admin, TopicDescription
-from shared.common.errors import ConfigError, PenstockError
-from shared.common.ivy import JarSet, cache_root
-from shared.common.java import find_java
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.common.topic_names import dead_letter_topic
+from penstock.services.local.doctor.rules import AGE_CONFIGS, Finding, TopicFacts, all_topic_findings, disk_finding
+from penstock.services.local.jars import KAFKA_JARS
+from penstock.shared.clients.admin import Admin, TopicDescription
+from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.ivy import JarSet, cache_root
+from penstock.shared.common.java import find_java
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.topic_names import dead_letter_topic
 
 
 async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int) -> list[Finding]:
@@ -93,13 +93,13 @@ async def _facts(
 
 def examine_machine(data_dir: Path) -> list[Finding]:
     """Java, the jars that Kafka and Spark need, and room on the disks of the cache and of `data_dir`."""
-    findings = [_examine_java(), _examine_jars(KAFKA_JARS, "python -m services.local.jars")]
+    findings = [_examine_java(), _examine_jars(KAFKA_JARS, "python -m penstock.services.local.jars")]
     try:
-        from services.compactor.spark import SPARK_JARS  # imports pyspark, which takes a second
+        from penstock.services.compactor.spark import SPARK_JARS  # imports pyspark, which takes a second
     except ImportError as e:
         findings.append(Finding("problem", "pyspark", f"it cannot be imported: {e}", "pip install pyspark"))
     else:
-        findings.append(_examine_jars(SPARK_JARS, "python -m services.compactor.spark --fetch"))
+        findings.append(_examine_jars(SPARK_JARS, "python -m penstock.services.compactor.spark --fetch"))
     places = {str(folder): shutil.disk_usage(folder).free for folder in map(_existing, (cache_root(), data_dir))}
     return [*findings, *(disk_finding(folder, free_bytes) for folder, free_bytes in places.items())]
 

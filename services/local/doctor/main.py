@@ -12,14 +12,14 @@ from pathlib import Path
 
 from pydantic import Field
 
-from services.consumer.settings import Names
-from services.local.doctor.examination import examine_kafka, examine_machine
-from services.local.doctor.rules import Finding
-from services.local.kafka import DEFAULT_DATA_DIR
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import ConfigError
-from shared.common.log import configure
-from shared.common.settings import CommandSettings, KafkaSettings, LogSettings
+from penstock.services.consumer.settings import Names
+from penstock.services.local.doctor.examination import examine_kafka, examine_machine
+from penstock.services.local.doctor.rules import Finding
+from penstock.services.local.kafka import DEFAULT_DATA_DIR
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.log import configure
+from penstock.shared.common.settings import CommandSettings, KafkaSettings, LogSettings
 
 WELL, PROBLEM, WRONG_SETTINGS = 0, 1, 2
 ORDER = ("ok", "warning", "problem")

@@ -1,8 +1,8 @@
 """Administration: `Admin` and the values it takes and gives."""
 
-from shared.clients.admin.admin import Admin
-from shared.clients.admin.groups import ShiftBy
-from shared.clients.admin.types import (
+from penstock.shared.clients.admin.admin import Admin
+from penstock.shared.clients.admin.groups import ShiftBy
+from penstock.shared.clients.admin.types import (
     ClusterDescription,
     ConfigEntry,
     ConfigSynonym,

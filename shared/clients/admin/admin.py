@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Self
 
-from shared.clients.admin.groups import GroupsAdmin
-from shared.clients.connection import Connection
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.admin.groups import GroupsAdmin
+from penstock.shared.clients.connection import Connection
+from penstock.shared.common.settings import KafkaSettings
 
 DEFAULT_TIMEOUT_MS = 60_000
 """Kafka's `default.api.timeout.ms`: how long one call may take, retries included."""

@@ -12,17 +12,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shared.clients.admin.topics import IsolationLevel, TopicsAdmin, one_deadline
-from shared.clients.admin.types import GroupDescription, GroupListing, MemberDescription, OffsetChange, PartitionLag
-from shared.clients.connection import CONSUMER_GROUP_DESCRIBE, decode_assignment, error_for_code, wire
-from shared.common.errors import (
+from penstock.shared.clients.admin.topics import IsolationLevel, TopicsAdmin, one_deadline
+from penstock.shared.clients.admin.types import (
+    GroupDescription,
+    GroupListing,
+    MemberDescription,
+    OffsetChange,
+    PartitionLag,
+)
+from penstock.shared.clients.connection import CONSUMER_GROUP_DESCRIBE, decode_assignment, error_for_code, wire
+from penstock.shared.common.errors import (
     CoordinatorNotAvailable,
     GroupNotEmpty,
     GroupNotFound,
     UnknownMember,
 )
-from shared.common.offset_checks import checked_offsets, checked_spec
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.offset_checks import checked_offsets, checked_spec
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 NO_GENERATION = -1
 DEAD = "Dead"

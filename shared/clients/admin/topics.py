@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from shared.clients.admin.types import (
+from penstock.shared.clients.admin.types import (
     CONFIG_SOURCES,
     BrokerDescription,
     ClusterDescription,
@@ -23,13 +23,13 @@ from shared.clients.admin.types import (
     PartitionDescription,
     TopicDescription,
 )
-from shared.clients.connection import NO_UUID, Connection, by_leader, error_for_code, list_offsets, wire
-from shared.clients.connection.log_dirs import DESCRIBE_LOG_DIRS
-from shared.clients.connection.wire_types import Api
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import AuthorizationFailed, IllegalState, NotLeaderOrFollower, TopicAlreadyExists
-from shared.common.offset_checks import checked_offset, checked_spec
-from shared.common.records import TopicPartition
+from penstock.shared.clients.connection import NO_UUID, Connection, by_leader, error_for_code, list_offsets, wire
+from penstock.shared.clients.connection.log_dirs import DESCRIBE_LOG_DIRS
+from penstock.shared.clients.connection.wire_types import Api
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import AuthorizationFailed, IllegalState, NotLeaderOrFollower, TopicAlreadyExists
+from penstock.shared.common.offset_checks import checked_offset, checked_spec
+from penstock.shared.common.records import TopicPartition
 
 T = TypeVar("T")
 P = ParamSpec("P")

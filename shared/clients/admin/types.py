@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shared.common.records import TopicPartition
+from penstock.shared.common.records import TopicPartition
 
 LONG_MAX = 2**63 - 1
 

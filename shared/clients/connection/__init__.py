@@ -1,7 +1,7 @@
 """The one room that knows aiokafka: sockets, metadata, wire structs, record batches, and the error table."""
 
-from shared.clients.connection import wire, wire_groups
-from shared.clients.connection.batches import (
+from penstock.shared.clients.connection import wire, wire_groups
+from penstock.shared.clients.connection.batches import (
     COMPRESSION,
     BatchRecord,
     Compression,
@@ -14,14 +14,14 @@ from shared.clients.connection.batches import (
     record_size,
     seal_batch,
 )
-from shared.clients.connection.client import UNREACHED_SAY_MS, Connection, default_client_id, translated
-from shared.clients.connection.consumer_groups import CONSUMER_GROUP_DESCRIBE
-from shared.clients.connection.errors import error_for_code, name_of, translate
-from shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
-from shared.clients.connection.lookups import by_leader, list_offsets
-from shared.clients.connection.piece import Piece
-from shared.clients.connection.produce import ProduceAnswer, ProduceResponse
-from shared.clients.connection.wire_types import NO_UUID, decode_assignment
+from penstock.shared.clients.connection.client import UNREACHED_SAY_MS, Connection, default_client_id, translated
+from penstock.shared.clients.connection.consumer_groups import CONSUMER_GROUP_DESCRIBE
+from penstock.shared.clients.connection.errors import error_for_code, name_of, translate
+from penstock.shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
+from penstock.shared.clients.connection.lookups import by_leader, list_offsets
+from penstock.shared.clients.connection.piece import Piece
+from penstock.shared.clients.connection.produce import ProduceAnswer, ProduceResponse
+from penstock.shared.clients.connection.wire_types import NO_UUID, decode_assignment
 
 __all__ = [
     "COMPRESSION",

@@ -9,7 +9,7 @@ the next one need not wait as long as for a broker in trouble. That wait has its
 
 from __future__ import annotations
 
-from shared.common.errors import ConcurrentTransactions, RetriableError
+from penstock.shared.common.errors import ConcurrentTransactions, RetriableError
 
 BACKOFF_MAX_MS = 1_000
 """Retries of one call back off exponentially from `retry_backoff_ms` up to this."""

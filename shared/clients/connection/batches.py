@@ -16,7 +16,7 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
 
-from shared.clients.connection.produce import Produce, Topics
+from penstock.shared.clients.connection.produce import Produce, Topics
 
 MAGIC = 2
 LENGTH_AT, LENGTH_FROM, CRC_AT, ATTRIBUTES_AT, RECORDS_AT = 8, 12, 17, 21, 61

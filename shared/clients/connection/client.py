@@ -21,15 +21,15 @@ from aiokafka import errors as kafka
 from aiokafka.client import ConnectionGroup, CoordinationType
 from aiokafka.structs import BrokerMetadata
 
-from shared.clients.connection.backoff import BACKOFF_MAX_MS, Backoff
-from shared.clients.connection.errors import translate
-from shared.clients.connection.fetch import FetchRequest, FetchResponse
-from shared.clients.connection.flexible import Endpoint
-from shared.clients.connection.frames import read_in_place
-from shared.clients.connection.security import aiokafka_options
-from shared.clients.connection.sockets import Client
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import (
+from penstock.shared.clients.connection.backoff import BACKOFF_MAX_MS, Backoff
+from penstock.shared.clients.connection.errors import translate
+from penstock.shared.clients.connection.fetch import FetchRequest, FetchResponse
+from penstock.shared.clients.connection.flexible import Endpoint
+from penstock.shared.clients.connection.frames import read_in_place
+from penstock.shared.clients.connection.security import aiokafka_options
+from penstock.shared.clients.connection.sockets import Client
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import (
     AuthenticationFailed,
     BrokerNotAvailable,
     CoordinatorNotAvailable,
@@ -40,10 +40,10 @@ from shared.common.errors import (
     RetriableError,
     UnknownTopicOrPartition,
 )
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
-from shared.common.repeated_failure import RepeatedFailure
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.repeated_failure import RepeatedFailure
+from penstock.shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
 

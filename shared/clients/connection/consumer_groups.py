@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from aiokafka.protocol.types import Boolean, CompactArray, Int32
 
-from shared.clients.connection.wire import ERROR, THROTTLE
-from shared.clients.connection.wire_types import TAGS, TEXT_FLEX, Api, Uuid
+from penstock.shared.clients.connection.wire import ERROR, THROTTLE
+from penstock.shared.clients.connection.wire_types import TAGS, TEXT_FLEX, Api, Uuid
 
 _PARTITIONS = CompactArray(
     ("topic_id", Uuid), ("topic_name", TEXT_FLEX), ("partitions", CompactArray(Int32)), TAGS

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiokafka import errors as kafka
 
-from shared.common import errors as e
+from penstock.shared.common import errors as e
 
 CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     -1: ("UNKNOWN_SERVER_ERROR", e.BrokerError),

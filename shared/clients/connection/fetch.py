@@ -14,8 +14,8 @@ import struct
 from io import BytesIO
 from typing import NamedTuple
 
-from shared.clients.connection.flexible import NO_TAGS, FlexibleStruct, Reader, leader_in, text, uvarint
-from shared.common.errors import UnsupportedVersion
+from penstock.shared.clients.connection.flexible import NO_TAGS, FlexibleStruct, Reader, leader_in, text, uvarint
+from penstock.shared.common.errors import UnsupportedVersion
 
 API_KEY = 1
 VERSION = 12

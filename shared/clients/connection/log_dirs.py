@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiokafka.protocol.types import Array, Boolean, Int32, Int64
 
-from shared.clients.connection.wire import ERROR, THROTTLE
-from shared.clients.connection.wire_types import TEXT, Api
+from penstock.shared.clients.connection.wire import ERROR, THROTTLE
+from penstock.shared.clients.connection.wire_types import TEXT, Api
 
 DESCRIBE_LOG_DIRS = Api(
     "DescribeLogDirs",

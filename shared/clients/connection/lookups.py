@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shared.clients.connection import wire
-from shared.clients.connection.client import Connection
-from shared.clients.connection.errors import error_for_code
-from shared.clients.connection.wire_types import NO_UUID
-from shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
-from shared.common.records import TopicPartition
+from penstock.shared.clients.connection import wire
+from penstock.shared.clients.connection.client import Connection
+from penstock.shared.clients.connection.errors import error_for_code
+from penstock.shared.clients.connection.wire_types import NO_UUID
+from penstock.shared.common.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+from penstock.shared.common.records import TopicPartition
 
 SPECS = {"earliest": -2, "latest": -1}
 

@@ -17,9 +17,9 @@ from aiokafka.errors import UnsupportedCodecError
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 
-from shared.clients.connection.fetch import NO_EPOCH
-from shared.common.errors import ConfigError, CorruptRecord, PenstockError
-from shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Int64Array
+from penstock.shared.clients.connection.fetch import NO_EPOCH
+from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
+from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Int64Array
 
 DECODED_RECORDS = 4_096
 """So many records are decoded at a time, at least, and handed out in slices: a short poll does not wait for the whole

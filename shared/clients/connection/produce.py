@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from aiokafka.protocol.produce import ProduceRequest
 
-from shared.clients.connection.flexible import (
+from penstock.shared.clients.connection.flexible import (
     NO_TAGS,
     Endpoint,
     FlexibleStruct,
@@ -23,7 +23,7 @@ from shared.clients.connection.flexible import (
     text,
     uvarint,
 )
-from shared.common.errors import UnsupportedVersion
+from penstock.shared.common.errors import UnsupportedVersion
 
 API_KEY = 0
 VERSION_MIN, VERSION_MAX = 9, 10

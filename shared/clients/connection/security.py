@@ -18,8 +18,8 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import OAuthAuthenticator
 from aiokafka.protocol import admin
 
-from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError, PenstockError
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError, PenstockError
+from penstock.shared.common.settings import KafkaSettings
 
 OAUTH_SEPARATOR = "\x01"
 SECRET_STRUCTS = (

@@ -20,13 +20,13 @@ from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.util import create_task
 
-from shared.clients.connection.addresses import Addresses, canonical_names
-from shared.clients.connection.errors import translate
-from shared.clients.connection.security import SeenThrough, aiokafka_options
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
-from shared.common.log import get_logger
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.connection.addresses import Addresses, canonical_names
+from penstock.shared.clients.connection.errors import translate
+from penstock.shared.clients.connection.security import SeenThrough, aiokafka_options
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aiokafka.protocol.types import Array, Boolean, Bytes, CompactArray, Int8, Int16, Int32, Int64
 
-from shared.clients.connection.wire_types import TAGS, TEXT, TEXT_FLEX, Api, Uuid
+from penstock.shared.clients.connection.wire_types import TAGS, TEXT, TEXT_FLEX, Api, Uuid
 
 THROTTLE = ("throttle_time_ms", Int32)
 ERROR = ("error_code", Int16)

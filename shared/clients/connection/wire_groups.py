@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiokafka.protocol.types import Array, Bytes, Int32
 
-from shared.clients.connection.wire import ERROR, THROTTLE
-from shared.clients.connection.wire_types import TEXT, Api
+from penstock.shared.clients.connection.wire import ERROR, THROTTLE
+from penstock.shared.clients.connection.wire_types import TEXT, Api
 
 _MEMBER = (("group_id", TEXT), ("generation_id", Int32), ("member_id", TEXT), ("group_instance_id", TEXT))
 

@@ -15,8 +15,8 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from shared.common.errors import UnsupportedVersion
-from shared.common.records import TopicPartition
+from penstock.shared.common.errors import UnsupportedVersion
+from penstock.shared.common.records import TopicPartition
 
 TEXT, TEXT_FLEX = String("utf-8"), CompactString("utf-8")
 TAGS = ("tags", TaggedFields)

@@ -1,7 +1,7 @@
 """The consumer."""
 
-from shared.clients.consumer.consumer import Consumer
-from shared.clients.consumer.listener import RebalanceListener
-from shared.clients.consumer.settings import ConsumerSettings, ReadingSettings
+from penstock.shared.clients.consumer.consumer import Consumer
+from penstock.shared.clients.consumer.listener import RebalanceListener
+from penstock.shared.clients.consumer.settings import ConsumerSettings, ReadingSettings
 
 __all__ = ["Consumer", "ConsumerSettings", "ReadingSettings", "RebalanceListener"]

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shared.clients.consumer.group_protocol import (
+from penstock.shared.clients.consumer.group_protocol import (
     NO_GENERATION,
     Subscription,
     decode_generation,
@@ -27,8 +27,8 @@ from shared.clients.consumer.group_protocol import (
     encode_generation,
     encode_sticky,
 )
-from shared.clients.consumer.sticky import assign_sticky
-from shared.common.records import TopicPartition
+from penstock.shared.clients.consumer.sticky import assign_sticky
+from penstock.shared.common.records import TopicPartition
 
 Assigned = dict[str, list[TopicPartition]]
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 LATE_MS = 30_000
 """So long after a commit got no answer the coordinator may still work on it: it lay in a queue, or the broker stood

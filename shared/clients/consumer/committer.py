@@ -10,11 +10,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from shared.clients.connection import Connection, error_for_code, wire
-from shared.clients.consumer.commit_sequence import Commit, CommitSequence
-from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.common.clock import Clock
-from shared.common.errors import (
+from penstock.shared.clients.connection import Connection, error_for_code, wire
+from penstock.shared.clients.consumer.commit_sequence import Commit, CommitSequence
+from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import (
     BrokerNotAvailable,
     CommitFailed,
     CoordinatorNotAvailable,
@@ -25,8 +25,8 @@ from shared.common.errors import (
     RetriableError,
     UnknownMember,
 )
-from shared.common.log import get_logger
-from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 log = get_logger(__name__)
 

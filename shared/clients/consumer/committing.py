@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from shared.clients.consumer.committer import OnCommit
-from shared.clients.consumer.offsets import OffsetLookups
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import CommitFailed, IllegalState, UnknownTopicOrPartition
-from shared.common.offset_checks import checked_offsets
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.clients.consumer.committer import OnCommit
+from penstock.shared.clients.consumer.offsets import OffsetLookups
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import CommitFailed, IllegalState, UnknownTopicOrPartition
+from penstock.shared.common.offset_checks import checked_offsets
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 
 class Committing(OffsetLookups):

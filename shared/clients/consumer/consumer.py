@@ -29,25 +29,25 @@ from typing import Literal, Self
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer.assignors import Assignor
-from shared.clients.consumer.committer import Committer
-from shared.clients.consumer.committing import Committing
-from shared.clients.consumer.decoding import Decoding, Undecodable
-from shared.clients.consumer.fetching import Fetching
-from shared.clients.consumer.listener import RebalanceListener
-from shared.clients.consumer.membership import Membership
-from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.clients.consumer.settings import ConsumerSettings
-from shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
-from shared.clients.consumer.unread import Taken
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import IllegalState, PenstockError
-from shared.common.log import get_logger
-from shared.common.offset_checks import checked_offset
-from shared.common.records import Columns, ConsumerRecord, GroupMetadata, TopicPartition
-from shared.common.serialization import Deserializer, bytes_deserializer
-from shared.common.settings import KafkaSettings
-from shared.common.topic_names import check_topic_name
+from penstock.shared.clients.consumer.assignors import Assignor
+from penstock.shared.clients.consumer.committer import Committer
+from penstock.shared.clients.consumer.committing import Committing
+from penstock.shared.clients.consumer.decoding import Decoding, Undecodable
+from penstock.shared.clients.consumer.fetching import Fetching
+from penstock.shared.clients.consumer.listener import RebalanceListener
+from penstock.shared.clients.consumer.membership import Membership
+from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
+from penstock.shared.clients.consumer.unread import Taken
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import IllegalState, PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.offset_checks import checked_offset
+from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, TopicPartition
+from penstock.shared.common.serialization import Deserializer, bytes_deserializer
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.topic_names import check_topic_name
 
 log = get_logger(__name__)
 

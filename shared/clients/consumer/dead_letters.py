@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from shared.common.errors import DataError
-from shared.common.records import ConsumerRecord, Headers, ProducerRecord
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord
 
 PREFIX = "penstock.dlq."
 TOPIC = PREFIX + "topic"

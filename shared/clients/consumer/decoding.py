@@ -3,8 +3,8 @@
 A record that cannot be decoded ends what is given of its partition: what comes before it is given, then
 SerializationError names topic, partition and offset, again at every poll until a seek past it.
 
->>> from shared.common.records import ConsumerRecord
->>> from shared.common.serialization import json_deserializer
+>>> from penstock.shared.common.records import ConsumerRecord
+>>> from penstock.shared.common.serialization import json_deserializer
 >>> columns = Columns.of([ConsumerRecord("clicks", 0, 7 + i, 0, b"ann", v) for i, v in enumerate([b"1", b"{"])])
 >>> decoded, error = Decoding(value=json_deserializer).decode(columns)
 >>> decoded.values, decoded.keys, error.offset, str(error.error)
@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shared.common.errors import SerializationError
-from shared.common.records import Columns
-from shared.common.serialization import Deserializer, bytes_deserializer
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.records import Columns
+from penstock.shared.common.serialization import Deserializer, bytes_deserializer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from shared.clients.connection import NO_EPOCH, Piece
-from shared.clients.consumer.reset_policy import ResetPolicy
-from shared.common.errors import PenstockError
-from shared.common.records import TopicPartition
+from penstock.shared.clients.connection import NO_EPOCH, Piece
+from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.records import TopicPartition
 
 BACKOFF_MAX_MS = 1_000
 """Failures of one partition back off exponentially up to this."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from shared.clients.connection import FetchedPartition, FetchResponse, Piece, error_for_code
-from shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Move, PartitionState, Work
-from shared.clients.consumer.reset_policy import ResetPolicy
-from shared.common.errors import (
+from penstock.shared.clients.connection import FetchedPartition, FetchResponse, Piece, error_for_code
+from penstock.shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Move, PartitionState, Work
+from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.common.errors import (
     CorruptRecord,
     IllegalState,
     LogTruncation,
@@ -26,7 +26,7 @@ from shared.common.errors import (
     PenstockError,
     RetriableError,
 )
-from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
 LEFT_OUT_WAIT_MS = 20
 """How long a request may wait for data while a partition of the same broker is left out because enough of it is

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from shared.clients.consumer.fetch_state import FetchLimits, Move
-from shared.clients.consumer.fetcher import EARLIEST, LATEST, Fetcher
-from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.clients.consumer.reader import FetchCommitted, Reader
-from shared.clients.consumer.reset_policy import ResetPolicy
-from shared.clients.consumer.settings import ConsumerSettings
-from shared.clients.consumer.subscribing import Subscribing
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import IllegalState, PenstockError
-from shared.common.records import Columns, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.consumer.fetch_state import FetchLimits, Move
+from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Fetcher
+from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.consumer.reader import FetchCommitted, Reader
+from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.subscribing import Subscribing
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import IllegalState, PenstockError
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 
 class Fetching(Subscribing):

@@ -2,7 +2,7 @@
 
 Two tasks. One takes step after step: JoinGroup, the leader's assignment, SyncGroup, the listener's calls. The other
 sends the heartbeats, during the listener's calls as well, since these may take longer than a session. The requests
-themselves are every member's (`shared.clients.group.requests`).
+themselves are every member's (`penstock.shared.clients.group.requests`).
 
 The listener is called only while a poll waits for it (`listening`), so never beside the code that processes records.
 Until then the step is due, and the poll hands out nothing. A call that has begun goes on to its end, also where the
@@ -16,17 +16,17 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from shared.clients.connection import Connection
-from shared.clients.consumer.group_protocol import PROTOCOL_TYPE
-from shared.clients.consumer.group_state import GroupState
-from shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
-from shared.clients.group.member_states import MemberState
-from shared.clients.group.requests import GroupRequests
-from shared.clients.group.steps import NO_GENERATION, Join, Sync, Wait
-from shared.common.clock import Clock
-from shared.common.errors import IllegalState, PenstockError
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.consumer.group_protocol import PROTOCOL_TYPE
+from penstock.shared.clients.consumer.group_state import GroupState
+from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from penstock.shared.clients.group.member_states import MemberState
+from penstock.shared.clients.group.requests import GroupRequests
+from penstock.shared.clients.group.steps import NO_GENERATION, Join, Sync, Wait
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import IllegalState, PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 

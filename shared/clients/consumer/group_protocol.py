@@ -22,8 +22,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shared.common.errors import SerializationError
-from shared.common.records import TopicPartition
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.records import TopicPartition
 
 PROTOCOL_TYPE = "consumer"
 NEWEST_VERSION = 3

@@ -3,7 +3,7 @@
 Nothing here waits or sends. `next_step` says what is to be done now, whoever awaits it tells the outcome (`on_join`,
 `on_sync`, ...) and asks again. A step that calls the listener may have to wait for a poll: until its outcome is told,
 `next_step` returns it again, or what has become of it meanwhile. Heartbeats run beside it. What is alike for all
-members of groups, with the states and the ways between them, is in `shared.clients.group`.
+members of groups, with the states and the ways between them, is in `penstock.shared.clients.group`.
 
 What a member holds (`owned`) ends in one of two ways. It is revoked while the member's generation counts: everything
 before it joins (eager), or what the new assignment lacks, after which it joins again (cooperative). Or it is lost,
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.clients.consumer.assignors import Assignor, GroupMember
-from shared.clients.consumer.group_protocol import (
+from penstock.shared.clients.consumer.assignors import Assignor, GroupMember
+from penstock.shared.clients.consumer.group_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
@@ -24,18 +24,18 @@ from shared.clients.consumer.group_protocol import (
     encode_assignment,
     encode_subscription,
 )
-from shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
-from shared.clients.group.member import Member
-from shared.clients.group.member_states import MemberState
-from shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
-from shared.common.errors import (
+from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from penstock.shared.clients.group.member import Member
+from penstock.shared.clients.group.member_states import MemberState
+from penstock.shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.common.errors import (
     FatalError,
     IllegalState,
     InconsistentGroupProtocol,
     PenstockError,
     SerializationError,
 )
-from shared.common.records import TopicPartition
+from penstock.shared.common.records import TopicPartition
 
 
 @dataclass(slots=True)

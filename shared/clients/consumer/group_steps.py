@@ -1,11 +1,11 @@
-"""What a consumer in a group has to do next, beside what every member has (`shared.clients.group.steps`)."""
+"""What a consumer in a group has to do next, beside what every member has (`penstock.shared.clients.group.steps`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shared.clients.group.steps import Join, Sync, Wait
-from shared.common.records import TopicPartition
+from penstock.shared.clients.group.steps import Join, Sync, Wait
+from penstock.shared.common.records import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

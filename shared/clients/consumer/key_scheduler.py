@@ -10,7 +10,7 @@ transaction markers leave holes in the offsets. What is finished beyond it trave
 restart skips it. A record beyond the gap starts only where the metadata would still fit with everything in flight
 finished; else its partition is `paused` until the first unfinished record is through.
 
->>> from shared.common.records import Columns, ConsumerRecord, TopicPartition
+>>> from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 >>> tp = TopicPartition("clicks", 0)
 >>> scheduler = KeyScheduler()
 >>> scheduler.assign(tp, None)
@@ -38,10 +38,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
-from shared.common.commit_metadata import decode_finished
-from shared.common.errors import IllegalState
-from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from penstock.shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
+from penstock.shared.common.commit_metadata import decode_finished
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
 Ordering = Literal["key", "partition", "unordered"]
 PauseReason = Literal["buffer", "metadata"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.common.records import TopicPartition
+from penstock.shared.common.records import TopicPartition
 
 
 class RebalanceListener:

@@ -10,16 +10,16 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Mapping
 
-from shared.clients.consumer.committer import Committer
-from shared.clients.consumer.fetching import Fetching
-from shared.clients.consumer.listener import RebalanceListener
-from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.clients.consumer.positions import Positions
-from shared.clients.consumer.settings import ConsumerSettings
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import CommitFailed, IllegalState, KafkaTimeout, PenstockError, UnknownMember
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
+from penstock.shared.clients.consumer.committer import Committer
+from penstock.shared.clients.consumer.fetching import Fetching
+from penstock.shared.clients.consumer.listener import RebalanceListener
+from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.consumer.positions import Positions
+from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout, PenstockError, UnknownMember
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 

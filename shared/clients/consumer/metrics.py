@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
-from shared.common.metrics import counter, gauge, histogram
-from shared.common.records import TopicPartition
+from penstock.shared.common.metrics import counter, gauge, histogram
+from penstock.shared.common.records import TopicPartition
 
 
 class ConsumerMetrics:

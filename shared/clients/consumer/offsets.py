@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from shared.clients.connection import list_offsets
-from shared.clients.consumer.committer import Committer
-from shared.clients.consumer.fetching import Fetching
-from shared.clients.consumer.membership import Membership
-from shared.clients.consumer.settings import ConsumerSettings
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import (
+from penstock.shared.clients.connection import list_offsets
+from penstock.shared.clients.consumer.committer import Committer
+from penstock.shared.clients.consumer.fetching import Fetching
+from penstock.shared.clients.consumer.membership import Membership
+from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import (
     IllegalState,
     KafkaTimeout,
     NoOffsetForPartition,
     OffsetOutOfRange,
     PenstockError,
 )
-from shared.common.offset_checks import checked_time
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.offset_checks import checked_time
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 POSITION_POLL_MS = 20
 

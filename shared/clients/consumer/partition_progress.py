@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shared.common.commit_metadata import METADATA_BYTES_MAX, Ranges, encode_finished, encoded_bytes_max
-from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
+from penstock.shared.common.commit_metadata import METADATA_BYTES_MAX, Ranges, encode_finished, encoded_bytes_max
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
 
 SPAN_ALWAYS_FITS = 24_000
 """So many offsets fit as a bitmap, whatever the pattern: the usual case, known without a calculation."""

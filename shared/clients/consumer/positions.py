@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from shared.clients.connection import NO_EPOCH
-from shared.clients.consumer.fetch_state import Move
-from shared.clients.consumer.unread import Taken, Unread
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.clients.connection import NO_EPOCH
+from penstock.shared.clients.consumer.fetch_state import Move
+from penstock.shared.clients.consumer.unread import Taken, Unread
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 _At = tuple[int, int]  # a position, and the leader epoch of the record before it
 _Offsets = dict[TopicPartition, int]

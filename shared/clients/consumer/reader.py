@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-from shared.clients.connection import Connection, FetchRequest, list_offsets
-from shared.clients.consumer.fetch_state import BACKOFF_MAX_MS, Fetch, Lookup, Move
-from shared.clients.consumer.fetcher import Fetcher
-from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.clients.consumer.reset_policy import ResetPolicy
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError
-from shared.common.log import get_logger
-from shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from penstock.shared.clients.connection import Connection, FetchRequest, list_offsets
+from penstock.shared.clients.consumer.fetch_state import BACKOFF_MAX_MS, Fetch, Lookup, Move
+from penstock.shared.clients.consumer.fetcher import Fetcher
+from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
 log = get_logger(__name__)
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from shared.common.durations import parse_ms
-from shared.common.errors import ConfigError
+from penstock.shared.common.durations import parse_ms
+from penstock.shared.common.errors import ConfigError
 
 NAMES = ("earliest", "latest", "none")
 BY_DURATION = "by_duration:"

@@ -6,7 +6,7 @@ spread by `jitter` either way, never above `backoff_max_ms`. Exception types are
 the exception's line of bases that is named in `retriable` or `not_retriable` decides; by default any exception is
 retried but a DataError, since a record that is wrong stays wrong.
 
->>> from shared.common.errors import SerializationError
+>>> from penstock.shared.common.errors import SerializationError
 >>> policy = RetryPolicy(max_attempts=3, jitter=0)
 >>> [policy.decide(ConnectionError("refused"), attempts, random=0.5) for attempts in (1, 2, 3)]
 [Retry(after_ms=100), Retry(after_ms=200), GiveUp(reason='3 attempts failed')]
@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.common.errors import ConfigError, DataError
+from penstock.shared.common.errors import ConfigError, DataError
 
 ExceptionType = type[BaseException] | str
 

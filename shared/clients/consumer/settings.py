@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from shared.clients.consumer.reset_policy import ResetPolicy
-from shared.common.errors import ConfigError
-from shared.common.settings import PositiveMs, Section
+from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import PositiveMs, Section
 
 GroupMs = Annotated[int, Field(gt=0, le=2**31 - 1)]
 """A time that JoinGroup carries, in 32 bits."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from shared.common.records import TopicPartition
+from penstock.shared.common.records import TopicPartition
 
 Claims = Mapping[str, tuple[Sequence[TopicPartition], int]]
 """What each member says it was assigned, and in which generation."""

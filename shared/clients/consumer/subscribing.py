@@ -12,17 +12,17 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from shared.clients.connection import Connection, default_client_id
-from shared.clients.consumer.assignors import ASSIGNORS, Assignor
-from shared.clients.consumer.group_coordinator import GroupCoordinator, Rebalances
-from shared.clients.consumer.group_protocol import NO_GENERATION
-from shared.clients.consumer.group_state import GroupState
-from shared.clients.consumer.settings import ConsumerSettings
-from shared.clients.group.member_states import GroupConfig
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import AuthorizationFailed, IllegalState
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.connection import Connection, default_client_id
+from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
+from penstock.shared.clients.consumer.group_coordinator import GroupCoordinator, Rebalances
+from penstock.shared.clients.consumer.group_protocol import NO_GENERATION
+from penstock.shared.clients.consumer.group_state import GroupState
+from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.group.member_states import GroupConfig
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import AuthorizationFailed, IllegalState
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 Partitions = frozenset[TopicPartition]
 OnAssignment = Callable[[Partitions, Partitions], None]

@@ -3,7 +3,7 @@
 The position of a partition follows the records handed out. So whatever moves a position elsewhere (a seek, another
 assignment) drops its records here, and a pause holds them.
 
->>> from shared.common.records import ConsumerRecord
+>>> from penstock.shared.common.records import ConsumerRecord
 >>> clicks = TopicPartition("clicks", 0)
 >>> unread = Unread()
 >>> columns = Columns.of([ConsumerRecord("clicks", 0, offset, 0, None, None) for offset in (3, 5)])
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from shared.common.records import Columns, ConsumerRecord, TopicPartition
+from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

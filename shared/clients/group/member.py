@@ -10,10 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-from shared.clients.connection import error_for_code, name_of
-from shared.clients.group.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
-from shared.clients.group.steps import NO_GENERATION, JoinAnswer
-from shared.common.errors import PenstockError, RetriableError
+from penstock.shared.clients.connection import error_for_code, name_of
+from penstock.shared.clients.group.member_states import BEATING, TRANSITIONS, GroupConfig, MemberState
+from penstock.shared.clients.group.steps import NO_GENERATION, JoinAnswer
+from penstock.shared.common.errors import PenstockError, RetriableError
 
 BACKOFF_MAX_MS = 1_000
 COORDINATOR_MOVED = frozenset({15, 16})

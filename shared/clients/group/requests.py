@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from shared.clients.connection import Connection, name_of, wire_groups
-from shared.clients.group.member import COORDINATOR_MOVED, Member
-from shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError, RetriableError
-from shared.common.log import get_logger
-from shared.common.repeated_failure import RepeatedFailure
+from penstock.shared.clients.connection import Connection, name_of, wire_groups
+from penstock.shared.clients.group.member import COORDINATOR_MOVED, Member
+from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError, RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.repeated_failure import RepeatedFailure
 
 log = get_logger(__name__)
 

@@ -1,8 +1,8 @@
 """The producer."""
 
-from shared.clients.producer.delivery import Deliveries, Delivery
-from shared.clients.producer.interceptors import ProducerInterceptor
-from shared.clients.producer.producer import Producer
-from shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery
+from penstock.shared.clients.producer.interceptors import ProducerInterceptor
+from penstock.shared.clients.producer.producer import Producer
+from penstock.shared.clients.producer.settings import ProducerSettings
 
 __all__ = ["Deliveries", "Delivery", "Producer", "ProducerInterceptor", "ProducerSettings"]

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from shared.clients.connection import compression_of
-from shared.clients.producer.batch import Batch, BatchState
-from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import SendCancelled
-from shared.common.records import TopicPartition
+from penstock.shared.clients.connection import compression_of
+from penstock.shared.clients.producer.batch import Batch, BatchState
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import SendCancelled
+from penstock.shared.common.records import TopicPartition
 
 OUT_PER_PARTITION_MAX = 5
 """The broker remembers an idempotent producer's last five batches of a partition; more could not be told apart."""

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from shared.clients.connection import Compression, batch_records, crc32c, new_batch_builder, seal_batch
-from shared.common.errors import PenstockError, SendCancelled
-from shared.common.log import get_logger
-from shared.common.records import NO_TIMESTAMP, RecordMetadata, TopicPartition
+from penstock.shared.clients.connection import Compression, batch_records, crc32c, new_batch_builder, seal_batch
+from penstock.shared.common.errors import PenstockError, SendCancelled
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import NO_TIMESTAMP, RecordMetadata, TopicPartition
 
 log = get_logger(__name__)
 

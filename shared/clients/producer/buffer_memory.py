@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from shared.common.errors import BufferExhausted, IllegalState
+from penstock.shared.common.errors import BufferExhausted, IllegalState
 
 
 class BufferMemory:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Protocol
 
-from shared.clients.producer.accumulator import PartitionQueue
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.delivery import Deliveries, Delivery, size_of
-from shared.clients.producer.places import Places, Run
-from shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
-from shared.common.records import ProducerRecord, RecordColumns
+from penstock.shared.clients.producer.accumulator import PartitionQueue
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from penstock.shared.clients.producer.places import Places, Run
+from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
+from penstock.shared.common.records import ProducerRecord, RecordColumns
 
 NO_HEADERS: list[tuple[str, bytes | None]] = []
 

@@ -6,9 +6,9 @@ from inspect import CO_COROUTINE, iscoroutinefunction
 from operator import index
 from typing import Any
 
-from shared.clients.connection import record_size
-from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
+from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
 
 TIMESTAMP_END = 2**63
 PARTITION_END = 2**31

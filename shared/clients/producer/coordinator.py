@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from shared.clients.connection import Connection, error_for_code, wire
-from shared.clients.producer.sequences import SequenceLedger
-from shared.clients.producer.settings import ProducerSettings
-from shared.clients.producer.transactions import fenced_by
-from shared.common.errors import AuthorizationFailed, CoordinatorNotAvailable, ProducerFenced
-from shared.common.log import get_logger
-from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.clients.connection import Connection, error_for_code, wire
+from penstock.shared.clients.producer.sequences import SequenceLedger
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.transactions import fenced_by
+from penstock.shared.common.errors import AuthorizationFailed, CoordinatorNotAvailable, ProducerFenced
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
 

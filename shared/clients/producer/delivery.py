@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from shared.clients.producer.batch import Batch, BatchState, located
-from shared.clients.producer.places import Places
-from shared.common.errors import PenstockError
-from shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.clients.producer.batch import Batch, BatchState, located
+from penstock.shared.clients.producer.places import Places
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
 
 def fresh(error: PenstockError) -> PenstockError:

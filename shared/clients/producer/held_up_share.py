@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.common.errors import BufferExhausted, IllegalState
-from shared.common.records import TopicPartition
+from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.common.errors import BufferExhausted, IllegalState
+from penstock.shared.common.records import TopicPartition
 
 HELD_UP_SHARE = 0.5
 """Of `buffer_memory`."""

@@ -13,12 +13,12 @@ from time import time_ns
 
 import msgspec
 
-from shared.clients.connection import BatchRecord, Connection
-from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
-from shared.clients.producer.batch import Batch, Callback, OnDelivery
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.bulk import NO_HEADERS, Bulk
-from shared.clients.producer.checks import (
+from penstock.shared.clients.connection import BatchRecord, Connection
+from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.batch import Batch, Callback, OnDelivery
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.bulk import NO_HEADERS, Bulk
+from penstock.shared.clients.producer.checks import (
     HeaderList,
     checked_bytes,
     checked_callback,
@@ -27,16 +27,16 @@ from shared.clients.producer.checks import (
     checked_size,
     checked_timestamp,
 )
-from shared.clients.producer.delivery import Delivery, size_of
-from shared.clients.producer.held_up_share import HeldUpShare
-from shared.clients.producer.interceptors import Interceptors
-from shared.clients.producer.metrics import ProducerMetrics
-from shared.clients.producer.routing import RoutedTopic, Routes
-from shared.clients.producer.sender import Sender
-from shared.clients.producer.settings import ProducerSettings
-from shared.clients.producer.transactions import Transaction, TxnState
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import (
+from penstock.shared.clients.producer.delivery import Delivery, size_of
+from penstock.shared.clients.producer.held_up_share import HeldUpShare
+from penstock.shared.clients.producer.interceptors import Interceptors
+from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.routing import RoutedTopic, Routes
+from penstock.shared.clients.producer.sender import Sender
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import (
     FatalError,
     IllegalState,
     PenstockError,
@@ -44,10 +44,10 @@ from shared.common.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
-from shared.common.log import get_logger
-from shared.common.records import ProducerRecord
-from shared.common.serialization import Serializer
-from shared.common.topic_names import check_topic_name
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.serialization import Serializer
+from penstock.shared.common.topic_names import check_topic_name
 
 log = get_logger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shared.clients.producer.batch import OnDelivery
-from shared.common.log import get_logger
-from shared.common.records import Headers, ProducerRecord, RecordMetadata
+from penstock.shared.clients.producer.batch import OnDelivery
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Headers, ProducerRecord, RecordMetadata
 
 log = get_logger(__name__)
 

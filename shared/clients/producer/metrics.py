@@ -13,9 +13,9 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.common.metrics import counter, gauge, histogram
-from shared.common.samples import Samples
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.common.metrics import counter, gauge, histogram
+from penstock.shared.common.samples import Samples
 
 TOTALS = (
     "record_send_total",

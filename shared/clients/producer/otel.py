@@ -20,9 +20,9 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter, Setter, TextMapPropagator
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider
 
-from shared.clients.producer.interceptors import ProducerInterceptor
-from shared.common.errors import SendCancelled
-from shared.common.records import Headers, ProducerRecord, RecordMetadata
+from penstock.shared.clients.producer.interceptors import ProducerInterceptor
+from penstock.shared.common.errors import SendCancelled
+from penstock.shared.common.records import Headers, ProducerRecord, RecordMetadata
 
 INSTRUMENTATION = "penstock"
 OPEN_SPANS_MAX = 500_000

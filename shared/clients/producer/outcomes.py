@@ -10,16 +10,16 @@ from __future__ import annotations
 import copy
 import random
 
-from shared.clients.connection import ProduceAnswer, error_for_code
-from shared.clients.connection.errors import DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED
-from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
-from shared.clients.producer.batch import NO_STATE, Batch, BatchState, ProducerState
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.metrics import ProducerMetrics
-from shared.clients.producer.sequences import SequenceLedger
-from shared.clients.producer.settings import ProducerSettings
-from shared.clients.producer.transactions import Transaction, TxnState, fenced_by, is_fatal
-from shared.common.errors import (
+from penstock.shared.clients.connection import ProduceAnswer, error_for_code
+from penstock.shared.clients.connection.errors import DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED
+from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState, ProducerState
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.sequences import SequenceLedger
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.transactions import Transaction, TxnState, fenced_by, is_fatal
+from penstock.shared.common.errors import (
     BrokerNotAvailable,
     CorruptRecord,
     DeliveryTimeout,
@@ -32,7 +32,7 @@ from shared.common.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
-from shared.common.log import get_logger
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

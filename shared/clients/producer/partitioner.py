@@ -19,7 +19,7 @@ from itertools import accumulate
 
 from murmurhash2 import murmurhash2
 
-from shared.common.records import TopicPartition
+from penstock.shared.common.records import TopicPartition
 
 Partitioner = Callable[[str, bytes | None, bytes | None, Sequence[int]], int | None]
 """A user's own: topic, key, value and the topic's partitions to one of them; None leaves it to the built-in choice."""

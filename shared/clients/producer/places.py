@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.batch import Batch
 
 Run = dict[Batch, int]
 """The batches that a run of appends filled, each with the index of the run's first record in it."""

@@ -19,30 +19,30 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.connection import Connection
-from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.batch import Callback, OnDelivery
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.bulk import NO_HEADERS, bulk_of
-from shared.clients.producer.checks import is_callback
-from shared.clients.producer.delivery import Deliveries, Delivery
-from shared.clients.producer.held_up_share import HeldUpShare
-from shared.clients.producer.intake import Intake, UntilClosed
-from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
-from shared.clients.producer.metrics import ProducerMetrics
-from shared.clients.producer.partitioner import Partitioner
-from shared.clients.producer.routing import RoutedTopic, Routes
-from shared.clients.producer.sender import Sender
-from shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
-from shared.clients.producer.transactional import TransactionalCalls
-from shared.clients.producer.transactions import Transaction, TxnState
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import IllegalState, SendCancelled
-from shared.common.log import get_logger
-from shared.common.records import Headers, ProducerRecord
-from shared.common.serialization import Serializer, bytes_serializer
-from shared.common.settings import KafkaSettings
-from shared.common.topic_names import check_topic_name
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.producer.accumulator import RecordAccumulator
+from penstock.shared.clients.producer.batch import Callback, OnDelivery
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.bulk import NO_HEADERS, bulk_of
+from penstock.shared.clients.producer.checks import is_callback
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery
+from penstock.shared.clients.producer.held_up_share import HeldUpShare
+from penstock.shared.clients.producer.intake import Intake, UntilClosed
+from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
+from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.partitioner import Partitioner
+from penstock.shared.clients.producer.routing import RoutedTopic, Routes
+from penstock.shared.clients.producer.sender import Sender
+from penstock.shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
+from penstock.shared.clients.producer.transactional import TransactionalCalls
+from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import IllegalState, SendCancelled
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Headers, ProducerRecord
+from penstock.shared.common.serialization import Serializer, bytes_serializer
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.common.topic_names import check_topic_name
 
 log = get_logger(__name__)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.clients.connection import Connection
-from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.checks import checked_partition
-from shared.clients.producer.partitioner import Partitioner, StickyPartition, for_key
-from shared.clients.producer.settings import ProducerSettings
-from shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.checks import checked_partition
+from penstock.shared.clients.producer.partitioner import Partitioner, StickyPartition, for_key
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.records import ProducerRecord, TopicPartition
 
 KEY_CACHE_MAX = 65_536
 """Keys of a topic whose partition is remembered, which is cheaper than hashing. Full, the cache starts anew."""

@@ -16,17 +16,17 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, produce_request
-from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.coordinator import TransactionCoordinator
-from shared.clients.producer.metrics import ProducerMetrics
-from shared.clients.producer.outcomes import Outcomes
-from shared.clients.producer.settings import ProducerSettings
-from shared.clients.producer.transactions import Transaction, TxnState
-from shared.common.clock import Clock
-from shared.common.errors import (
+from penstock.shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, produce_request
+from penstock.shared.clients.producer.accumulator import RecordAccumulator
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.coordinator import TransactionCoordinator
+from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.outcomes import Outcomes
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import (
     BrokerNotAvailable,
     KafkaTimeout,
     PenstockError,
@@ -34,8 +34,8 @@ from shared.common.errors import (
     TransactionAborted,
     UnsupportedVersion,
 )
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 

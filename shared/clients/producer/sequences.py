@@ -28,8 +28,8 @@ ProducerState(producer_id=7, epoch=0, base_sequence=10)
 
 from __future__ import annotations
 
-from shared.clients.producer.batch import ProducerState
-from shared.common.records import TopicPartition
+from penstock.shared.clients.producer.batch import ProducerState
+from penstock.shared.common.records import TopicPartition
 
 EPOCH_MAX = 2**15 - 1
 SEQUENCES = 2**31

@@ -6,9 +6,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from shared.common.errors import ConfigError
-from shared.common.log import get_logger
-from shared.common.settings import KafkaSettings, PositiveMs, Section
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import KafkaSettings, PositiveMs, Section
 
 log = get_logger(__name__)
 

@@ -14,12 +14,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from shared.clients.connection import Connection
-from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.sender import Sender
-from shared.clients.producer.settings import ProducerSettings
-from shared.clients.producer.transactions import Transaction, TxnState, is_fatal
-from shared.common.errors import (
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.producer.accumulator import RecordAccumulator
+from penstock.shared.clients.producer.sender import Sender
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.transactions import Transaction, TxnState, is_fatal
+from penstock.shared.common.errors import (
     IllegalState,
     InvalidProducerIdMapping,
     PenstockError,
@@ -27,8 +27,8 @@ from shared.common.errors import (
     RetriableError,
     TransactionAborted,
 )
-from shared.common.log import get_logger
-from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 
 log = get_logger(__name__)
 

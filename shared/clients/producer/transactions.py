@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from shared.common.errors import FatalError, IllegalState, PenstockError, TransactionAborted
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
+from penstock.shared.common.errors import FatalError, IllegalState, PenstockError, TransactionAborted
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
 
 log = get_logger(__name__)
 

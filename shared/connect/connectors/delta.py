@@ -14,16 +14,16 @@ import asyncio
 import os
 from collections.abc import Mapping
 
-from shared.common.lake_append import append_once, set_versions, table_versions
-from shared.common.records import TopicPartition
-from shared.connect.allowed_files import FILES_ALLOWED, local_path
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
-from shared.connect.connector import Props, SinkConnector
-from shared.connect.connectors.arrow_rows import row_of, table_of
-from shared.connect.errors import ConnectError, DataError, RetriableError
-from shared.connect.record import SinkRecord
-from shared.connect.task import Offsets, SinkTask
-from shared.connect.worker_config import with_prefix
+from penstock.shared.common.lake_append import append_once, set_versions, table_versions
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
+from penstock.shared.connect.connector import Props, SinkConnector
+from penstock.shared.connect.connectors.arrow_rows import row_of, table_of
+from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.task import Offsets, SinkTask
+from penstock.shared.connect.worker_config import with_prefix
 
 HIGH, MEDIUM = Importance.HIGH, Importance.MEDIUM
 

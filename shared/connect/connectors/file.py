@@ -12,13 +12,13 @@ import sys
 from collections.abc import Mapping
 from typing import IO
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
-from shared.connect.config_types import non_empty
-from shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
-from shared.connect.errors import ConnectError
-from shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
-from shared.connect.schema import STRING
-from shared.connect.task import SinkTask, SourceTask
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
+from penstock.shared.connect.config_types import non_empty
+from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
+from penstock.shared.connect.schema import STRING
+from penstock.shared.connect.task import SinkTask, SourceTask
 
 READ_BYTES = 1 << 18
 LINE_BYTES_MAX = 64 << 20

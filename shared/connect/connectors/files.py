@@ -19,17 +19,17 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.connect.allowed_files import FILES_ALLOWED, local_path
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Type, at_least, one_of
-from shared.connect.connector import Props, SinkConnector
-from shared.connect.connectors.arrow_rows import NothingInIt, table_of
-from shared.connect.converters.json_schema import value_to_json
-from shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
-from shared.connect.hiding import without_passwords
-from shared.connect.record import SinkRecord
-from shared.connect.task import Offsets, SinkTask
-from shared.connect.worker_config import with_prefix
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Type, at_least, one_of
+from penstock.shared.connect.connector import Props, SinkConnector
+from penstock.shared.connect.connectors.arrow_rows import NothingInIt, table_of
+from penstock.shared.connect.converters.json_schema import value_to_json
+from penstock.shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
+from penstock.shared.connect.hiding import without_passwords
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.task import Offsets, SinkTask
+from penstock.shared.connect.worker_config import with_prefix
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 NEVER_MS = float("inf")

@@ -17,14 +17,14 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from shared.common.records import TopicPartition
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
-from shared.connect.config_types import Password, invalid
-from shared.connect.connector import Props, SinkConnector, SourceConnector
-from shared.connect.converters.json_schema import value_to_json
-from shared.connect.errors import ConnectError, DataError, RetriableError
-from shared.connect.record import SinkRecord, SourceRecord
-from shared.connect.task import SinkTask, SourceTask
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
+from penstock.shared.connect.config_types import Password, invalid
+from penstock.shared.connect.connector import Props, SinkConnector, SourceConnector
+from penstock.shared.connect.converters.json_schema import value_to_json
+from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.record import SinkRecord, SourceRecord
+from penstock.shared.connect.task import SinkTask, SourceTask
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 RETRIED = (408, 425, 429)

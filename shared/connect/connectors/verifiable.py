@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type
-from shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
-from shared.connect.errors import ConnectError
-from shared.connect.record import SinkRecord, SourceRecord
-from shared.connect.schema import INT32, INT64
-from shared.connect.task import Offsets, SinkTask, SourceTask
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type
+from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SinkConnector, SourceConnector
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import SinkRecord, SourceRecord
+from penstock.shared.connect.schema import INT32, INT64
+from penstock.shared.connect.task import Offsets, SinkTask, SourceTask
 
 TOOLS = "org.apache.kafka.connect.tools."
 BATCH_MAX = 500

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.common.records import Headers
-from shared.connect.config_def import ConfigDef
-from shared.connect.converter import Converted, Converter
-from shared.connect.converters.avro_schemas import AVRO_UNION, LOGICAL_TYPES, from_avro, to_avro
-from shared.connect.converters.registry import HEAD_BYTES, Registry, framed, parsed, registry_config, unframed
-from shared.connect.converters.registry_client import RegistrySchema
-from shared.connect.errors import ConfigError, DataError
-from shared.connect.schema import Schema, SchemaType, infer_schema
+from penstock.shared.common.records import Headers
+from penstock.shared.connect.config_def import ConfigDef
+from penstock.shared.connect.converter import Converted, Converter
+from penstock.shared.connect.converters.avro_schemas import AVRO_UNION, LOGICAL_TYPES, from_avro, to_avro
+from penstock.shared.connect.converters.registry import HEAD_BYTES, Registry, framed, parsed, registry_config, unframed
+from penstock.shared.connect.converters.registry_client import RegistrySchema
+from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.schema import Schema, SchemaType, infer_schema
 
 KIND = "AVRO"
 Change = Callable[[Any], Any]

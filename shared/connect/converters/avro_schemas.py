@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shared.connect.converters.json_schema import (
+from penstock.shared.connect.converters.json_schema import (
     DEPTH_MAX,
     date_of,
     decimal_from_bytes,
@@ -28,8 +28,8 @@ from shared.connect.converters.json_schema import (
     timestamp_ms,
     timestamp_of,
 )
-from shared.connect.errors import DataError
-from shared.connect.schema import (
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,
     INT64,

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from shared.common.records import Headers
-from shared.connect.config_def import ConfigDef, Importance, Type, at_least, one_of
-from shared.connect.converter import Converted, Converter, HeaderConverter
-from shared.connect.converters.json_schema import (
+from penstock.shared.common.records import Headers
+from penstock.shared.connect.config_def import ConfigDef, Importance, Type, at_least, one_of
+from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
+from penstock.shared.connect.converters.json_schema import (
     has_decimals,
     schema_from_json,
     schema_to_json,
     value_from_json,
     value_to_json,
 )
-from shared.connect.errors import DataError
-from shared.connect.schema import Schema
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import Schema
 
 NOT_AN_ENVELOPE = (
     'JsonConverter with schemas.enable requires "schema" and "payload" fields and may not contain additional fields. '

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from shared.connect.errors import DataError
-from shared.connect.schema import (
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import (
     DATE,
     DECIMAL,
     INTEGER_BITS,

@@ -9,14 +9,19 @@ from typing import Any
 
 import msgspec
 
-from shared.common.records import Headers
-from shared.connect.config_def import ConfigDef, Importance, Type, one_of
-from shared.connect.converter import Converted, Converter
-from shared.connect.converters.json_schema import has_decimals
-from shared.connect.converters.json_schema_documents import from_json, from_json_schema, to_json, to_json_schema
-from shared.connect.converters.registry import Registry, framed, parsed, registry_config, unframed
-from shared.connect.errors import DataError
-from shared.connect.schema import Schema, infer_schema
+from penstock.shared.common.records import Headers
+from penstock.shared.connect.config_def import ConfigDef, Importance, Type, one_of
+from penstock.shared.connect.converter import Converted, Converter
+from penstock.shared.connect.converters.json_schema import has_decimals
+from penstock.shared.connect.converters.json_schema_documents import (
+    from_json,
+    from_json_schema,
+    to_json,
+    to_json_schema,
+)
+from penstock.shared.connect.converters.registry import Registry, framed, parsed, registry_config, unframed
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import Schema, infer_schema
 
 KIND = "JSON"
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shared.connect.converters.json_schema import DEPTH_MAX, value_from_json, value_to_json
-from shared.connect.errors import DataError
-from shared.connect.schema import DECIMAL, Field, Schema, SchemaType
+from penstock.shared.connect.converters.json_schema import DEPTH_MAX, value_from_json, value_to_json
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import DECIMAL, Field, Schema, SchemaType
 
 CONNECT_TYPES = {
     "int8": SchemaType.INT8,

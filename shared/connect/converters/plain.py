@@ -7,12 +7,12 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from shared.common.records import Headers
-from shared.connect.config_def import ConfigDef, Importance, Type
-from shared.connect.config_types import as_text, invalid
-from shared.connect.converter import Converted, Converter, HeaderConverter
-from shared.connect.errors import DataError
-from shared.connect.schema import (
+from penstock.shared.common.records import Headers
+from penstock.shared.connect.config_def import ConfigDef, Importance, Type
+from penstock.shared.connect.config_types import as_text, invalid
+from penstock.shared.connect.converter import Converted, Converter, HeaderConverter
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import (
     OPTIONAL_BOOLEAN,
     OPTIONAL_BYTES,
     OPTIONAL_FLOAT32,

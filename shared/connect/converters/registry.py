@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
-from shared.connect.converter import MoreNeeded
-from shared.connect.converters.registry_client import Access, RegistryClient, RegistrySchema
-from shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
+from penstock.shared.connect.converter import MoreNeeded
+from penstock.shared.connect.converters.registry_client import Access, RegistryClient, RegistrySchema
+from penstock.shared.connect.errors import ConfigError, DataError
 
 MAGIC = b"\x00"
 HEAD_BYTES = 5

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from shared.connect.errors import DataError, RetriableError
+from penstock.shared.connect.errors import DataError, RetriableError
 
 CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 TRIES = 3

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from shared.connect.config_types import as_text
-from shared.connect.converter import Converted, HeaderConverter
-from shared.connect.converters.json_schema import value_to_json
-from shared.connect.schema import (
+from penstock.shared.connect.config_types import as_text
+from penstock.shared.connect.converter import Converted, HeaderConverter
+from penstock.shared.connect.converters.json_schema import value_to_json
+from penstock.shared.connect.schema import (
     BOOLEAN,
     FLOAT64,
     INT8,

@@ -5,8 +5,8 @@ and what it takes back it gives out in the next rebalance, which the worker that
 ever runs twice, and a rebalance costs only what moves.
 
 When a worker is gone, what it ran is lost, but not given to others at once: for `scheduled.rebalance.max.delay.ms` it
-is kept for a worker that comes back (a restart, a roll-out). Only when the time is over is it given out, to the workers
-that joined empty meanwhile or else to those with the least to do. In the meantime nothing is taken back for balance.
+is kept for a worker that comes back (a restart, a roll-out). Then it is given to those with the least to do, which a
+worker that came back empty is. In the meantime nothing is taken back for balance.
 
 Connectors and tasks are balanced each by itself: no worker has more than one connector, or one task, more than another.
 
@@ -22,11 +22,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
-from shared.connect.group.connect_protocol import NOTHING, Work
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.group.connect_protocol import NOTHING, Work
+from penstock.shared.connect.states import ConnectorTaskId
 
 T = TypeVar("T", str, ConnectorTaskId)
 
@@ -58,7 +58,6 @@ class IncrementalAssignor:
     _previous_members: frozenset[str] = frozenset()
     _previous_generation: int = NO_GENERATION
     _revoked: Work = NOTHING
-    _candidates: set[str] = field(default_factory=set)
 
     def assign(
         self, held: Mapping[str, Work], configured: Work, *, now_ms: int, generation: int, completed: int
@@ -74,10 +73,8 @@ class IncrementalAssignor:
         kept = {member: held[member] - gone[member] for member in sorted(held)}
         lost = (self._previous & configured) - active
         fresh = configured - self._previous - active
-        for_candidates, as_fresh, delay_ms = self._place_lost(lost, kept, now_ms)
-        complete = _give_out(
-            {member: work | for_candidates.get(member, NOTHING) for member, work in kept.items()}, fresh | as_fresh
-        )
+        delay_ms = self._delay_of_lost(lost, kept, now_ms)
+        complete = _give_out(kept, fresh if delay_ms else fresh | lost)
         surplus = {} if delay_ms else _surplus(complete, kept)
         complete = {member: work - surplus.get(member, NOTHING) for member, work in complete.items()}
         revoked = {member: gone[member] | surplus.get(member, NOTHING) for member in kept}
@@ -88,29 +85,17 @@ class IncrementalAssignor:
         self._previous_generation, self._previous_members = generation, frozenset(held)
         return Plan(assigned, revoked, complete, delay_ms)
 
-    def _place_lost(self, lost: Work, kept: Mapping[str, Work], now_ms: int) -> tuple[dict[str, Work], Work, int]:
-        """What of it goes to members that came empty, what counts as new, and how long the rest waits."""
-        if not lost:
-            self._forget_delay()
-            return {}, NOTHING, 0
-        if self.scheduled_ms is None and self._previous_members <= kept.keys():
-            return {}, lost, 0  # nobody has left: somebody missed the last assignment
-        if self.max_delay_ms <= 0:
-            return {}, lost, 0
-        if self.scheduled_ms is not None and now_ms >= self.scheduled_ms:
-            candidates = sorted(self._candidates & kept.keys())
-            self._forget_delay()
-            if not candidates:
-                return {}, lost, 0
-            return _give_out(dict.fromkeys(candidates, NOTHING), lost), NOTHING, 0
-        self._candidates |= {member for member, work in kept.items() if not work}
+    def _delay_of_lost(self, lost: Work, kept: Mapping[str, Work], now_ms: int) -> int:
+        """How long what was lost still waits for the worker that is gone; 0: it is given out now."""
+        is_over = self.scheduled_ms is not None and now_ms >= self.scheduled_ms
+        # Where nobody has left, somebody missed the last assignment.
+        nobody_left = self.scheduled_ms is None and self._previous_members <= kept.keys()
+        if not lost or is_over or nobody_left or self.max_delay_ms <= 0:
+            self.scheduled_ms = None
+            return 0
         if self.scheduled_ms is None:
             self.scheduled_ms = now_ms + self.max_delay_ms
-        return {}, NOTHING, min(self.scheduled_ms - now_ms, self.max_delay_ms)
-
-    def _forget_delay(self) -> None:
-        self.scheduled_ms = None
-        self._candidates.clear()
+        return min(self.scheduled_ms - now_ms, self.max_delay_ms)
 
 
 def assign_eagerly(members: Iterable[str], configured: Work) -> dict[str, Work]:

@@ -23,8 +23,8 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shared.common.errors import SerializationError
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.connect.states import ConnectorTaskId
 
 PROTOCOL_TYPE = "connect"
 EAGER, COMPATIBLE, SESSIONED = 0, 1, 2

@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from shared.clients.connection import Connection
-from shared.clients.group.requests import GroupRequests
-from shared.clients.group.steps import Join, Sync, Wait
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError
-from shared.common.log import get_logger
-from shared.connect.group.connect_protocol import PROTOCOL_TYPE, Assignment, Work
-from shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, Step, WorkerGroup
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.group.requests import GroupRequests
+from penstock.shared.clients.group.steps import Join, Sync, Wait
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.group.connect_protocol import PROTOCOL_TYPE, Assignment, Work
+from penstock.shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, Step, WorkerGroup
 
 log = get_logger(__name__)
 

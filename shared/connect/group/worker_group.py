@@ -2,8 +2,8 @@
 
 Nothing here waits or sends. `next_step` says what is to be done now; whoever does it tells the outcome (`on_join`,
 `on_led`, `on_sync`, …) and asks again. Heartbeats run beside it. It is a member as every one of a group
-(`shared.clients.group`); what differs from a consumer is what members tell each other, and that a worker keeps what it
-runs (`held`) through a rebalance.
+(`penstock.shared.clients.group`); what differs from a consumer is what members tell each other, and that a worker keeps
+what it runs (`held`) through a rebalance.
 
 `held` is given up in three ways: what a new assignment revokes; everything, before joining under the protocol `eager`;
 and everything, when the group must have given the worker up: it was not heard for a session timeout, or did not join in
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from shared.clients.group.member import UNKNOWN_MEMBER, Member
-from shared.clients.group.member_states import BEATING, MemberState
-from shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
-from shared.common.errors import PenstockError, SerializationError
-from shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
-from shared.connect.group.connect_protocol import (
+from penstock.shared.clients.group.member import UNKNOWN_MEMBER, Member
+from penstock.shared.clients.group.member_states import BEATING, MemberState
+from penstock.shared.clients.group.steps import NO_GENERATION, Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.common.errors import PenstockError, SerializationError
+from penstock.shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
+from penstock.shared.connect.group.connect_protocol import (
     CONFIG_MISMATCH,
     EAGER,
     NOTHING,

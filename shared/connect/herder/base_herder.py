@@ -12,29 +12,29 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from shared.clients.admin import Admin
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import ConfigError, IllegalState
-from shared.common.log import get_logger
-from shared.connect.errors import ConnectError, ConnectorNotFound, said_of
-from shared.connect.herder import secrets, views
-from shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
-from shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
-from shared.connect.herder.errors import AlreadyExists, BadRequest, Forbidden, RequestTimedOut, StaleConfig
-from shared.connect.herder.loggers import Loggers
-from shared.connect.herder.status_reporter import StatusReporter
-from shared.connect.herder.views import Json
-from shared.connect.herder.work_runner import WorkRunner
-from shared.connect.offset_store import OffsetBackingStore
-from shared.connect.plugins import Plugins
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.storage.config_records import Config
-from shared.connect.storage.config_state import ConfigSnapshot
-from shared.connect.storage.config_store import ConfigStore
-from shared.connect.storage.status_store import StatusStore
-from shared.connect.validation import ConfigInfos, class_given, plugin_definitions
-from shared.connect.version import CONNECT_VERSION
-from shared.connect.worker import Worker
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of
+from penstock.shared.connect.herder import secrets, views
+from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
+from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
+from penstock.shared.connect.herder.errors import AlreadyExists, BadRequest, Forbidden, RequestTimedOut, StaleConfig
+from penstock.shared.connect.herder.loggers import Loggers
+from penstock.shared.connect.herder.status_reporter import StatusReporter
+from penstock.shared.connect.herder.views import Json
+from penstock.shared.connect.herder.work_runner import WorkRunner
+from penstock.shared.connect.offset_store import OffsetBackingStore
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.config_records import Config
+from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.config_store import ConfigStore
+from penstock.shared.connect.storage.status_store import StatusStore
+from penstock.shared.connect.validation import ConfigInfos, class_given, plugin_definitions
+from penstock.shared.connect.version import CONNECT_VERSION
+from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

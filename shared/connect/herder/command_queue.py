@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from shared.common.clock import Clock
-from shared.common.errors import IllegalState
-from shared.connect.errors import ConnectError
-from shared.connect.herder.errors import RequestTimedOut
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.herder.errors import RequestTimedOut
 
 T = TypeVar("T")
 

@@ -10,19 +10,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from shared.clients.admin import Admin
-from shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownMember
-from shared.common.records import TopicPartition
-from shared.connect.errors import ConnectError
-from shared.connect.herder.errors import BadRequest
-from shared.connect.offset_store import (
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownMember
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.offset_store import (
     OffsetBackingStore,
     offset_key,
     offset_value,
     parse_offset_key,
     parse_offset_value,
 )
-from shared.connect.storage.config_records import Config
+from penstock.shared.connect.storage.config_records import Config
 
 Json = dict[str, Any]
 Row = tuple[Json, Json | None]

@@ -12,22 +12,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from shared.clients.admin import Admin
-from shared.clients.connection import Connection
-from shared.clients.group.member_states import GroupConfig
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
-from shared.common.log import get_logger
-from shared.connect.group.assignor import IncrementalAssignor
-from shared.connect.group.connect_protocol import PROTOCOL_NAMES, Assignment, Work
-from shared.connect.group.worker_coordinator import WorkerCoordinator
-from shared.connect.group.worker_group import WorkerGroup
-from shared.connect.herder.base_herder import Stores
-from shared.connect.herder.distributed_requests import DistributedRequests
-from shared.connect.herder.session_keys import expires_in_ms, new_key
-from shared.connect.herder.settings import DistributedConfig
-from shared.connect.storage.config_state import ConfigChange, ConfigSnapshot
-from shared.connect.worker import Worker
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.group.member_states import GroupConfig
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.group.assignor import IncrementalAssignor
+from penstock.shared.connect.group.connect_protocol import PROTOCOL_NAMES, Assignment, Work
+from penstock.shared.connect.group.worker_coordinator import WorkerCoordinator
+from penstock.shared.connect.group.worker_group import WorkerGroup
+from penstock.shared.connect.herder.base_herder import Stores
+from penstock.shared.connect.herder.distributed_requests import DistributedRequests
+from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key
+from penstock.shared.connect.herder.settings import DistributedConfig
+from penstock.shared.connect.storage.config_state import ConfigChange, ConfigSnapshot
+from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

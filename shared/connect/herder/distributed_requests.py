@@ -10,29 +10,29 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from shared.clients.admin import Admin
-from shared.common.clock import Clock
-from shared.common.errors import PenstockError, ProducerFenced
-from shared.common.log import get_logger
-from shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
-from shared.connect.group.connect_protocol import SESSIONED
-from shared.connect.group.worker_group import WorkerGroup
-from shared.connect.herder import views
-from shared.connect.herder.base_herder import BaseHerder, Stores
-from shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
-from shared.connect.herder.connector_offsets import Row
-from shared.connect.herder.errors import BadRequest, Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
-from shared.connect.herder.fencing import fence_producers
-from shared.connect.herder.leader_client import LeaderClient, LeaderRefused
-from shared.connect.herder.pending_changes import PendingChanges
-from shared.connect.herder.restart_plan import RestartPlan, plan_restart
-from shared.connect.herder.session_keys import verify
-from shared.connect.herder.settings import DistributedConfig
-from shared.connect.herder.views import Json
-from shared.connect.herder.work_runner import WorkRunner
-from shared.connect.states import ConnectorTaskId, State, TargetState
-from shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest
-from shared.connect.worker import Worker
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError, ProducerFenced
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
+from penstock.shared.connect.group.connect_protocol import SESSIONED
+from penstock.shared.connect.group.worker_group import WorkerGroup
+from penstock.shared.connect.herder import views
+from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
+from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
+from penstock.shared.connect.herder.connector_offsets import Row
+from penstock.shared.connect.herder.errors import BadRequest, Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
+from penstock.shared.connect.herder.fencing import fence_producers
+from penstock.shared.connect.herder.leader_client import LeaderClient, LeaderRefused
+from penstock.shared.connect.herder.pending_changes import PendingChanges
+from penstock.shared.connect.herder.restart_plan import RestartPlan, plan_restart
+from penstock.shared.connect.herder.session_keys import verify
+from penstock.shared.connect.herder.settings import DistributedConfig
+from penstock.shared.connect.herder.views import Json
+from penstock.shared.connect.herder.work_runner import WorkRunner
+from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest
+from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

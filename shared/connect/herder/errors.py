@@ -5,7 +5,7 @@ ConnectorNotFound (404) and ConfigError (400) are the rooms' own.
 
 from __future__ import annotations
 
-from shared.connect.errors import ConnectError
+from penstock.shared.connect.errors import ConnectError
 
 
 class BadRequest(ConnectError):

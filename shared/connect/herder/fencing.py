@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.settings import KafkaSettings
 
 AT_ONCE_MAX = 10
 """Ids taken over at a time: each is a connection."""

@@ -8,10 +8,10 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from shared.common.errors import RetriableError
-from shared.connect.errors import ConnectError
-from shared.connect.herder.session_keys import sign
-from shared.connect.storage.config_records import Config, SessionKey
+from penstock.shared.common.errors import RetriableError
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.herder.session_keys import sign
+from penstock.shared.connect.storage.config_records import Config, SessionKey
 
 TIMEOUT_MS = 30_000
 CONFLICT = 409

@@ -1,8 +1,8 @@
 """Loggers' levels, to be read and set while the worker runs: Kafka Connect's `/admin/loggers`.
 
 Names are Python's (dots between parts), and Java's as well: whoever sets `org.apache.kafka.connect` means the runtime,
-which here is `shared.connect`. A level set for a name holds for everything below it, also for what has a level of its
-own. `root` is everything.
+which here is `penstock.shared.connect`. A level set for a name holds for everything below it, also for what has a level
+of its own. `root` is everything.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from shared.common.clock import Clock
-from shared.common.errors import ConfigError
-from shared.connect.errors import ConnectorNotFound
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.errors import ConnectorNotFound
 
 ROOT = "root"
 LEVELS = {
@@ -26,7 +26,7 @@ LEVELS = {
     "TRACE": logging.DEBUG - 5,
 }
 """Log4j's levels by Python's numbers."""
-JAVA_NAMES = {"org.apache.kafka.connect": "shared.connect", "org.apache.kafka": "shared"}
+JAVA_NAMES = {"org.apache.kafka.connect": "penstock.shared.connect", "org.apache.kafka": "penstock.shared"}
 
 
 class Loggers:

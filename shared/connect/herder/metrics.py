@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from shared.connect.herder import views
-from shared.connect.plugins import Plugins
-from shared.connect.states import State
-from shared.connect.storage.config_state import ConfigSnapshot
-from shared.connect.task_metrics import ERROR_METRICS, SINK_METRICS, SOURCE_METRICS
-from shared.connect.worker import Worker
+from penstock.shared.connect.herder import views
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import State
+from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.task_metrics import ERROR_METRICS, SINK_METRICS, SOURCE_METRICS
+from penstock.shared.connect.worker import Worker
 
 PREFIX = "kafka_connect"
 COUNTED = frozenset(name for name in ERROR_METRICS if name.startswith(("total_", "deadletterqueue_")))

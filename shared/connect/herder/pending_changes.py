@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from shared.connect.states import ConnectorTaskId
-from shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
-from shared.connect.storage.config_state import (
+from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
+from penstock.shared.connect.storage.config_state import (
     NO_OFFSET,
     ConfigChange,
     ConnectorChanged,

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.config_records import RestartRequest
-from shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.config_records import RestartRequest
+from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 
 TO_RESTART = (State.FAILED, State.RESTARTING)
 

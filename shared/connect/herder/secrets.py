@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-from shared.connect.config_provider import VARIABLE
-from shared.connect.config_types import HIDDEN, Type
-from shared.connect.herder.errors import BadRequest
-from shared.connect.hiding import is_secret_name, passwords_in, without_passwords
+from penstock.shared.connect.config_provider import VARIABLE
+from penstock.shared.connect.config_types import HIDDEN, Type
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.hiding import is_secret_name, passwords_in, without_passwords
 
 PLUGINS_MAX = 1_000
 """Plugins whose secret settings are remembered."""

@@ -18,7 +18,7 @@ import hmac
 import secrets
 from collections.abc import Mapping, Sequence
 
-from shared.connect.storage.config_records import SessionKey
+from penstock.shared.connect.storage.config_records import SessionKey
 
 SIGNATURE_HEADER = "X-Connect-Authorization"
 ALGORITHM_HEADER = "X-Connect-Request-Signature-Algorithm"

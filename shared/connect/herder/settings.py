@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shared.common.errors import ConfigError
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
-from shared.connect.config_types import ClassResolver
-from shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
-from shared.connect.herder.session_keys import HASHES
-from shared.connect.storage.kafka_based_log import LogTopic
-from shared.connect.worker_config import WorkerConfig, with_prefix, worker_config
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
+from penstock.shared.connect.config_types import ClassResolver
+from penstock.shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
+from penstock.shared.connect.herder.session_keys import HASHES
+from penstock.shared.connect.storage.kafka_based_log import LogTopic
+from penstock.shared.connect.worker_config import WorkerConfig, with_prefix, worker_config
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 

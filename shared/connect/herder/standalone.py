@@ -9,23 +9,23 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
-from shared.clients.admin import Admin
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.log import get_logger
-from shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
-from shared.connect.group.connect_protocol import Work
-from shared.connect.herder import views
-from shared.connect.herder.base_herder import BaseHerder, Stores
-from shared.connect.herder.command_queue import CommandQueue
-from shared.connect.herder.connector_offsets import Row
-from shared.connect.herder.errors import BadRequest
-from shared.connect.herder.restart_plan import plan_restart
-from shared.connect.herder.views import Json
-from shared.connect.herder.work_runner import WorkRunner
-from shared.connect.states import ConnectorTaskId, State, TargetState
-from shared.connect.storage.config_records import Config, RestartRequest
-from shared.connect.storage.config_state import ConfigChange
-from shared.connect.worker import Worker
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
+from penstock.shared.connect.group.connect_protocol import Work
+from penstock.shared.connect.herder import views
+from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
+from penstock.shared.connect.herder.command_queue import CommandQueue
+from penstock.shared.connect.herder.connector_offsets import Row
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.herder.restart_plan import plan_restart
+from penstock.shared.connect.herder.views import Json
+from penstock.shared.connect.herder.work_runner import WorkRunner
+from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.storage.config_records import Config, RestartRequest
+from penstock.shared.connect.storage.config_state import ConfigChange
+from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

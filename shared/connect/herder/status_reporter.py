@@ -10,12 +10,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from shared.common.clock import Clock
-from shared.common.log import get_logger
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.status_listener import Id
-from shared.connect.storage.status_cache import StatusCache
-from shared.connect.storage.status_records import ConnectorStatus, Forgotten, StatusRecord, TaskStatus, TopicStatus
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.status_listener import Id
+from penstock.shared.connect.storage.status_cache import StatusCache
+from penstock.shared.connect.storage.status_records import (
+    ConnectorStatus,
+    Forgotten,
+    StatusRecord,
+    TaskStatus,
+    TopicStatus,
+)
 
 log = get_logger(__name__)
 

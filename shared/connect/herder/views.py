@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.connect.errors import ConnectorNotFound
-from shared.connect.herder.restart_plan import RestartPlan
-from shared.connect.plugins import Plugins, connector_type
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.config_records import Config
-from shared.connect.storage.config_state import ConfigSnapshot
-from shared.connect.storage.status_cache import StatusCache
-from shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.herder.restart_plan import RestartPlan
+from penstock.shared.connect.plugins import Plugins, connector_type
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.config_records import Config
+from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.status_cache import StatusCache
+from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 
 Json = dict[str, Any]
 

@@ -12,15 +12,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
-from shared.common.errors import PenstockError
-from shared.common.log import get_logger
-from shared.connect.errors import trace_of
-from shared.connect.group.connect_protocol import Work
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.status_listener import StatusListener
-from shared.connect.storage.config_state import ConfigSnapshot
-from shared.connect.worker import Worker
-from shared.connect.worker_task import TaskSpec
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.errors import trace_of
+from penstock.shared.connect.group.connect_protocol import Work
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.worker import Worker
+from penstock.shared.connect.worker_task import TaskSpec
 
 log = get_logger(__name__)
 

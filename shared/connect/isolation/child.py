@@ -17,14 +17,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import BinaryIO, NoReturn
 
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.log import configure
-from shared.common.settings import LogSettings
-from shared.connect.herder.loggers import Loggers
-from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
-from shared.connect.isolation.messages import Message, pack, unpack
-from shared.connect.plugins import Plugins
-from shared.connect.worker_config import WorkerConfig
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.log import configure
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.connect.herder.loggers import Loggers
+from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.connect.isolation.messages import Message, pack, unpack
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.worker_config import WorkerConfig
 
 ORPHANED = 70
 """The exit status of a process whose worker has gone and whose task or connector did not end."""

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, cast
 
-from shared.connect.connector import Connector
-from shared.connect.isolation.child import Link, config_of, loggers_of, run
-from shared.connect.isolation.messages import Message, error_message, from_rows
-from shared.connect.plugins import Plugins
-from shared.connect.validation import validate_connector
+from penstock.shared.connect.connector import Connector
+from penstock.shared.connect.isolation.child import Link, config_of, loggers_of, run
+from penstock.shared.connect.isolation.messages import Message, error_message, from_rows
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.validation import validate_connector
 
 Json = dict[str, Any]
 

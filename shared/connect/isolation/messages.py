@@ -43,8 +43,8 @@ from typing import Any
 
 import msgspec
 
-from shared.common.records import TopicPartition
-from shared.connect.errors import (
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.errors import (
     ConfigError,
     ConfigErrorThere,
     ConnectError,

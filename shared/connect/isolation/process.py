@@ -16,12 +16,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shared.common.log import get_logger
-from shared.common.settings import LogSettings
-from shared.connect.errors import ConfigError, ConnectError, DataError
-from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
-from shared.connect.isolation.messages import LINE_BYTES_MAX, Message, pack, unpack
-from shared.connect.worker_config import ISOLATION, WorkerConfig
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.connect.errors import ConfigError, ConnectError, DataError
+from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.connect.isolation.messages import LINE_BYTES_MAX, Message, pack, unpack
+from penstock.shared.connect.worker_config import ISOLATION, WorkerConfig
 
 log = get_logger(__name__)
 

@@ -10,19 +10,19 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
-from shared.connect.config_def import ConfigDef
-from shared.connect.connector import Connector, Props, SinkConnector
-from shared.connect.errors import PenstockError
-from shared.connect.isolation.messages import error_of, to_rows
-from shared.connect.isolation.process import END_MS, ProcessEnded, Processes
-from shared.connect.isolation.questions import Questions
-from shared.connect.validation import ConfigInfos
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.config_def import ConfigDef
+from penstock.shared.connect.connector import Connector, Props, SinkConnector
+from penstock.shared.connect.errors import PenstockError
+from penstock.shared.connect.isolation.messages import error_of, to_rows
+from penstock.shared.connect.isolation.process import END_MS, ProcessEnded, Processes
+from penstock.shared.connect.isolation.questions import Questions
+from penstock.shared.connect.validation import ConfigInfos
 
 log = get_logger(__name__)
 
-CHILD = "shared.connect.isolation.connector_child"
+CHILD = "penstock.shared.connect.isolation.connector_child"
 
 
 class ProcessConnector(Connector):

@@ -11,23 +11,23 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import PenstockError
-from shared.connect.config_provider import ConfigTransformer
-from shared.connect.connector import SinkConnector
-from shared.connect.errors import FailedThere
-from shared.connect.isolation.messages import STATS_MS, Message, error_message, from_pairs, to_pairs
-from shared.connect.isolation.process import END_MS, ChildProcess, Processes, runs_apart
-from shared.connect.offset_store import OffsetBackingStore
-from shared.connect.plugins import Plugins
-from shared.connect.states import Event, TargetState
-from shared.connect.status_listener import StatusListener
-from shared.connect.task_factory import TaskFactory
-from shared.connect.task_metrics import TaskMetrics
-from shared.connect.worker_config import WorkerConfig
-from shared.connect.worker_task import TaskSpec, WorkerTask
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.connect.config_provider import ConfigTransformer
+from penstock.shared.connect.connector import SinkConnector
+from penstock.shared.connect.errors import FailedThere
+from penstock.shared.connect.isolation.messages import STATS_MS, Message, error_message, from_pairs, to_pairs
+from penstock.shared.connect.isolation.process import END_MS, ChildProcess, Processes, runs_apart
+from penstock.shared.connect.offset_store import OffsetBackingStore
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import Event, TargetState
+from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.task_factory import TaskFactory
+from penstock.shared.connect.task_metrics import TaskMetrics
+from penstock.shared.connect.worker_config import WorkerConfig
+from penstock.shared.connect.worker_task import TaskSpec, WorkerTask
 
-CHILD = "shared.connect.isolation.task_child"
+CHILD = "penstock.shared.connect.isolation.task_child"
 
 
 class ReportedMetrics(TaskMetrics):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shared.connect.isolation.messages import Message, error_of
+from penstock.shared.connect.isolation.messages import Message, error_of
 
 
 class Questions:

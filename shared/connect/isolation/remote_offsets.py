@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from shared.connect.isolation.messages import encoded, from_pairs, to_pairs
-from shared.connect.isolation.questions import Questions
+from penstock.shared.connect.isolation.messages import encoded, from_pairs, to_pairs
+from penstock.shared.connect.isolation.questions import Questions
 
 
 class RemoteOffsets:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 
-from shared.common.collector import spare_the_collector
-from shared.connect.config_provider import ConfigTransformer, Mask, unmasked
-from shared.connect.errors import trace_of
-from shared.connect.isolation.child import Link, config_of, loggers_of, run
-from shared.connect.isolation.messages import STATS_MS, Message
-from shared.connect.isolation.questions import Questions
-from shared.connect.isolation.remote_offsets import RemoteOffsets
-from shared.connect.plugins import Plugins
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.status_listener import Id
-from shared.connect.task_factory import TaskFactory
-from shared.connect.worker_task import TaskSpec, WorkerTask
+from penstock.shared.common.collector import spare_the_collector
+from penstock.shared.connect.config_provider import ConfigTransformer, Mask, unmasked
+from penstock.shared.connect.errors import trace_of
+from penstock.shared.connect.isolation.child import Link, config_of, loggers_of, run
+from penstock.shared.connect.isolation.messages import STATS_MS, Message
+from penstock.shared.connect.isolation.questions import Questions
+from penstock.shared.connect.isolation.remote_offsets import RemoteOffsets
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.status_listener import Id
+from penstock.shared.connect.task_factory import TaskFactory
+from penstock.shared.connect.worker_task import TaskSpec, WorkerTask
 
 
 class Telling:

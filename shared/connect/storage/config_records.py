@@ -25,8 +25,8 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import SerializationError
-from shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
 
 Config = Mapping[str, str]
 """The settings of a connector or task: names and values are texts."""

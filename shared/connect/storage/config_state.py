@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.storage.config_records import (
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.config_records import (
     Config,
     ConfigRecord,
     ConnectorRecord,

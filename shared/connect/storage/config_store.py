@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import IllegalState, ProducerFenced, SerializationError
-from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord, RecordMetadata
-from shared.common.settings import KafkaSettings
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.storage.config_records import (
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import IllegalState, ProducerFenced, SerializationError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ConsumerRecord, RecordMetadata
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.config_records import (
     Config,
     ConfigRecord,
     ConnectorRecord,
@@ -33,8 +33,8 @@ from shared.connect.storage.config_records import (
     decode,
     encode,
 )
-from shared.connect.storage.config_state import ConfigChange, ConfigSnapshot, ConfigState
-from shared.connect.storage.kafka_based_log import READ_TO_END_MS, KafkaBasedLog, LogTopic
+from penstock.shared.connect.storage.config_state import ConfigChange, ConfigSnapshot, ConfigState
+from penstock.shared.connect.storage.kafka_based_log import READ_TO_END_MS, KafkaBasedLog, LogTopic
 
 log = get_logger(__name__)
 

@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.admin.topics import OffsetSpec
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import (
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.admin.topics import OffsetSpec
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import (
     ConfigError,
     IllegalState,
     KafkaTimeout,
@@ -24,9 +24,9 @@ from shared.common.errors import (
     RetriableError,
     UnknownTopicOrPartition,
 )
-from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord, RecordMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ConsumerRecord, RecordMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import SerializationError
+from penstock.shared.common.errors import SerializationError
 
 _SORTED = msgspec.json.Encoder(order="deterministic")
 _NULL = b"null"

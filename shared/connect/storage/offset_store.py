@@ -15,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer
-from shared.common.errors import ConfigError, SerializationError
-from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord
-from shared.common.settings import KafkaSettings
-from shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
-from shared.connect.storage.offset_cache import OffsetCache
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import ConfigError, SerializationError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
+from penstock.shared.connect.storage.offset_cache import OffsetCache
 
 log = get_logger(__name__)
 

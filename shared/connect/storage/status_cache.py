@@ -6,8 +6,8 @@ written only where the one that stands is the same worker's, or of no later gene
 
 from __future__ import annotations
 
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.status_records import (
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,
     Forgotten,
     StatusRecord,

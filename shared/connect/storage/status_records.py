@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import SerializationError
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.config_records import parse_task
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.config_records import parse_task
 
 CONNECTOR, TASK, TOPIC, TOPIC_SEPARATOR = "status-connector-", "status-task-", "status-topic-", ":connector-"
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer
-from shared.common.errors import PenstockError, SerializationError
-from shared.common.log import get_logger
-from shared.common.records import ConsumerRecord
-from shared.common.settings import KafkaSettings
-from shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
-from shared.connect.storage.status_cache import StatusCache
-from shared.connect.storage.status_records import (
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import PenstockError, SerializationError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.storage.kafka_based_log import KafkaBasedLog, LogTopic
+from penstock.shared.connect.storage.status_cache import StatusCache
+from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,
     Forgotten,
     StatusRecord,

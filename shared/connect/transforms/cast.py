@@ -14,14 +14,21 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type
-from shared.connect.config_types import as_text
-from shared.connect.converters.json_schema import EPOCH_DAY, time_ms, timestamp_ms
-from shared.connect.converters.simple_header import header_text
-from shared.connect.errors import ConfigError, DataError
-from shared.connect.record import ConnectRecord
-from shared.connect.schema import INTEGER_BITS, Field, Schema, SchemaType
-from shared.connect.transforms.parts import HIGH, OnPart, key_and_value, require_map, require_struct, with_replace_null
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type
+from penstock.shared.connect.config_types import as_text
+from penstock.shared.connect.converters.json_schema import EPOCH_DAY, time_ms, timestamp_ms
+from penstock.shared.connect.converters.simple_header import header_text
+from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.schema import INTEGER_BITS, Field, Schema, SchemaType
+from penstock.shared.connect.transforms.parts import (
+    HIGH,
+    OnPart,
+    key_and_value,
+    require_map,
+    require_struct,
+    with_replace_null,
+)
 
 TYPES = {
     "int8": SchemaType.INT8,

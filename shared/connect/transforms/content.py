@@ -7,13 +7,13 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty
-from shared.connect.config_types import invalid
-from shared.connect.converters.json_schema import EPOCH, EPOCH_DAY, timestamp_of
-from shared.connect.errors import ConfigError, DataError
-from shared.connect.record import ConnectRecord, SinkRecord
-from shared.connect.schema import INT32, INT64, STRING, Field, Schema, timestamp_schema
-from shared.connect.transforms.parts import (
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty
+from penstock.shared.connect.config_types import invalid
+from penstock.shared.connect.converters.json_schema import EPOCH, EPOCH_DAY, timestamp_of
+from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.record import ConnectRecord, SinkRecord
+from penstock.shared.connect.schema import INT32, INT64, STRING, Field, Schema, timestamp_schema
+from penstock.shared.connect.transforms.parts import (
     HIGH,
     MEDIUM,
     OnPart,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from shared.connect.config_def import ConfigDef, Importance, Type
-from shared.connect.errors import DataError
-from shared.connect.record import ConnectRecord
-from shared.connect.schema import Field, Schema, SchemaType
-from shared.connect.transform import Transformation
+from penstock.shared.connect.config_def import ConfigDef, Importance, Type
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.schema import Field, Schema, SchemaType
+from penstock.shared.connect.transform import Transformation
 
 PACKAGE = "org.apache.kafka.connect.transforms."
 SCHEMAS_CACHED_MAX = 16

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, non_empty
-from shared.connect.config_types import regex
-from shared.connect.record import ConnectRecord
-from shared.connect.transform import Predicate
-from shared.connect.transforms.headers import headers_of
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, non_empty
+from penstock.shared.connect.config_types import regex
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.transform import Predicate
+from penstock.shared.connect.transforms.headers import headers_of
 
 PACKAGE = "org.apache.kafka.connect.transforms.predicates."
 MEDIUM = Importance.MEDIUM

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type
-from shared.connect.config_types import regex
-from shared.connect.converters.json_schema import timestamp_of
-from shared.connect.errors import DataError
-from shared.connect.record import ConnectRecord
-from shared.connect.transform import Transformation
-from shared.connect.transforms.java_dates import DatePattern
-from shared.connect.transforms.parts import HIGH, PACKAGE
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type
+from penstock.shared.connect.config_types import regex
+from penstock.shared.connect.converters.json_schema import timestamp_of
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.transform import Transformation
+from penstock.shared.connect.transforms.java_dates import DatePattern
+from penstock.shared.connect.transforms.parts import HIGH, PACKAGE
 
 
 class Filter(Transformation):

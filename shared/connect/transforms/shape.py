@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty, one_of
-from shared.connect.errors import ConfigError, DataError
-from shared.connect.record import ConnectRecord
-from shared.connect.schema import Field, Schema, SchemaType
-from shared.connect.transform import Transformation
-from shared.connect.transforms.parts import (
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, non_empty, one_of
+from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.schema import Field, Schema, SchemaType
+from penstock.shared.connect.transform import Transformation
+from penstock.shared.connect.transforms.parts import (
     HIGH,
     MEDIUM,
     PACKAGE,

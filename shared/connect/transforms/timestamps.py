@@ -9,11 +9,11 @@ import datetime as dt
 from dataclasses import replace
 from typing import Any
 
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, one_of
-from shared.connect.converters.json_schema import EPOCH, timestamp_ms, timestamp_of
-from shared.connect.errors import ConfigError, DataError
-from shared.connect.record import ConnectRecord
-from shared.connect.schema import (
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, one_of
+from penstock.shared.connect.converters.json_schema import EPOCH, timestamp_ms, timestamp_of
+from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.schema import (
     DATE,
     INT64,
     STRING,
@@ -26,8 +26,8 @@ from shared.connect.schema import (
     time_schema,
     timestamp_schema,
 )
-from shared.connect.transforms.java_dates import DatePattern
-from shared.connect.transforms.parts import (
+from penstock.shared.connect.transforms.java_dates import DatePattern
+from penstock.shared.connect.transforms.parts import (
     HIGH,
     LOW,
     MEDIUM,

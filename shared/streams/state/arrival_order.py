@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.common.records import Int64Array
-from shared.streams.state.column_merge import cuts
-from shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.state.column_merge import cuts
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
 
 
 def merging_keys(

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.common.errors import ProducerFenced
-from shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.common.errors import ProducerFenced
+from penstock.shared.streams.changelog_format import Progress, StoreSchema
 
 
 class LogReplaced(ProducerFenced):

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shared.common.records import Int64Array
+from penstock.shared.common.records import Int64Array
 
 ROW = "i"
 """Rows are kept as int32."""

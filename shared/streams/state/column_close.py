@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shared.common.records import Int64Array
-from shared.streams.state.column_store import LIVE, ColumnStore
-from shared.streams.state.session_changes import Windows, distinct
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.state.column_store import LIVE, ColumnStore
+from penstock.shared.streams.state.session_changes import Windows, distinct
 
 
 def close_due(store: ColumnStore, close_time: int, closed_at: Callable[[Int64Array], Int64Array]) -> Windows | None:

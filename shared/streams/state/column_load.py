@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from shared.common.records import Int64Array
-from shared.streams.state.column_store import LIVE, PERSISTED, ColumnStore
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.state.column_store import LIVE, PERSISTED, ColumnStore
 
 
 def load_many(store: ColumnStore, raw: list[bytes], starts: Int64Array, ends: Int64Array, states: list[Any]) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.common.records import Int64Array
-from shared.streams.columnar import NumberArray
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.column_store import DIRTY, LIVE, NEVER, NONE
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.columnar import NumberArray
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.state.column_store import DIRTY, LIVE, NEVER, NONE
 
 PACKED_BITS = 63
 

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.common.records import Int64Array
-from shared.streams.columnar import FloatArray, StateColumns
-from shared.streams.state.column_store import DIRTY, LIVE, NEVER, NONE, PERSISTED, ColumnStore
-from shared.streams.state.session_changes import distinct
-from shared.streams.state.session_store import ClosedSession, Session, SessionChanges
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.columnar import FloatArray, StateColumns
+from penstock.shared.streams.state.column_store import DIRTY, LIVE, NEVER, NONE, PERSISTED, ColumnStore
+from penstock.shared.streams.state.session_changes import distinct
+from penstock.shared.streams.state.session_store import ClosedSession, Session, SessionChanges
 
 WHEEL_BUCKETS_PER_GAP = 8
 

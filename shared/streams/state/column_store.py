@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.common.records import Int64Array
-from shared.streams.columnar import FloatArray, NumberArray, StateColumns
-from shared.streams.state.close_wheel import CloseWheel
-from shared.streams.state.growing import GrowingColumns
-from shared.streams.state.session_changes import ColumnChanges, Windows
-from shared.streams.state.store import Changes, FinalRow, LiveRow
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.columnar import FloatArray, NumberArray, StateColumns
+from penstock.shared.streams.state.close_wheel import CloseWheel
+from penstock.shared.streams.state.growing import GrowingColumns
+from penstock.shared.streams.state.session_changes import ColumnChanges, Windows
+from penstock.shared.streams.state.store import Changes, FinalRow, LiveRow
 
 LIVE, DIRTY, PERSISTED = 1, 2, 4
 NONE = -1

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.common.records import Int64Array
-from shared.streams.columnar import FloatArray, NumberArray, StateColumns
-from shared.streams.state.column_store import DIRTY, LIVE, ColumnStore
-from shared.streams.state.row_index import NEVER, RowIndex
-from shared.streams.state.window_store import ClosedWindow, Window, WindowChanges
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.columnar import FloatArray, NumberArray, StateColumns
+from penstock.shared.streams.state.column_store import DIRTY, LIVE, ColumnStore
+from penstock.shared.streams.state.row_index import NEVER, RowIndex
+from penstock.shared.streams.state.window_store import ClosedWindow, Window, WindowChanges
 
 ONE = np.int32(1)
 """Of the type of what it is added to: numpy is a hundred times as fast then."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.common.records import Int64Array
+from penstock.shared.common.records import Int64Array
 
 CAPACITY_MIN = 64
 GROWTH = 1.25

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from shared.common.errors import DataError
-from shared.streams.state.detached import detached
+from penstock.shared.common.errors import DataError
+from penstock.shared.streams.state.detached import detached
 
 
 class Row:

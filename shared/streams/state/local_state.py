@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from shared.common.errors import RetriableError
-from shared.streams import changelog_format as fmt
-from shared.streams.changelog_format import Progress, StoreSchema
-from shared.streams.state.checkpoint import Checkpoint, CommitPlace
-from shared.streams.state.key_value_store import KeyValueStore
-from shared.streams.state.persistent_stores import (
+from penstock.shared.common.errors import RetriableError
+from penstock.shared.streams import changelog_format as fmt
+from penstock.shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPlace
+from penstock.shared.streams.state.key_value_store import KeyValueStore
+from penstock.shared.streams.state.persistent_stores import (
     CacheBudget,
     PersistentKeyValueStore,
     PersistentSessionStore,
     PersistentWindowStore,
 )
-from shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
-from shared.streams.state.row_codec import RowCodec
-from shared.streams.state.session_store import InMemorySessionStore
-from shared.streams.state.window_store import InMemoryWindowStore
+from penstock.shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
+from penstock.shared.streams.state.row_codec import RowCodec
+from penstock.shared.streams.state.session_store import InMemorySessionStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore
 
 RESTORE_BYTES_MAX = 2 * 1024 * 1024
 """Of rows that a restore gathers before they are written."""

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
-from shared.streams.state.detached import detached
-from shared.streams.state.key_value_store import KeyValueStore, Row, RowChanges
-from shared.streams.state.row_codec import RowCodec
-from shared.streams.state.session_store import ClosedSession, InMemorySessionStore, Session, SessionChanges
-from shared.streams.state.store import LiveRow
-from shared.streams.state.stored_rows import NEVER, DueIndex, Rows, Stored
-from shared.streams.state.window_store import ClosedWindow, InMemoryWindowStore, Window, WindowChanges
+from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.state.key_value_store import KeyValueStore, Row, RowChanges
+from penstock.shared.streams.state.row_codec import RowCodec
+from penstock.shared.streams.state.session_store import ClosedSession, InMemorySessionStore, Session, SessionChanges
+from penstock.shared.streams.state.store import LiveRow
+from penstock.shared.streams.state.stored_rows import NEVER, DueIndex, Rows, Stored
+from penstock.shared.streams.state.window_store import ClosedWindow, InMemoryWindowStore, Window, WindowChanges
 
 ROW_BYTES = 400
 """What a row takes in memory beside its states, roughly."""

@@ -32,9 +32,9 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from shared.common.continuation import key_hash, start_bytes
-from shared.common.errors import StateStoreFailed
-from shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.common.continuation import key_hash, start_bytes
+from penstock.shared.common.errors import StateStoreFailed
+from penstock.shared.streams.state.checkpoint import Checkpoint
 
 FORMAT_VERSION = 2
 WRITE_BUFFER_SHARE = 0.25  # of the memory; the rest is for blocks, indexes and filters

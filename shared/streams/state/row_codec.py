@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from shared.common.errors import DataError, StateStoreFailed
-from shared.streams.aggregations import Aggregation
-from shared.streams.changelog_format import StateCodec, StoreSchema
+from penstock.shared.common.errors import DataError, StateStoreFailed
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.changelog_format import StateCodec, StoreSchema
 
 
 class RowCodec:

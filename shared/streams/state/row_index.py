@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.common.records import Int64Array
-from shared.streams.state.growing import GrowingColumns
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.state.growing import GrowingColumns
 
 NONE = -1
 NEVER = -(2**63)

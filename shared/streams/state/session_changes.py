@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from shared.common.records import Int64Array
-from shared.streams.columnar import NumberArray, StateColumns
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.columnar import NumberArray, StateColumns
 
 RawKeys = Callable[[Int64Array], list[bytes]]
 EMPTY: Int64Array = np.empty(0, np.int64)

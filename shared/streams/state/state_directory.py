@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from shared.common.errors import ConfigError
-from shared.common.file_lock import FileLock
-from shared.streams.state.persistent_stores import CacheBudget
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.file_lock import FileLock
+from penstock.shared.streams.state.persistent_stores import CacheBudget
 
 if TYPE_CHECKING:
-    from shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.state.local_state import LocalState
 
 LOCK_FILE = ".lock"
 
@@ -86,7 +86,7 @@ class StateDirectory:
 
 def _modules() -> tuple[ModuleType, ModuleType]:
     try:
-        from shared.streams.state import local_state, rocksdb
+        from penstock.shared.streams.state import local_state, rocksdb
     except ImportError as e:
         raise ConfigError(
             f"streams.default_dsl_store: rocksDB needs the extra rocksdb (pip install 'penstock[rocksdb]'): {e}"

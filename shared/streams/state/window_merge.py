@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shared.common.records import Int64Array
-from shared.streams.columnar import NumberArray
-from shared.streams.state.column_merge import sorted_order
-from shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.columnar import NumberArray
+from penstock.shared.streams.state.column_merge import sorted_order
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
 
 PAIRS_AT_ONCE = 1 << 18
 """Of panes and windows that are in memory at a time, one pane's at least: some MiB."""

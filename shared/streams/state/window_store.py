@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from shared.streams.state.session_store import swept
+from penstock.shared.streams.state.session_store import swept
 
 _start = attrgetter("start")
 

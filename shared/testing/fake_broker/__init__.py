@@ -4,11 +4,11 @@ Made after franz-go's kfake: it speaks Kafka's wire protocol, keeps real record 
 generations and transactions as Kafka does, and does with any request what a test wants.
 """
 
-from shared.testing.fake_broker.cluster import FakeCluster
-from shared.testing.fake_broker.cluster_state import Request
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.control import Action, Close, Control, Delay, Drop, Fail, Hook, Respond
-from shared.testing.fake_broker.protocol import Api, ErrorCode
+from penstock.shared.testing.fake_broker.cluster import FakeCluster
+from penstock.shared.testing.fake_broker.cluster_state import Request
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.control import Action, Close, Control, Delay, Drop, Fail, Hook, Respond
+from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
 
 __all__ = [
     "Action",

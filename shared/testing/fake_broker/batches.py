@@ -11,9 +11,9 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shared.clients.connection import crc32c, read_batches
-from shared.common.records import ConsumerRecord
-from shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.clients.connection import crc32c, read_batches
+from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 # base offset, length, leader epoch, magic, crc | attributes, last offset delta, base and max timestamp, producer id,
 # producer epoch, base sequence, record count

@@ -11,16 +11,16 @@ import ssl
 from collections.abc import Mapping
 from typing import Self
 
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
-from shared.common.topic_names import is_topic_name
-from shared.testing.fake_broker.batches import records
-from shared.testing.fake_broker.cluster_state import ClusterState, Node
-from shared.testing.fake_broker.configs import wrong_topic_config
-from shared.testing.fake_broker.control import Action, Control, Hook
-from shared.testing.fake_broker.protocol import Api
-from shared.testing.fake_broker.server import NodeServer
-from shared.testing.fake_broker.topics import NO_LEADER, Partition
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, TopicPartition
+from penstock.shared.common.topic_names import is_topic_name
+from penstock.shared.testing.fake_broker.batches import records
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
+from penstock.shared.testing.fake_broker.configs import wrong_topic_config
+from penstock.shared.testing.fake_broker.control import Action, Control, Hook
+from penstock.shared.testing.fake_broker.protocol import Api
+from penstock.shared.testing.fake_broker.server import NodeServer
+from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition
 
 NODES_MAX = 100
 

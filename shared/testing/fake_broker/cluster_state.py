@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.configs import BROKER_CONFIGS
-from shared.testing.fake_broker.groups import Groups
-from shared.testing.fake_broker.protocol import Api, ErrorCode
-from shared.testing.fake_broker.timers import Later, Timers
-from shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
-from shared.testing.fake_broker.transactions import Transactions
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.configs import BROKER_CONFIGS
+from penstock.shared.testing.fake_broker.groups import Groups
+from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
+from penstock.shared.testing.fake_broker.timers import Later, Timers
+from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
+from penstock.shared.testing.fake_broker.transactions import Transactions
 
 
 @dataclass

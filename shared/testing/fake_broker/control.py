@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.cluster_state import Request, number_of
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.cluster_state import Request, number_of
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.protocol import ErrorCode
-from shared.testing.fake_broker.timers import Later, Timer, Timers
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.timers import Later, Timer, Timers
 
 MEMBER_ID_REQUIRED_SINCE = 4
 """From this version on, a member joins with the id it was given for its first try."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.group import Group, GroupState
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.group import Group, GroupState
 
 if TYPE_CHECKING:
-    from shared.testing.fake_broker.cluster_state import ClusterState
+    from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 
 
 class Committed(NamedTuple):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.batches import Batch, InvalidBatch, parse
-from shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Request
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.partition_log import TimedOffset
-from shared.testing.fake_broker.protocol import ErrorCode
-from shared.testing.fake_broker.timers import Later
-from shared.testing.fake_broker.topics import Partition, Topic
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.batches import Batch, InvalidBatch, parse
+from penstock.shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Request
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.partition_log import TimedOffset
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.timers import Later
+from penstock.shared.testing.fake_broker.topics import Partition, Topic
 
 ACKS_NONE, ACKS_ALL = 0, -1
 EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3

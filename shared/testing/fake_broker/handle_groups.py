@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.group import GroupState
-from shared.testing.fake_broker.groups import Committed
-from shared.testing.fake_broker.handle_data import by_partition
-from shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.group import GroupState
+from penstock.shared.testing.fake_broker.groups import Committed
+from penstock.shared.testing.fake_broker.handle_data import by_partition
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 GROUP_KEY = 0
 MEMBERS_LISTED_SINCE = 3

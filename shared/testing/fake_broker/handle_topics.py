@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.common.topic_names import is_topic_name
-from shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
-from shared.testing.fake_broker.codec import NO_UUID, Message
-from shared.testing.fake_broker.configs import TOPIC_CONFIGS, wrong_topic_config
-from shared.testing.fake_broker.protocol import ErrorCode
-from shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
+from penstock.shared.common.topic_names import is_topic_name
+from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from penstock.shared.testing.fake_broker.codec import NO_UUID, Message
+from penstock.shared.testing.fake_broker.configs import TOPIC_CONFIGS, wrong_topic_config
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.topics import NO_LEADER, Partition, Topic
 
 TOPIC_RESOURCE = 2
 SET, DELETE = 0, 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from shared.testing.fake_broker import handle_data, handle_groups, handle_topics, handle_transactions
-from shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
+from penstock.shared.testing.fake_broker import handle_data, handle_groups, handle_topics, handle_transactions
+from penstock.shared.testing.fake_broker.cluster_state import Answer, ClusterState, Request
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
 
 SOFTWARE_NAMED_SINCE = 3
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")

@@ -11,9 +11,9 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.testing.fake_broker.batches import Batch, marker, place, records, stamp
-from shared.testing.fake_broker.producer_states import Appended, ProducerStates
-from shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.batches import Batch, marker, place, records, stamp
+from penstock.shared.testing.fake_broker.producer_states import Appended, ProducerStates
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 
 class AbortedTransaction(NamedTuple):

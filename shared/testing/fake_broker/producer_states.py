@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from shared.testing.fake_broker.batches import Batch, next_sequence
-from shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.batches import Batch, next_sequence
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 BATCHES_REMEMBERED = 5
 """As many as a producer may have in flight."""

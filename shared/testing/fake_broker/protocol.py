@@ -11,8 +11,8 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shared.testing.fake_broker import schemas, schemas_groups
-from shared.testing.fake_broker.codec import FLEXIBLE_NEVER, MalformedMessage, Message, Schema, read_varint
+from penstock.shared.testing.fake_broker import schemas, schemas_groups
+from penstock.shared.testing.fake_broker.codec import FLEXIBLE_NEVER, MalformedMessage, Message, Schema, read_varint
 
 _HEADER = struct.Struct(">hhi")
 _CORRELATION = struct.Struct(">i")

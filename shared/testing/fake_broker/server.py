@@ -11,9 +11,9 @@ import struct
 from collections.abc import Callable, Mapping
 from inspect import isawaitable
 
-from shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Node, Request
-from shared.testing.fake_broker.codec import MalformedMessage, Message
-from shared.testing.fake_broker.control import (
+from penstock.shared.testing.fake_broker.cluster_state import Answer, CloseConnection, ClusterState, Node, Request
+from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
+from penstock.shared.testing.fake_broker.control import (
     Action,
     Close,
     Control,
@@ -25,9 +25,9 @@ from shared.testing.fake_broker.control import (
     merged,
     without,
 )
-from shared.testing.fake_broker.handlers import HANDLERS, versions_spoken
-from shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode, Header, decode_header, encode_response
-from shared.testing.fake_broker.timers import Later
+from penstock.shared.testing.fake_broker.handlers import HANDLERS, versions_spoken
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode, Header, decode_header, encode_response
+from penstock.shared.testing.fake_broker.timers import Later
 
 FRAME_BYTES_MAX = 100 * 1024 * 1024
 """Kafka's `socket.request.max.bytes`: a longer request closes the connection."""

@@ -6,9 +6,9 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.configs import TOPIC_CONFIGS
-from shared.testing.fake_broker.partition_log import PartitionLog
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.configs import TOPIC_CONFIGS
+from penstock.shared.testing.fake_broker.partition_log import PartitionLog
 
 NO_LEADER = -1
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.protocol import ErrorCode
-from shared.testing.fake_broker.timers import Timer
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.timers import Timer
 
 if TYPE_CHECKING:
-    from shared.testing.fake_broker.cluster_state import ClusterState
+    from penstock.shared.testing.fake_broker.cluster_state import ClusterState
 
 EPOCH_MAX = 2**15 - 1
 NO_PRODUCER = (-1, -1)

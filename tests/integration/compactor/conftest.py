@@ -17,11 +17,11 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
-from services.compactor.settings import SparkSettings
-from services.compactor.spark import spark_session
-from services.local.kafka import EmbeddedKafka
-from shared.streams import changelog_format as log
-from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
+from penstock.services.compactor.settings import SparkSettings
+from penstock.services.compactor.spark import spark_session
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 
 GAP_MS, GRACE_MS = 100, 50
 SECRET_NAME, SECRET = "penstock.test.secret.key", "a=b:c#d\\ü"  # which Spark is given, and shows to nobody

@@ -14,13 +14,13 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from services.compactor import compact, fold, upkeep
-from services.compactor.compact import Compaction
-from services.compactor.fold import Merged, Plan
-from services.compactor.kafka import delete_records
-from services.compactor.main import DONE, compact_main
-from services.compactor.settings import CompactSettings
-from services.compactor.spark import spark_session
+from penstock.services.compactor import compact, fold, upkeep
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.fold import Merged, Plan
+from penstock.services.compactor.kafka import delete_records
+from penstock.services.compactor.main import DONE, compact_main
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.compactor.spark import spark_session
 
 POLL_SECONDS = 0.001
 

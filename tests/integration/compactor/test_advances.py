@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from services.compactor import advances, audit_rules, tables
-from services.compactor.audit import Report, run_audit
-from services.compactor.audit_part import Part
-from services.compactor.compact import Compaction
-from services.compactor.origins import NotAuditable
-from services.compactor.settings import AuditSettings, CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common.records import ProducerRecord
-from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog_format import PROGRESS, decode, decode_progress
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.compactor import advances, audit_rules, tables
+from penstock.services.compactor.audit import Report, run_audit
+from penstock.services.compactor.audit_part import Part
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.origins import NotAuditable
+from penstock.services.compactor.settings import AuditSettings, CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.changelog_format import PROGRESS, decode, decode_progress
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running, until
 from tests.integration.test_stream_worker_parts import send
 

@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from services.compactor import tables
-from services.compactor.audit import Report, run_audit
-from services.compactor.audit_report import as_object, print_report
-from services.compactor.audit_topics import held_by
-from services.compactor.compact import Compaction
-from services.compactor.kafka import KAFKA_SOURCE_MS_MAX
-from services.compactor.origins import NotAuditable
-from services.compactor.settings import AuditSettings, CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common.errors import ChangelogHole
-from shared.common.records import ProducerRecord
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor import tables
+from penstock.services.compactor.audit import Report, run_audit
+from penstock.services.compactor.audit_report import as_object, print_report
+from penstock.services.compactor.audit_topics import held_by
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.kafka import KAFKA_SOURCE_MS_MAX
+from penstock.services.compactor.origins import NotAuditable
+from penstock.services.compactor.settings import AuditSettings, CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.compactor.test_compact import Crashing
 from tests.integration.test_stream_worker import chain_of, kafka_of
 from tests.integration.test_stream_worker_parts import send

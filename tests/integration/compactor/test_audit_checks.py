@@ -18,11 +18,11 @@ import msgspec
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.audit_checks import Inputs, compare, published
-from services.compactor.generations import layouts_of
-from services.compactor.main import AUDIT_DIFFERENCES, DONE, audit_main, compact_main
-from services.compactor.tables import struct_type
-from services.local.kafka import EmbeddedKafka
+from penstock.services.compactor.audit_checks import Inputs, compare, published
+from penstock.services.compactor.generations import layouts_of
+from penstock.services.compactor.main import AUDIT_DIFFERENCES, DONE, audit_main, compact_main
+from penstock.services.compactor.tables import struct_type
+from penstock.services.local.kafka import EmbeddedKafka
 
 Closed = tuple[bytes, int, int, int, list[Any]]
 
@@ -234,7 +234,7 @@ UNTOUCHED = {"records", "processed", "unknown", "twice"}  # checks that no tampe
 @pytest.fixture
 def _one_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The command takes the session that is there, and leaves it and the log as they are."""
-    monkeypatch.setattr("services.compactor.spark.spark_session", lambda *_: contextlib.nullcontext(spark))
+    monkeypatch.setattr("penstock.services.compactor.spark.spark_session", lambda *_: contextlib.nullcontext(spark))
     before = logging.root.handlers[:], logging.root.level
     yield
     logging.root.handlers[:], logging.root.level = before

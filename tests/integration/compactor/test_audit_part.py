@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.compactor import audit_inputs
-from services.compactor.audit import Report, run_audit
-from services.compactor.audit_report import as_object, print_report
-from services.compactor.compact import Compaction
-from services.compactor.settings import AuditSettings, CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor import audit_inputs
+from penstock.services.compactor.audit import Report, run_audit
+from penstock.services.compactor.audit_report import as_object, print_report
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.settings import AuditSettings, CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.compactor.conftest import GAP_MS
 
 RECORDS = 400

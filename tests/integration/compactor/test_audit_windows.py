@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from services.compactor.audit import Report, run_audit
-from services.compactor.audit_checks import Inputs
-from services.compactor.audit_report import as_object, print_report
-from services.compactor.audit_windows import compare_windows
-from services.compactor.compact import Compaction
-from services.compactor.settings import AuditSettings, CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.records import ProducerRecord
-from shared.streams import changelog_format as log
-from shared.streams.aggregations import Count, CountDistinct, Max, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
+from penstock.services.compactor.audit import Report, run_audit
+from penstock.services.compactor.audit_checks import Inputs
+from penstock.services.compactor.audit_report import as_object, print_report
+from penstock.services.compactor.audit_windows import compare_windows
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.settings import AuditSettings, CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running
 
 KINDS = ("tumbling", "hopping", "sliding")

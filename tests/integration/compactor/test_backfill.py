@@ -16,31 +16,31 @@ import pyarrow.parquet
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from services.aggregator.found_windows import results, shown
-from services.compactor.asked import StateGone, UnfinishedBackfill
-from services.compactor.audit import Report, run_audit
-from services.compactor.backfill import Backfill
-from services.compactor.backfill_inputs import read_history
-from services.compactor.compact import Compaction
-from services.compactor.corrections import Corrections
-from services.compactor.failures import BackfillFailed
-from services.compactor.origins import NotAuditable
-from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.producer import Producer, ProducerSettings
-from shared.clients.producer.partitioner import for_key
-from shared.common.errors import ChangelogHole, ConfigError
-from shared.common.records import ProducerRecord
-from shared.streams.latest import Latest
-from shared.streams.stream_worker import StreamWorker
-from shared.streams.topology_loading import load_topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.aggregator.found_windows import results, shown
+from penstock.services.compactor.asked import StateGone, UnfinishedBackfill
+from penstock.services.compactor.audit import Report, run_audit
+from penstock.services.compactor.backfill import Backfill
+from penstock.services.compactor.backfill_inputs import read_history
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.corrections import Corrections
+from penstock.services.compactor.failures import BackfillFailed
+from penstock.services.compactor.origins import NotAuditable
+from penstock.services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.errors import ChangelogHole, ConfigError
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.topology_loading import load_topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, or_its_error, running, settings_of
 
 TOPOLOGY = """
-from shared.streams.aggregations import Count, CountDistinct, Mean, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.quantiles import Quantiles
+from penstock.shared.streams.aggregations import Count, CountDistinct, Mean, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.quantiles import Quantiles
 
 
 def measured(topic, name):

@@ -14,11 +14,11 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.backfill_files import file_rows, state_of
-from services.compactor.backfill_inputs import file_records
-from services.compactor.kafka import TopicOffsets
-from services.compactor.settings import BackfillSettings
-from shared.common.errors import ConfigError
+from penstock.services.compactor.backfill_files import file_rows, state_of
+from penstock.services.compactor.backfill_inputs import file_records
+from penstock.services.compactor.kafka import TopicOffsets
+from penstock.services.compactor.settings import BackfillSettings
+from penstock.shared.common.errors import ConfigError
 
 
 def records(spark: Any, file: Path, text: str, **more: Any) -> list[tuple[str | None, str]]:

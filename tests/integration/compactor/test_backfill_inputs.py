@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor.backfill_inputs import order_of_text, times
-from services.compactor.settings import TimeUnit
+from penstock.services.compactor.backfill_inputs import order_of_text, times
+from penstock.services.compactor.settings import TimeUnit
 
 MS = 1357002000000
 NUMBERS = ("bigint", "double", "decimal(20,3)", "string")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.compactor.backfill_outputs import not_there
-from services.compactor.replay import OUT_SQL
-from shared.clients.consumer.dead_letters import MESSAGE
+from penstock.services.compactor.backfill_outputs import not_there
+from penstock.services.compactor.replay import OUT_SQL
+from penstock.shared.clients.consumer.dead_letters import MESSAGE
 
 Output = tuple[str, int, bytes, bytes | None, str]
 """Topic, time, key, value, and what a header says."""

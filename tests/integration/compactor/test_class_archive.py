@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.compactor import spark
-from shared.common.ivy import cache_root
+from penstock.services.compactor import spark
+from penstock.shared.common.ivy import cache_root
 
 JOB = """
 import sys
-from services.compactor.settings import SparkSettings
-from services.compactor.spark import JAVA_OPTIONS, spark_session
+from penstock.services.compactor.settings import SparkSettings
+from penstock.services.compactor.spark import JAVA_OPTIONS, spark_session
 conf = {JAVA_OPTIONS: f"-Xlog:class+load:file={sys.argv[1]}"}
 with spark_session(SparkSettings(master="local[1]", conf=conf), "test") as session:
     session.range(3).write.format("delta").save(sys.argv[2])
@@ -33,10 +33,10 @@ def test_a_job_maps_the_archive(tmp_path: Path) -> None:
         command = [sys.executable, *map(str, arguments)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
-    made = Path(run("-m", "services.compactor.spark", "--archive").strip())
+    made = Path(run("-m", "penstock.services.compactor.spark", "--archive").strip())
     written = made.stat().st_mtime_ns
     assert made.parent == tmp_path / "penstock"
-    assert run("-m", "services.compactor.spark", "--archive").strip() == str(made)
+    assert run("-m", "penstock.services.compactor.spark", "--archive").strip() == str(made)
     assert made.stat().st_mtime_ns == written
     run("-c", JOB, tmp_path / "loaded.txt", tmp_path / "table")
     loaded = (tmp_path / "loaded.txt").read_text().splitlines()

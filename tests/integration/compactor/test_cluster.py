@@ -17,17 +17,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.compactor.spark import use_java
-from services.local import ports
-from services.local.kafka import EmbeddedKafka
-from shared.common import lake
-from shared.common.java import find_java
+from penstock.services.compactor.spark import use_java
+from penstock.services.local import ports
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common import lake
+from penstock.shared.common.java import find_java
 
 START_SECONDS = 180
 WORKERS = 2
 TOPOLOGY = """
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 def build(topic):
@@ -40,9 +40,9 @@ WITHOUT_PENSTOCK = """
 import pathlib
 import sys
 
-sys.path[:] = [place for place in sys.path if not (pathlib.Path(place or ".") / "services").is_dir()]
+sys.path[:] = [place for place in sys.path if not (pathlib.Path(place or ".") / "penstock").is_dir()]
 try:
-    import shared
+    import penstock
 except ImportError:
     (pathlib.Path(__file__).parent / "without").touch()
 """
@@ -139,7 +139,7 @@ def test_compact_audit_and_backfill_on_a_cluster(
     bare = ["--spark.conf", f"spark.executorEnv.PYTHONPATH={tmp_path / 'bare'}"]
 
     def job(*command: str, application: str = simulation.name) -> dict[str, Any]:
-        line = [sys.executable, "-m", "services.cli", *command, "--application", application, *flags]
+        line = [sys.executable, "-m", "penstock.services.cli", *command, "--application", application, *flags]
         line += bare if command[0] != "backfill" else []
         environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)

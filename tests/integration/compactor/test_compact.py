@@ -15,21 +15,21 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from prometheus_client import CollectorRegistry
 
-from services.aggregator.backlog import Backlog, BacklogWatch, measure
-from services.aggregator.compaction import CompactionSupervisor
-from services.aggregator.settings import AggregatorSettings
-from services.compactor import upkeep
-from services.compactor.compact import Compaction
-from services.compactor.failures import CompactionConflict
-from services.compactor.fold import Merged, Plan
-from services.compactor.settings import CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin
-from shared.common import lake
-from shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
-from shared.common.settings import KafkaSettings
-from shared.streams import changelog_format as log
-from shared.streams.settings import StreamsSettings
+from penstock.services.aggregator.backlog import Backlog, BacklogWatch, measure
+from penstock.services.aggregator.compaction import CompactionSupervisor
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.compactor import upkeep
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.failures import CompactionConflict
+from penstock.services.compactor.fold import Merged, Plan
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common import lake
+from penstock.shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.settings import StreamsSettings
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     assert (again.run, again.entries) == (2, 0)
     assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
     with pytest.MonkeyPatch.context() as short_history:  # as after a hundred upkeeps of an idle store
-        short_history.setattr("services.compactor.tables.HISTORY_VERSIONS_MAX", 1)
-        short_history.delattr("services.compactor.tables.appended_before")
+        short_history.setattr("penstock.services.compactor.tables.HISTORY_VERSIONS_MAX", 1)
+        short_history.delattr("penstock.services.compactor.tables.appended_before")
         plan = job(simulation).plan()
     assert (plan.run, plan.ahead) == (3, frozenset()), "its append is found however far back it lies"
     assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
@@ -280,7 +280,7 @@ def test_an_idle_application_writes_nothing(
     assert third.to_offsets[idle.partition] == first.to_offsets[idle.partition]
     assert third.to_offsets[busy.partition] > first.to_offsets[busy.partition]
 
-    monkeypatch.setattr("services.compactor.fold.IDLE_RECORDS_MAX", 1)
+    monkeypatch.setattr("penstock.services.compactor.fold.IDLE_RECORDS_MAX", 1)
     assert job(simulation).run().to_offsets[idle.partition] > first.to_offsets[idle.partition]
 
 

@@ -12,25 +12,25 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from services.compactor import rules, tables
-from services.compactor.audit import run_audit
-from services.compactor.audit_rules import Shorter, shorter_before
-from services.compactor.compact import Compaction
-from services.compactor.corrections import Corrected, Corrections, NotCorrectable, _Range
-from services.compactor.failures import CompactionConflict
-from services.compactor.generations import layouts_of
-from services.compactor.kafka import topic_name, topic_offsets
-from services.compactor.late_coverage import LateCoverage
-from services.compactor.late_runs import next_late_run, notes, pending
-from services.compactor.nearby import newest_windows
-from services.compactor.settings import AuditSettings, CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common import lake
-from shared.common.settings import KafkaSettings
-from shared.streams import changelog_format as log
-from shared.streams.aggregations import Count
-from shared.streams.collecting import CollectList, Last
-from shared.streams.latest import Latest
+from penstock.services.compactor import rules, tables
+from penstock.services.compactor.audit import run_audit
+from penstock.services.compactor.audit_rules import Shorter, shorter_before
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.corrections import Corrected, Corrections, NotCorrectable, _Range
+from penstock.services.compactor.failures import CompactionConflict
+from penstock.services.compactor.generations import layouts_of
+from penstock.services.compactor.kafka import topic_name, topic_offsets
+from penstock.services.compactor.late_coverage import LateCoverage
+from penstock.services.compactor.late_runs import next_late_run, notes, pending
+from penstock.services.compactor.nearby import newest_windows
+from penstock.services.compactor.settings import AuditSettings, CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common import lake
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.collecting import CollectList, Last
+from penstock.shared.streams.latest import Latest
 
 
 def value(delay: float | None) -> bytes:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from services.compactor.compact import Compaction
-from services.compactor.main import CONFLICT, DONE
-from services.compactor.settings import CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.main import CONFLICT, DONE
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.compactor.crashing_child import OVERTAKEN, POINTS
 from tests.integration.compactor.test_compact import closed_in_lake, closed_in_tasks, live_in_lake, live_in_tasks
 
@@ -91,7 +91,7 @@ def test_of_two_jobs_at_once_one_wins(
             assert loser.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        fast = [sys.executable, "-m", "services.cli", "compact", *flags(simulation)]
+        fast = [sys.executable, "-m", "penstock.services.cli", "compact", *flags(simulation)]
         winner = subprocess.run(fast, capture_output=True, text=True, timeout=START_SECONDS, check=False)
         assert winner.returncode == DONE, winner.stderr
         files["OVERTAKEN"].touch()

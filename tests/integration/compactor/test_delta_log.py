@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.compactor import delta_log, tables
+from penstock.services.compactor import delta_log, tables
 
 
 def test_the_log_says_what_delta_says(spark: Any, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.compactor.changelog import Newest, Window, read_window
-from services.compactor.kafka import READ_SCHEMA
-from shared.common.errors import CorruptRecord
-from shared.streams import changelog_format as log
-from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
+from penstock.services.compactor.changelog import Newest, Window, read_window
+from penstock.services.compactor.kafka import READ_SCHEMA
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
 
 Case = tuple[tuple[bytes, ...], tuple[int, ...]]
 Record = tuple[bytes | None, bytes | None]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from services.compactor.changelog import is_foreign
-from services.compactor.compact import Compaction
-from services.compactor.fold import Summary
-from services.compactor.settings import CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin
-from shared.common.errors import CorruptRecord
-from shared.streams import changelog_format as log
+from penstock.services.compactor.changelog import is_foreign
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.fold import Summary
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.streams import changelog_format as log
 from tests.integration.test_stream_worker import chain_of, offline, running
 from tests.integration.test_stream_worker_losses import FOREIGN, put, work
 

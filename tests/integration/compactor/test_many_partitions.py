@@ -8,15 +8,15 @@ from typing import Any
 
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import advances, tables
-from services.compactor.audit_part import Part
-from services.compactor.changelog import Newest, is_foreign, read_window
-from services.compactor.compact import Compaction
-from services.compactor.kafka import READ_SCHEMA, read_range, topic_offsets
-from services.compactor.settings import CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common.settings import KafkaSettings
-from shared.streams import changelog_format as log
+from penstock.services.compactor import advances, tables
+from penstock.services.compactor.audit_part import Part
+from penstock.services.compactor.changelog import Newest, is_foreign, read_window
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.kafka import READ_SCHEMA, read_range, topic_offsets
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams import changelog_format as log
 
 PARTITIONS = 2_000
 LAST = PARTITIONS - 1

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from services.compactor import delta_log, tables
-from services.compactor.compact import Compaction
-from services.compactor.runs import TablesDisagree
-from services.compactor.settings import CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common import lake
-from shared.common.errors import ChangelogHole
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor import delta_log, tables
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.runs import TablesDisagree
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common import lake
+from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.compactor.test_compact import (
     Crashing,
     closed_in_lake,

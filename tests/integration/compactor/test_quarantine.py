@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from services.compactor import quarantine
-from services.compactor.compact import Compaction
-from services.compactor.epochs import Corrupt
-from services.compactor.fold import Summary
-from services.compactor.settings import CompactSettings
-from services.compactor.spark import ARROW_BATCH_BYTES
-from services.local.kafka import EmbeddedKafka
-from shared.common.errors import CorruptRecord
-from shared.common.settings import KafkaSettings
-from shared.streams import changelog_format as log
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import FINAL, decode
-from shared.streams.dsl import StreamsBuilder
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.compactor import quarantine
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.epochs import Corrupt
+from penstock.services.compactor.fold import Summary
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.compactor.spark import ARROW_BATCH_BYTES
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import FINAL, decode
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 NS_PER_MS = 1_000_000
 

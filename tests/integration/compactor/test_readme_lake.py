@@ -16,11 +16,11 @@ import polars as pl
 import pytest
 
 from examples import lake_duckdb, lake_polars
-from services.compactor.compact import Compaction
-from services.compactor.settings import CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common.settings import KafkaSettings
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.documents import DOCS, README, block, names_of
 
 TIMEOUT_SECONDS = 60

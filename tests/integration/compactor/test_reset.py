@@ -13,23 +13,23 @@ from typing import Any
 
 import pytest
 
-from services.aggregator.main import Aggregator
-from services.aggregator.reset import main as reset_main
-from services.aggregator.settings import AggregatorSettings
-from services.compactor.audit import run_audit
-from services.compactor.compact import Compaction
-from services.compactor.nearby import newest_windows
-from services.compactor.settings import AuditSettings, CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.producer import Producer
-from shared.common.records import ProducerRecord
+from penstock.services.aggregator.main import Aggregator
+from penstock.services.aggregator.reset import main as reset_main
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.compactor.audit import run_audit
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.nearby import newest_windows
+from penstock.services.compactor.settings import AuditSettings, CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import ProducerRecord
 from tests.integration.test_stream_worker import Chain, chain_of
 
 pytestmark = pytest.mark.soak
 DAY_MS = 86_400_000
 TOPOLOGY = """
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 def build(topic, grace):

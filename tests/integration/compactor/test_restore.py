@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from services.compactor.compact import Compaction
-from services.compactor.settings import CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.records import Columns, TopicPartition
-from shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.quantiles import Quantiles
-from shared.streams.restoring import RestoreReport, Restoring
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_join import JoinWindows
-from shared.streams.stream_task import StreamTask
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.settings import CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.quantiles import Quantiles
+from penstock.shared.streams.restoring import RestoreReport, Restoring
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, offline, running, until
 
 SKETCHES = ("count_distinct", "quantiles")

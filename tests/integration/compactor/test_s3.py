@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from services.compactor.s3 import S3_JARS
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.common import lake
-from shared.common.ivy import cache_root
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor.s3 import S3_JARS
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common import lake
+from penstock.shared.common.ivy import cache_root
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.s3_server import MOTO, s3_server
 
 pytestmark = [
@@ -28,8 +28,8 @@ pytestmark = [
 ]
 
 TOPOLOGY = """
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 def build(topic):
@@ -52,7 +52,14 @@ def penstock(kafka: EmbeddedKafka, endpoint: str, tmp_path: Path) -> Callable[..
     environ = os.environ | {**aws(endpoint), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
 
     def run(job: str, *flags: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "services.cli", job, "--kafka.bootstrap-servers", kafka.bootstrap_servers]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.services.cli",
+            job,
+            "--kafka.bootstrap-servers",
+            kafka.bootstrap_servers,
+        ]
         command += ["--spark.master", "local[2]", *flags]
         return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
 

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from services.aggregator.sessions import Query
-from services.aggregator.settings import SessionsSettings
-from services.compactor.audit import run_audit
-from services.compactor.compact import Compaction
-from services.compactor.fold import Summary
-from services.compactor.settings import AuditSettings, CompactSettings
-from services.local.kafka import EmbeddedKafka
-from shared.common.errors import CorruptRecord, SchemaMismatch
-from shared.streams import changelog_format as log
-from shared.streams.aggregations import Aggregation, Count, Max, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
+from penstock.services.aggregator.sessions import Query
+from penstock.services.aggregator.settings import SessionsSettings
+from penstock.services.compactor.audit import run_audit
+from penstock.services.compactor.compact import Compaction
+from penstock.services.compactor.fold import Summary
+from penstock.services.compactor.settings import AuditSettings, CompactSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.aggregations import Aggregation, Count, Max, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running
 
 OLD: dict[str, Aggregation[Any]] = {"n": Count(), "sum": Sum("id")}
@@ -156,8 +156,8 @@ async def test_corrupt_records_are_quarantined_on_demand(
 
 async def put(chain: Chain, topic: str, records: list[tuple[bytes | None, bytes]]) -> list[int]:
     """Write records to partition 0; their offsets."""
-    from shared.clients.producer import Producer, ProducerSettings
-    from shared.common.records import ProducerRecord, RecordMetadata
+    from penstock.shared.clients.producer import Producer, ProducerSettings
+    from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
     async with Producer(chain.kafka, ProducerSettings(linger_ms=0)) as producer:
         sent = await (await producer.send_many([ProducerRecord(topic, v, k, (), 0, None) for k, v in records]))

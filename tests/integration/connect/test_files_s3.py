@@ -9,10 +9,10 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 import pytest
 
-from shared.clients.producer import Producer
-from shared.common.records import OffsetAndMetadata
-from shared.common.settings import KafkaSettings
-from shared.connect.connectors.files import FilesSinkConnector
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import OffsetAndMetadata
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.connectors.files import FilesSinkConnector
 from tests.integration.s3_server import MOTO, s3_server
 from tests.shared.connect.harness import TP, running
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer import Producer
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.connect.allowed_files import AllowedFiles
-from shared.connect.connectors.postgres.offsets import OffsetTable
-from shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
-from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
-from shared.connect.errors import ConnectError, RetriableError
-from shared.connect.record import SinkRecord
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.connectors.postgres.offsets import OffsetTable
+from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
+from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
+from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.states import ConnectorTaskId
 from tests.integration.connect.postgres import found, server
 from tests.shared.connect.connectors import sink_context
 from tests.shared.connect.harness import TP, Running, running

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from services.local.kafka import EmbeddedKafka
-from shared.clients.admin import Admin, NewTopic
-from shared.common.settings import KafkaSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect.postgres import found, server
 from tests.integration.connect_processes import WorkerProcess, workers
 from tests.integration.connect_worker import JSON_CONVERTER, properties

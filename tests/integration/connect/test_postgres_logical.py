@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shared.connect.allowed_files import AllowedFiles
-from shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
-from shared.connect.errors import ConnectError, RetriableError
-from shared.connect.record import SourceRecord
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
+from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.record import SourceRecord
 from tests.integration.connect.postgres import found, server
 from tests.integration.connect.test_postgres import PLAIN
 from tests.shared.connect.harness import Running, running

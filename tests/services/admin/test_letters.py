@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.admin.letters import Count, KafkaLetters, RecordCounter, Span
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.services.admin.letters import Count, KafkaLetters, RecordCounter, Span
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 TOPIC = "clicks-dlq"
 AT = TopicPartition(TOPIC, 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from api.samples import KafkaSample, ServiceSample
-from services.admin.overview import Overview
+from penstock.api.samples import KafkaSample, ServiceSample
+from penstock.services.admin.overview import Overview
 
 
 class Clock:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.admin.main import main
-from services.admin.settings import AdminServiceSettings
-from shared.common.errors import ConfigError
+from penstock.services.admin.main import main
+from penstock.services.admin.settings import AdminServiceSettings
+from penstock.shared.common.errors import ConfigError
 
 
 def load(*arguments: str, **environ: str) -> AdminServiceSettings:

@@ -9,12 +9,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api.health import CheckResult, create_health_app
-from api.state import StreamsState, streams_router
-from services.admin.sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
-from shared.clients.admin import GroupListing, PartitionLag
-from shared.common import metrics
-from shared.common.errors import BrokerNotAvailable, GroupNotFound
+from penstock.api.health import CheckResult, create_health_app
+from penstock.api.state import StreamsState, streams_router
+from penstock.services.admin.sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
+from penstock.shared.clients.admin import GroupListing, PartitionLag
+from penstock.shared.common import metrics
+from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound
 from tests.api.test_admin import MemoryAdmin
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shared.common.records import Columns, RecordColumns
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import (
+from penstock.shared.common.records import Columns, RecordColumns
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import (
     AggregationSchema,
     Progress,
     StateCodec,

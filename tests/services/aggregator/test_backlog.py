@@ -6,8 +6,8 @@ import math
 
 from prometheus_client import CollectorRegistry
 
-from services.aggregator.backlog import BacklogWatch, uncovered
-from services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.backlog import BacklogWatch, uncovered
+from penstock.services.aggregator.settings import AggregatorSettings
 
 
 def test_what_is_uncovered() -> None:

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from services.aggregator.closed_pages import SEARCHED_RECORDS, ClosedPages, Limits, Page
-from services.aggregator.closed_scan import Wanted
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer
-from shared.common.continuation import ChangelogPlace
-from shared.common.errors import ChangelogHole, KafkaTimeout
-from shared.common.key_range import KeyRange
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.services.aggregator.closed_pages import SEARCHED_RECORDS, ClosedPages, Limits, Page
+from penstock.services.aggregator.closed_scan import Wanted
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.continuation import ChangelogPlace
+from penstock.shared.common.errors import ChangelogHole, KafkaTimeout
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.services.aggregator.closed_logs import STORE, TOPIC, Log, final, records
 
 EVER = (-(2**62), 2**62)

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from services.aggregator.closed_scan import ClosedScan, Wanted
-from services.aggregator.found_windows import Found
-from shared.common.continuation import ChangelogPlace
-from shared.common.errors import CorruptRecord
-from shared.common.key_range import KeyRange
-from shared.streams.changelog_format import Progress, Takeover, encode_progress, encode_takeover
+from penstock.services.aggregator.closed_scan import ClosedScan, Wanted
+from penstock.services.aggregator.found_windows import Found
+from penstock.shared.common.continuation import ChangelogPlace
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.streams.changelog_format import Progress, Takeover, encode_progress, encode_takeover
 from tests.services.aggregator.closed_logs import STORE, Log, final, progress
 
 EVER = (-(2**62), 2**62)

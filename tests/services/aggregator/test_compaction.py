@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.aggregator.backlog import Backlog, BacklogWatch
-from services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
-from services.aggregator.settings import AggregatorSettings
-from services.compactor.settings import CompactSettings
-from shared.testing.manual_clock import ManualClock
+from penstock.services.aggregator.backlog import Backlog, BacklogWatch
+from penstock.services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.compactor.settings import CompactSettings
+from penstock.shared.testing.manual_clock import ManualClock
 
 SECRETS = {
     "PENSTOCK_KAFKA__SASL_PASSWORD": "hunter2",
@@ -48,7 +48,7 @@ def test_the_job_understands_its_command_line() -> None:
         **SECRETS,
     )
     python, *rest = command(given)
-    assert rest[:3] == ["-m", "services.cli", "compact"]
+    assert rest[:3] == ["-m", "penstock.services.cli", "compact"]
     job = CompactSettings.load(rest[3:], environ=environment(given))
     assert python
     assert (job.application, job.changelog_topic, job.lake) == ("app", "app-changelog", "lake")

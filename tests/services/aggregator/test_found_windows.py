@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from services.aggregator.found_windows import Told, closed_of_lake, each_once, merge, merged, results, told
-from shared.streams.aggregations import Count, CountDistinct, Mean, Min
-from shared.streams.changelog_format import (
+from penstock.services.aggregator.found_windows import Told, closed_of_lake, each_once, merge, merged, results, told
+from penstock.shared.streams.aggregations import Count, CountDistinct, Mean, Min
+from penstock.shared.streams.changelog_format import (
     DELETED,
     FINAL,
     LIVE,
@@ -21,8 +21,8 @@ from shared.streams.changelog_format import (
     encode_progress,
     encode_takeover,
 )
-from shared.streams.changelog_reader import Change, ChangelogReader
-from shared.streams.latest import LATEST, Latest
+from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.latest import LATEST, Latest
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
 SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from services.aggregator import kept_changes
-from services.aggregator.kept_changes import Changes
-from shared.common.errors import ConfigError
-from shared.common.key_range import KeyRange
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import DELETED, FINAL, LIVE, AggregationSchema, StateCodec, StoreSchema
-from shared.streams.changelog_reader import Change
+from penstock.services.aggregator import kept_changes
+from penstock.services.aggregator.kept_changes import Changes
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import DELETED, FINAL, LIVE, AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.streams.changelog_reader import Change
 
 STORE = StoreSchema(
     *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),

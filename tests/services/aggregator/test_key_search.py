@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.aggregator.key_search import KeySearch
+from penstock.services.aggregator.key_search import KeySearch
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.aggregator.key_search import KeySearch
-from services.aggregator.live_state import describe_stores, live_windows
-from shared.streams.state.session_store import InMemorySessionStore, Session
+from penstock.services.aggregator.key_search import KeySearch
+from penstock.services.aggregator.live_state import describe_stores, live_windows
+from penstock.shared.streams.state.session_store import InMemorySessionStore, Session
 
 
 def tasks() -> dict[int, Any]:
@@ -60,7 +60,7 @@ def test_pages_of_windows() -> None:
 
 def test_a_key_that_is_named_is_found_in_a_large_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many rows are looked at, and the others counted; a whole key is found all the same."""
-    monkeypatch.setattr("services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 3)
+    monkeypatch.setattr("penstock.services.aggregator.live_state.ROWS_LOOKED_AT_MAX", 3)
     for key_type, keys in (
         ("string", ["7", *"abcd", "ee"]),
         ("bytes", [bytes(3) + b"\x07", *(b"a%d" % i for i in range(4)), b"ee"]),

@@ -13,27 +13,27 @@ import msgspec
 import pytest
 import structlog
 
-from api.health import CheckResult
-from services.aggregator.main import Aggregator, main
-from services.aggregator.settings import AggregatorSettings
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer
-from shared.common import daemon, log
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import SchemaMismatch
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings, LogSettings
-from shared.streams.restoring import NEWEST_RECORDS
-from shared.streams.source_offsets import own_offset
-from shared.streams.topics import Prepared
-from shared.testing.fake_broker import FakeCluster
+from penstock.api.health import CheckResult
+from penstock.services.aggregator.main import Aggregator, main
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common import daemon, log
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.streams.restoring import NEWEST_RECORDS
+from penstock.shared.streams.source_offsets import own_offset
+from penstock.shared.streams.topics import Prepared
+from penstock.shared.testing.fake_broker import FakeCluster
 
 WAIT_S = 30
 Health = Callable[[bool, str], Awaitable[list[CheckResult]]]
 
 MODULE = """
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
 
 def build(topic="in", gap="10"):
     builder = StreamsBuilder()

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from services.aggregator.own_loop import in_own_loop
-from shared.common.errors import KafkaTimeout
+from penstock.services.aggregator.own_loop import in_own_loop
+from penstock.shared.common.errors import KafkaTimeout
 
 WAIT_S = 20
 

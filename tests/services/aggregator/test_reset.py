@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from services.aggregator.reset import ResetPlan, lines_of, main
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.lake_files import LakeNotRemoved, TableFiles, remove_files
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.services.aggregator.reset import ResetPlan, lines_of, main
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.lake_files import LakeNotRemoved, TableFiles, remove_files
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 OWN = ["app-by-user-repartition", "app-changelog"]
 OTHERS = ["app", "app-late", "other-changelog", "other-x-repartition"]
@@ -82,7 +82,7 @@ async def test_a_snapshot_that_cannot_be_removed_keeps_the_offsets(
             raise LakeNotRemoved("file-1 is not removed")
         remove_files(*where)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("services.aggregator.reset.remove_files", remove)
+    monkeypatch.setattr("penstock.services.aggregator.reset.remove_files", remove)
     async with FakeCluster() as cluster, Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
         await prepare(admin, lake)
         assert await asyncio.to_thread(main, arguments(cluster, "--execute")) == 1

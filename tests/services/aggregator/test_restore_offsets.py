@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from services.aggregator.reset import main
-from services.aggregator.restore_offsets import RestorePlan, compare, lines_of
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.streams.changelog_format import Progress
-from shared.streams.settings import StreamsSettings
-from shared.streams.source_offsets import Ahead, GroupAhead, own_offset
-from shared.testing.fake_broker import FakeCluster
+from penstock.services.aggregator.reset import main
+from penstock.services.aggregator.restore_offsets import RestorePlan, compare, lines_of
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.streams.changelog_format import Progress
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.source_offsets import Ahead, GroupAhead, own_offset
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, offline, running, topology, until
 from tests.integration.test_stream_worker_losses import fails, work
 from tests.integration.test_stream_worker_restore import BINARY, delete_head, write_snapshot

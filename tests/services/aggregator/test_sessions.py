@@ -16,17 +16,17 @@ import pytest
 from deltalake import write_deltalake
 from rich.console import Console
 
-from services.aggregator.found_windows import Found, Told, told
-from services.aggregator.questions import Asked
-from services.aggregator.sessions import Query, chosen, feed, main, show
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer
-from shared.common.errors import ConfigError, CorruptRecord
-from shared.common.key_range import KeyRange
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import (
+from penstock.services.aggregator.found_windows import Found, Told, told
+from penstock.services.aggregator.questions import Asked
+from penstock.services.aggregator.sessions import Query, chosen, feed, main, show
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import ConfigError, CorruptRecord
+from penstock.shared.common.key_range import KeyRange
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import (
     AggregationSchema,
     Progress,
     StateCodec,
@@ -38,8 +38,8 @@ from shared.streams.changelog_format import (
     encode_progress,
     encode_takeover,
 )
-from shared.streams.changelog_reader import ChangelogReader
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.testing.fake_broker import FakeCluster
 
 STORE = StoreSchema(
     *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),

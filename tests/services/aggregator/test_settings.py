@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.aggregator.settings import AggregatorSettings
-from shared.common.errors import ConfigError
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.shared.common.errors import ConfigError
 
 TOPOLOGY = "--topology=my.topologies:build"
 

@@ -11,20 +11,20 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from api.app import create_app
-from api.problem import Problem
-from api.server import HttpServer
-from api.settings import Credential
-from api.state import LiveWindows, StreamsState, streams_router
-from api.stores import stores_router
-from services.aggregator.pages import live_pages, row_pages, told
-from services.aggregator.settings import AggregatorSettings, QueriesSettings
-from services.aggregator.whole import ANSWER_BYTES_MAX, Whole, tokens_of
-from shared.common.continuation import LivePlace, RowOrder, RowPlace, WrongContinuation, live_order, row_order
-from shared.common.errors import ConfigError
-from shared.common.settings import HttpSettings
-from shared.streams.instances import Instances, Registration, encode
-from shared.streams.queries import StoreAnswer, place_of_row
+from penstock.api.app import create_app
+from penstock.api.problem import Problem
+from penstock.api.server import HttpServer
+from penstock.api.settings import Credential
+from penstock.api.state import LiveWindows, StreamsState, streams_router
+from penstock.api.stores import stores_router
+from penstock.services.aggregator.pages import live_pages, row_pages, told
+from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
+from penstock.services.aggregator.whole import ANSWER_BYTES_MAX, Whole, tokens_of
+from penstock.shared.common.continuation import LivePlace, RowOrder, RowPlace, WrongContinuation, live_order, row_order
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import HttpSettings
+from penstock.shared.streams.instances import Instances, Registration, encode
+from penstock.shared.streams.queries import StoreAnswer, place_of_row
 from tests.integration.certificates import Authority
 
 A, B = "http://a", "http://b"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from api.keys import StoreQuestion
-from api.problem import Problem
-from services.aggregator.pages import row_pages
-from services.aggregator.settings import AggregatorSettings
-from services.aggregator.window_search import CLOSED, FINDING_MAX, OPEN, WindowSearch
-from shared.common.continuation import RowPlace, WrongContinuation
-from shared.common.errors import ConfigError, KafkaTimeout
-from shared.testing.fake_broker import FakeCluster
+from penstock.api.keys import StoreQuestion
+from penstock.api.problem import Problem
+from penstock.services.aggregator.pages import row_pages
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.window_search import CLOSED, FINDING_MAX, OPEN, WindowSearch
+from penstock.shared.common.continuation import RowPlace, WrongContinuation
+from penstock.shared.common.errors import ConfigError, KafkaTimeout
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.services.aggregator.closed_logs import STORE, Log
 from tests.services.aggregator.test_closed_pages import write
 

@@ -13,16 +13,16 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 
-from api.health import Check, CheckResult, create_health_app
-from api.problem import Problem
-from api.server import HttpServer
-from services.aggregator.settings import AggregatorSettings
-from services.aggregator.workers import AnyWorker, Worker, WorkerProcess, Workers, worker_settings
-from shared.common import metrics
-from shared.common.errors import ConfigError
-from shared.common.settings import HttpSettings
+from penstock.api.health import Check, CheckResult, create_health_app
+from penstock.api.problem import Problem
+from penstock.api.server import HttpServer
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.aggregator.workers import AnyWorker, Worker, WorkerProcess, Workers, worker_settings
+from penstock.shared.common import metrics
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import HttpSettings
 
-ARGUMENTS = ["--topology=services.local.topologies:sessions", "--http.port=0", "--workers=2"]
+ARGUMENTS = ["--topology=penstock.services.local.topologies:sessions", "--http.port=0", "--workers=2"]
 FOREVER = ["sleep", "1000"]
 
 
@@ -189,6 +189,6 @@ async def test_a_wrong_setting_of_a_worker_ends_all() -> None:
 
 def test_a_topology_that_is_not_there_is_refused_before_any_worker_is_started() -> None:
     """It is said once, and not by each of them."""
-    wrong: Any = settings_of("--topology=services.local.topologies:sesions")
+    wrong: Any = settings_of("--topology=penstock.services.local.topologies:sesions")
     with pytest.raises(ConfigError, match="sesions"):
         Workers(wrong, ARGUMENTS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from services.compactor.advances import has_time_of_its_own, missing, moved_on_ms
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import IdleTime, Progress
-from shared.streams.dsl import StreamsBuilder
+from penstock.services.compactor.advances import has_time_of_its_own, missing, moved_on_ms
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import IdleTime, Progress
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 def test_stores_whose_time_an_advance_moves() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from services.compactor.aftercare import Aftercare
-from services.compactor.failures import CompactionConflict
-from services.compactor.fold import Fold, Plan, Summary
-from services.compactor.kafka import TopicOffsets
-from services.compactor.settings import CompactSettings
-from shared.common.errors import AuthorizationFailed
+from penstock.services.compactor.aftercare import Aftercare
+from penstock.services.compactor.failures import CompactionConflict
+from penstock.services.compactor.fold import Fold, Plan, Summary
+from penstock.services.compactor.kafka import TopicOffsets
+from penstock.services.compactor.settings import CompactSettings
+from penstock.shared.common.errors import AuthorizationFailed
 
 DONE = Summary(7, 1, 5, 4, 3, 2, 1, {0: 0}, {0: 9}, 7, 0.0)
 

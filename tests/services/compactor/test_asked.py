@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.compactor.asked import (
+from penstock.services.compactor.asked import (
     SOURCE,
     StateGone,
     UnfinishedBackfill,
@@ -15,11 +15,11 @@ from services.compactor.asked import (
     require_same,
     require_same_source,
 )
-from services.compactor.marks import Marks
-from services.compactor.settings import BackfillSettings
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
+from penstock.services.compactor.marks import Marks
+from penstock.services.compactor.settings import BackfillSettings
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
 
 
 def topology(gap_ms: int = 10) -> Topology:

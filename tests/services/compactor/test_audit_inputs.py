@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from services.compactor.audit_inputs import NotAuditable, require_auditable
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
+from penstock.services.compactor.audit_inputs import NotAuditable, require_auditable
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 def test_windows_of_all_kinds_are_audited_and_nothing_else() -> None:

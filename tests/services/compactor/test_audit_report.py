@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from services.compactor.audit import CheckResult, Report
-from services.compactor.audit_part import Edges
-from services.compactor.audit_report import as_object, print_report
-from services.compactor.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
+from penstock.services.compactor.audit import CheckResult, Report
+from penstock.services.compactor.audit_part import Edges
+from penstock.services.compactor.audit_report import as_object, print_report
+from penstock.services.compactor.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 
 
 def report(differences: int) -> Report:

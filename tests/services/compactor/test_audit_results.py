@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from services.compactor.audit_results import why_not
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
+from penstock.services.compactor.audit_results import why_not
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 def test_results_that_are_not_known_to_be_the_stores_are_not_compared() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from services.compactor.audit_rules import (
+from penstock.services.compactor.audit_rules import (
     Era,
     Shorter,
     added_since,
@@ -17,8 +17,8 @@ from services.compactor.audit_rules import (
     shorter_before,
     unknown_before,
 )
-from services.compactor.rules import Rule
-from shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema
+from penstock.services.compactor.rules import Rule
+from penstock.shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema
 
 NEW = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
 OLD = msgspec.structs.replace(NEW, grace_ms=500, late=None)

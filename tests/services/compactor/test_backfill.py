@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.compactor.backfill import require_whole_partitions
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
+from penstock.services.compactor.backfill import require_whole_partitions
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 def test_a_topology_that_needs_more_than_its_partition_is_refused() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.compactor.backfill_inputs import require_in_order
-from services.compactor.settings import BackfillSettings, time_ms
-from shared.common.errors import ConfigError
+from penstock.services.compactor.backfill_inputs import require_in_order
+from penstock.services.compactor.settings import BackfillSettings, time_ms
+from penstock.shared.common.errors import ConfigError
 
 NEEDED = ["--application", "banks", "--lake", "lake", "--topology", "my:build"]
 

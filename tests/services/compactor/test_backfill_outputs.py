@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pyspark.sql import Row
 
-from services.compactor.backfill_outputs import write_outputs
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer.partitioner import for_key
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.services.compactor.backfill_outputs import write_outputs
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 PARTITIONS = 7
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.compactor import bodies
-from shared.streams import changelog_format as log
-from shared.streams.aggregations import Column, ColumnType
+from penstock.services.compactor import bodies
+from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.aggregations import Column, ColumnType
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 VALUES = {"int64": INT64, "float64": st.floats(allow_nan=False), "binary": st.binary(max_size=20)}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from services.compactor import class_archive, spark
-from services.compactor.settings import SparkSettings
-from shared.common.java import Java
+from penstock.services.compactor import class_archive, spark
+from penstock.services.compactor.settings import SparkSettings
+from penstock.shared.common.java import Java
 
 
 @pytest.fixture

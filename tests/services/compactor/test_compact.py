@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compactor.compact import bounded, require_no_hole
-from services.compactor.kafka import TopicOffsets
-from shared.common.errors import ChangelogHole
+from penstock.services.compactor.compact import bounded, require_no_hole
+from penstock.services.compactor.kafka import TopicOffsets
+from penstock.shared.common.errors import ChangelogHole
 
 
 class Covered(NamedTuple):

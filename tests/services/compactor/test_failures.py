@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from services.compactor.failures import CompactionConflict, translated
-from services.compactor.spark import SparkFailed
-from shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
+from penstock.services.compactor.failures import CompactionConflict, translated
+from penstock.services.compactor.spark import SparkFailed
+from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
 from tests.services.compactor.test_kafka import Raised
 
 

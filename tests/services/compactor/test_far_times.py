@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.compactor.far_times import batch_of
-from shared.common.records import Columns, ConsumerRecord
+from penstock.services.compactor.far_times import batch_of
+from penstock.shared.common.records import Columns, ConsumerRecord
 
 
 def record(offset: int, timestamp: int, *headers: tuple[str, bytes | None]) -> ConsumerRecord:

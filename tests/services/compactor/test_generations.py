@@ -7,10 +7,10 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from services.compactor.generations import late_topics_left, newest_of, newest_stores, require_successor
-from shared.common.errors import SchemaMismatch
-from shared.streams.aggregations import Count, Max, Mean
-from shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema
+from penstock.services.compactor.generations import late_topics_left, newest_of, newest_stores, require_successor
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.streams.aggregations import Count, Max, Mean
+from penstock.shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema
 
 N, MEAN = AggregationSchema.of("n", Count()), AggregationSchema.of("mean", Mean("delay"))
 MOST = AggregationSchema.of("most", Max("delay"))

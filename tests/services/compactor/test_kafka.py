@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.compactor.kafka import _translated, client_properties
-from services.compactor.spark import causes, last_cause
-from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, PenstockError, UnknownTopicOrPartition
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor.kafka import _translated, client_properties
+from penstock.services.compactor.spark import causes, last_cause
+from penstock.shared.common.errors import (
+    AuthenticationFailed,
+    BrokerNotAvailable,
+    PenstockError,
+    UnknownTopicOrPartition,
+)
+from penstock.shared.common.settings import KafkaSettings
 
 COMMON = "org.apache.kafka.common"
 

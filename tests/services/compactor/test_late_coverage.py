@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql import Row
 
-from services.compactor.late_coverage import Covered, covered_topics, settled_run
+from penstock.services.compactor.late_coverage import Covered, covered_topics, settled_run
 
 
 def row(topic_id: str, partition: int, offset: int, run: int, progress: str | None) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from services.compactor.late_runs import (
+from penstock.services.compactor.late_runs import (
     TO_OFFSETS,
     Note,
     is_known,
@@ -18,7 +18,7 @@ from services.compactor.late_runs import (
     pending,
     refusal,
 )
-from services.compactor.runs import LATE_RUN, LATE_TOPIC, LATE_TOPIC_ID, Version
+from penstock.services.compactor.runs import LATE_RUN, LATE_TOPIC, LATE_TOPIC_ID, Version
 from tests.services.compactor.test_runs import append, log, merge
 
 

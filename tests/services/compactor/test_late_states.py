@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from services.compactor import bodies
-from services.compactor import late_states as states
-from services.compactor.bodies import TIME_MS_MAX, StoreLayout
-from services.compactor.late_states import Places, aggregation_of, late_states, merged_states, uncorrectable
-from services.compactor.spark import travelling
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
-from shared.streams.changelog_format import AggregationSchema, StoreSchema
-from shared.streams.collecting import CollectList, CollectSet, First, Last
-from shared.streams.latest import Latest
-from shared.streams.quantiles import Quantiles
+from penstock.services.compactor import bodies
+from penstock.services.compactor import late_states as states
+from penstock.services.compactor.bodies import TIME_MS_MAX, StoreLayout
+from penstock.services.compactor.late_states import Places, aggregation_of, late_states, merged_states, uncorrectable
+from penstock.services.compactor.spark import travelling
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
+from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.quantiles import Quantiles
 
 ALL: dict[str, Any] = {
     "latest": Latest(),
@@ -213,9 +213,9 @@ def test_an_aggregation_that_a_state_does_not_have_stays_unknown() -> None:
 WORKER = """
 import pathlib, pickle, sys
 import pyarrow as pa
-sys.path[:] = [p for p in sys.path if not (pathlib.Path(p) / "services").is_dir()]
+sys.path[:] = [p for p in sys.path if not (pathlib.Path(p) / "penstock").is_dir()]
 try:
-    import shared
+    import penstock
 except ImportError:
     run, given = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
     (out,) = run(iter([given]))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.compactor.marks import Marks, marks_of
-from shared.streams.changelog_format import Takeover, encode_takeover
+from penstock.services.compactor.marks import Marks, marks_of
+from penstock.shared.streams.changelog_format import Takeover, encode_takeover
 
 MARK = encode_takeover(1, Takeover("app", "backfill", 0, rests_on="lake/app"))
 OWNER = encode_takeover(1, Takeover("app", "instance", 0))

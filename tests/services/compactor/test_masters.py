@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from services.compactor.masters import addresses, silence
-from services.compactor.settings import SparkSettings
-from services.compactor.spark import SparkFailed, spark_session
+from penstock.services.compactor.masters import addresses, silence
+from penstock.services.compactor.settings import SparkSettings
+from penstock.services.compactor.spark import SparkFailed, spark_session
 
 
 def test_only_a_standalone_master_has_addresses() -> None:

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compactor.nearby import RANGES_MAX, joined
+from penstock.services.compactor.nearby import RANGES_MAX, joined
 
 RANGES = st.lists(st.tuples(st.integers(-500, 5_000), st.integers(0, 40)), max_size=3 * RANGES_MAX)
 

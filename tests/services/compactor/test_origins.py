@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.compactor.origins import NotAuditable, Origin, first_offsets, require_written, unwritten_below
-from shared.streams.changelog_format import StoreSchema
+from penstock.services.compactor.origins import NotAuditable, Origin, first_offsets, require_written, unwritten_below
+from penstock.shared.streams.changelog_format import StoreSchema
 
 
 @pytest.mark.parametrize(

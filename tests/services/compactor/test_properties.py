@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.compactor.properties import SUBMIT, handed_over, properties
+from penstock.services.compactor.properties import SUBMIT, handed_over, properties
 
 
 def test_what_java_would_take_for_something_else_is_escaped() -> None:

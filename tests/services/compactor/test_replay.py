@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from services.compactor.replay import (
+from penstock.services.compactor.replay import (
     COUNTED,
     EPOCH,
     FAILED,
@@ -23,17 +23,17 @@ from services.compactor.replay import (
     partitioned,
     replay,
 )
-from shared.clients.producer.partitioner import for_key
-from shared.streams.changelog_format import FINAL, PROGRESS, TAKEOVER, decode, decode_progress
-from shared.streams.changelog_reader import Change, ChangelogReader
-from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
-from shared.streams.task_metrics import Totals
-from shared.streams.topology_loading import load_topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.streams.changelog_format import FINAL, PROGRESS, TAKEOVER, decode, decode_progress
+from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
+from penstock.shared.streams.task_metrics import Totals
+from penstock.shared.streams.topology_loading import load_topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 MODULE = """
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 def build():

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from services.compactor import runs
-from services.compactor.runs import (
+from penstock.services.compactor import runs
+from penstock.services.compactor.runs import (
     CLOSED,
     CORRECTED,
     LATE_RUN,

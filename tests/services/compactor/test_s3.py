@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.compactor import s3
+from penstock.services.compactor import s3
 
 
 def test_the_usual_variables_in_hadoops_words() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.compactor.scratch import LOCK, PREFIX, scratch_folder, sweep
+from penstock.services.compactor.scratch import LOCK, PREFIX, scratch_folder, sweep
 
 
 def test_a_folder_goes_with_its_job(tmp_path: Path) -> None:

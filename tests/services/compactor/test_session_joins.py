@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.compactor.session_joins import Window, clusters, placed
+from penstock.services.compactor.session_joins import Window, clusters, placed
 
 GAPS = st.integers(0, 12)
 

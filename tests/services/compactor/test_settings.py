@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.compactor.kafka import client_properties
-from services.compactor.main import WRONG_SETTINGS, audit_main, compact_main
-from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
-from shared.common.errors import ConfigError
-from shared.common.settings import KafkaSettings
+from penstock.services.compactor.kafka import client_properties
+from penstock.services.compactor.main import WRONG_SETTINGS, audit_main, compact_main
+from penstock.services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import KafkaSettings
 
 NEEDED = ["--application", "banks", "--lake", "lake"]
 

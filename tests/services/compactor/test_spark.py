@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from services.aggregator.settings import AggregatorSettings
-from services.compactor import s3, spark
-from services.compactor.main import WRONG_SETTINGS, compact_main
-from services.compactor.settings import BackfillSettings, CompactSettings, SparkSettings
-from shared.common import java
-from shared.common.errors import ConfigError
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.compactor import s3, spark
+from penstock.services.compactor.main import WRONG_SETTINGS, compact_main
+from penstock.services.compactor.settings import BackfillSettings, CompactSettings, SparkSettings
+from penstock.shared.common import java
+from penstock.shared.common.errors import ConfigError
 
 
 def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from services.compactor import tables
-from services.compactor.generations import layouts_of
-from shared.common.errors import SchemaMismatch
-from shared.streams.aggregations import Count, CountDistinct, Mean
-from shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.services.compactor import tables
+from penstock.services.compactor.generations import layouts_of
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.streams.aggregations import Count, CountDistinct, Mean
+from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
 
 STORE = StoreSchema(
     name="banks",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.compactor.upkeep import is_vacuum_due
+from penstock.services.compactor.upkeep import is_vacuum_due
 
 RUNS = [("MERGE", run) for run in range(60, 0, -1)]
 

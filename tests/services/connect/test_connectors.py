@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from services.connect.connectors import table_of
+from penstock.services.connect.connectors import table_of
 
 
 def test_texts_of_others_are_shown_as_they_are() -> None:

@@ -6,11 +6,11 @@ import socket
 
 import pytest
 
-from services.connect.daemon import PORT_TAKEN, WRONG_SETTING, ConnectDaemon, StartFailed
-from services.connect.settings import CommandLine
-from shared.common.settings import LogSettings
-from shared.connect.herder.settings import StandaloneConfig
-from shared.testing.fake_broker import FakeCluster
+from penstock.services.connect.daemon import PORT_TAKEN, WRONG_SETTING, ConnectDaemon, StartFailed
+from penstock.services.connect.settings import CommandLine
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.connect.herder.settings import StandaloneConfig
+from penstock.shared.testing.fake_broker import FakeCluster
 
 CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from api.connect_starting import StartingApp
-from services.connect.settings import (
+from penstock.api.connect_starting import StartingApp
+from penstock.services.connect.settings import (
     advertised,
     guarded,
     is_open,
@@ -19,8 +19,8 @@ from services.connect.settings import (
     read_command_line,
     read_properties,
 )
-from shared.common.errors import ConfigError
-from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 
 CONVERTERS = "key.converter=org.apache.kafka.connect.json.JsonConverter\n" + (
     "value.converter=org.apache.kafka.connect.json.JsonConverter\n"

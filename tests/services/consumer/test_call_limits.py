@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.consumer.call_limits import CallLimits
+from penstock.services.consumer.call_limits import CallLimits
 
 
 async def after(seconds: float) -> None:

@@ -11,21 +11,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.consumer import commits
-from services.consumer.commits import TransactionalCommits
-from services.consumer.executor import Executor
-from services.consumer.handlers import Handler
-from services.consumer.runner import HandlerRunner
-from services.consumer.runner_metrics import RunnerMetrics
-from services.consumer.settings import ConsumerServiceSettings
-from services.consumer.transactor import Transactor
-from shared.clients.consumer import Consumer
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.clients.producer import Producer
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Action, Api, Close, Delay, ErrorCode, Fail, FakeCluster, Request
+from penstock.services.consumer import commits
+from penstock.services.consumer.commits import TransactionalCommits
+from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handlers import Handler
+from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.services.consumer.transactor import Transactor
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Action, Api, Close, Delay, ErrorCode, Fail, FakeCluster, Request
 
 Handle = Callable[[ConsumerRecord], Awaitable[object]]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.consumer.daemon import ConsumerDaemon
-from services.consumer.settings import ConsumerServiceSettings
-from shared.clients.consumer import ReadingSettings
-from shared.common.errors import ConfigError
-from shared.common.settings import HttpSettings, KafkaSettings
-from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
+from penstock.services.consumer.daemon import ConsumerDaemon
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.shared.clients.consumer import ReadingSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import HttpSettings, KafkaSettings
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Request
 
 
 @pytest.fixture

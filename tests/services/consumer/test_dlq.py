@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.consumer.dlq import find_dead_letter_topic
-from shared.common.errors import UnknownTopicOrPartition
+from penstock.services.consumer.dlq import find_dead_letter_topic
+from penstock.shared.common.errors import UnknownTopicOrPartition
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.consumer.executor import UNWRITTEN_TRIES, Executor, Outcome
-from services.consumer.handlers import Handler
-from services.consumer.runner_metrics import RunnerMetrics
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.clients.consumer.key_scheduler import Execution, KeyScheduler
-from shared.clients.consumer.retry_policy import RetryPolicy
-from shared.common.errors import DataError, KafkaTimeout, RecordTooLarge
-from shared.common.records import Columns, ConsumerRecord, ProducerRecord, TopicPartition
-from shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer
+from penstock.services.consumer.executor import UNWRITTEN_TRIES, Executor, Outcome
+from penstock.services.consumer.handlers import Handler
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
+from penstock.shared.clients.consumer.retry_policy import RetryPolicy
+from penstock.shared.common.errors import DataError, KafkaTimeout, RecordTooLarge
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord, TopicPartition
+from penstock.shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer
 
 TP = TopicPartition("clicks", 2)
 
@@ -146,7 +146,7 @@ async def test_what_cannot_be_decoded_is_buried_raw() -> None:
     await bench.turn()
     letter = parse_dead_letter(stored(bench.buried[0]))
     assert (letter.record.value, letter.stage) == (b"{", "deserialize")
-    assert letter.exception == "shared.common.errors.SerializationError"
+    assert letter.exception == "penstock.errors.SerializationError"
     assert seen == [{"a": 1}]
     assert bench.position == 2
 
@@ -234,7 +234,7 @@ async def test_a_hanging_handler_is_counted_as_failed() -> None:
     await bench.turn()
     await bench.turn()
     assert bench.count("handler_timeouts") == 2
-    assert parse_dead_letter(stored(bench.buried[0])).exception == "services.consumer.handlers.HandlerTimeout"
+    assert parse_dead_letter(stored(bench.buried[0])).exception == "penstock.services.consumer.handlers.HandlerTimeout"
 
 
 async def test_a_cancelled_execution_decides_nothing() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.consumer.call_limits import CallLimits
-from services.consumer.handlers import (
+from penstock.services.consumer.call_limits import CallLimits
+from penstock.services.consumer.handlers import (
     Handler,
     HandlerCancelled,
     HandlerExited,
@@ -19,8 +19,8 @@ from services.consumer.handlers import (
     load_exceptions,
     load_handler,
 )
-from shared.common.errors import ConfigError, SerializationError
-from shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.common.errors import ConfigError, SerializationError
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 
 RECORD = ConsumerRecord("clicks", 0, 7, 0, b"k", b"v")
 
@@ -28,7 +28,7 @@ MODULE = """
 from __future__ import annotations
 from collections.abc import Sequence
 import msgspec
-from shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 
 class Click(msgspec.Struct):
     user: str

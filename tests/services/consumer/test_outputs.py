@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.consumer.outputs import check_output
-from shared.common.errors import DataError
-from shared.common.records import ProducerRecord
+from penstock.services.consumer.outputs import check_output
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ProducerRecord
 
 
 def test_records_of_kafka_pass() -> None:

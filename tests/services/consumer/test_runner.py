@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.consumer.executor import Executor
-from services.consumer.handlers import Handler
-from services.consumer.runner import HandlerRunner, RunnerOptions
-from services.consumer.runner_metrics import RunnerMetrics
-from services.consumer.settings import ConsumerServiceSettings
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer
-from shared.clients.producer import Producer
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handlers import Handler
+from penstock.services.consumer.runner import HandlerRunner, RunnerOptions
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 
 T = TopicPartition("t", 0)
 RECORDS = 40
@@ -94,7 +94,7 @@ async def test_the_place_in_an_idle_topic_is_committed(commit_interval_ms: int) 
 
 async def test_lag_is_known_where_a_topic_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what fetches told last: a stuck handler is seen all the same."""
-    monkeypatch.setattr("services.consumer.runner.LAG_TIMEOUT_MS", 20)
+    monkeypatch.setattr("penstock.services.consumer.runner.LAG_TIMEOUT_MS", 20)
 
     async def handle(_: ConsumerRecord) -> None:
         await asyncio.Event().wait()

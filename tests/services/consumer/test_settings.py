@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.consumer.settings import GIVE_UP_RESERVE_MS, UNCOMPRESSED_BYTES_MAX, ConsumerServiceSettings
-from shared.common.errors import ConfigError, DataError, KafkaTimeout
+from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, UNCOMPRESSED_BYTES_MAX, ConsumerServiceSettings
+from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout
 
 NEEDED = ["--topics", "clicks", "--group-id", "alerts", "--handler", "app:handle"]
 

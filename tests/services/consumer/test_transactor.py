@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.consumer.transactor import OutputRefused, Transactor
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import CommitFailed, FencedInstanceId, RetriableError, TransactionAborted
-from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Action, Api, Close, Drop, ErrorCode, Fail, FakeCluster, Request
+from penstock.services.consumer.transactor import OutputRefused, Transactor
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import CommitFailed, FencedInstanceId, RetriableError, TransactionAborted
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Action, Api, Close, Drop, ErrorCode, Fail, FakeCluster, Request
 
 IN = TopicPartition("in", 0)
 GROUP = GroupMetadata("g")

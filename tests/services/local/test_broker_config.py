@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.local.broker_config import (
+from penstock.services.local.broker_config import (
     RESERVED_PROPERTIES,
     EmbeddedKafkaSettings,
     broker_properties,
@@ -18,8 +18,8 @@ from services.local.broker_config import (
     render_properties,
     server_command,
 )
-from shared.common.errors import ConfigError
-from shared.common.java import Java
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.java import Java
 
 PORTS = {"PLAINTEXT": 21001, "CONTROLLER": 21002}
 JAVA = Java(Path("/usr/bin/java"), 17, "PATH")

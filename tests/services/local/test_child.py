@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.local.child import LOG_MAX_BYTES, ChildProcess, tail
-from shared.common.errors import ConfigError
+from penstock.services.local.child import LOG_MAX_BYTES, ChildProcess, tail
+from penstock.shared.common.errors import ConfigError
 
 LIMIT_SECONDS = 20
 LIMIT_MS = LIMIT_SECONDS * 1000

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from services.local.connect_worker import ConnectWorkerSettings, make_worker, worker_properties
-from shared.common.errors import ConfigError
-from shared.common.settings import HttpSettings, KafkaSettings
+from penstock.services.local.connect_worker import ConnectWorkerSettings, make_worker, worker_properties
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import HttpSettings, KafkaSettings
 
 
 def test_a_worker_is_told_what_all_services_are() -> None:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from services.local.example import KEY, TIME, TIME_MS, example_event, source_type
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
+from penstock.services.local.example import KEY, TIME, TIME_MS, example_event, source_type
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
 
 
 class Color(enum.Enum):

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from services.local.folder_lock import KAFKA_LOCK_FILE, LOCK_FILE, FolderInUse, FolderLock, refuse_if_kafka_runs_in
-from shared.common.errors import ConfigError
+from penstock.services.local.folder_lock import (
+    KAFKA_LOCK_FILE,
+    LOCK_FILE,
+    FolderInUse,
+    FolderLock,
+    refuse_if_kafka_runs_in,
+)
+from penstock.shared.common.errors import ConfigError
 
 
 def run(*command: str, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:

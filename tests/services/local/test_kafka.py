@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.local.kafka import EmbeddedKafka, main, new_cluster_id
-from shared.common import java
-from shared.common.errors import IllegalState
-from shared.common.ivy import JarsUnavailable
+from penstock.services.local.kafka import EmbeddedKafka, main, new_cluster_id
+from penstock.shared.common import java
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.ivy import JarsUnavailable
 
 
 def test_address_before_the_start_is_refused(tmp_path: Path) -> None:

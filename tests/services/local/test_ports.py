@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from services.local.ports import FIRST, LAST, PortTaken, is_free, pick, require_free
-from shared.common.errors import ConfigError
+from penstock.services.local.ports import FIRST, LAST, PortTaken, is_free, pick, require_free
+from penstock.shared.common.errors import ConfigError
 
 
 def test_picked_ports_are_different_and_in_range() -> None:

@@ -6,14 +6,16 @@ import asyncio
 import sys
 from pathlib import Path
 
-from services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack
-from shared.common.settings import ServiceSettings
+from penstock.services.local.stack import KILL_GRACE_MS, SHUTDOWN_TIMEOUT_MS, ServiceSpec, Stack
+from penstock.shared.common.settings import ServiceSettings
 
 
 def test_a_service_is_run_by_its_name_unless_it_has_a_module() -> None:
     """`penstock NAME` for a service, `python -m MODULE` for what only the local set-up has."""
-    assert ServiceSpec("aggregator", {}).command() == [sys.executable, "-m", "services.cli", "aggregator"]
-    assert ServiceSpec("gateway", {}, module="services.local.gateway").command()[2:] == ["services.local.gateway"]
+    assert ServiceSpec("aggregator", {}).command() == [sys.executable, "-m", "penstock.services.cli", "aggregator"]
+    assert ServiceSpec("gateway", {}, module="penstock.services.local.gateway").command()[2:] == [
+        "penstock.services.local.gateway"
+    ]
 
 
 def test_a_stack_without_services_has_nothing_to_check(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.local.topologies import sessions
-from shared.common.errors import ConfigError
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.local.topologies import sessions
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def test_it_counts_the_events_of_a_session() -> None:

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.local.broker_config import LOG_FOLDER
-from services.local.kafka import META_PROPERTIES, EmbeddedKafka
-from services.local.up import Up, UpSettings, main, require_topics
-from shared.common.errors import ConfigError
-from shared.common.settings import HttpSettings
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
+from penstock.services.local.broker_config import LOG_FOLDER
+from penstock.services.local.kafka import META_PROPERTIES, EmbeddedKafka
+from penstock.services.local.up import Up, UpSettings, main, require_topics
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import HttpSettings
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
 
 MODULE = """
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
 
 def build():
     builder = StreamsBuilder()

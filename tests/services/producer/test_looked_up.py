@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.producer.looked_up import LOOKUP_EVERY_MS, LookedUpProducer
-from shared.common.errors import UnknownTopicOrPartition
-from shared.testing.manual_clock import ManualClock
+from penstock.services.producer.looked_up import LOOKUP_EVERY_MS, LookedUpProducer
+from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 class Admin:

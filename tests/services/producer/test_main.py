@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.producer.main import main
+from penstock.services.producer.main import main
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from api.atomic import IdempotencyKey, KeyReused, Remembered
-from services.producer.remembered import RememberedKeys, decode, encode
-from shared.common.errors import BufferExhausted, DataError
+from penstock.api.atomic import IdempotencyKey, KeyReused, Remembered
+from penstock.services.producer.remembered import RememberedKeys, decode, encode
+from penstock.shared.common.errors import BufferExhausted, DataError
 
 F, G = b"f" * 32, b"g" * 32
 

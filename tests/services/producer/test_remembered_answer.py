@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.atomic import Remembered
-from services.producer.remembered_answer import pack, unpack
-from shared.common.errors import DataError
+from penstock.api.atomic import Remembered
+from penstock.services.producer.remembered_answer import pack, unpack
+from penstock.shared.common.errors import DataError
 
 RECORD_BYTES_MAX = 1_048_576
 """What a broker takes as it comes."""

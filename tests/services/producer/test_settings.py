@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.producer.settings import ProducerServiceSettings
-from shared.common.errors import ConfigError
+from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.shared.common.errors import ConfigError
 
 TOKEN = "a-token-of-enough-length"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.testing.manual_clock import ManualClock
 
 MS_2020, MS_2200 = 1_577_836_800_000, 7_258_118_400_000
 

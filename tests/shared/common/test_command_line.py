@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.command_line import run_app
-from shared.common.errors import ConfigError, KafkaTimeout
+from penstock.shared.common.command_line import run_app
+from penstock.shared.common.errors import ConfigError, KafkaTimeout
 
 
 @pytest.mark.parametrize(

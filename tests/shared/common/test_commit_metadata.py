@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.commit_metadata import (
+from penstock.shared.common.commit_metadata import (
     METADATA_BYTES_MAX,
     Ranges,
     decode_finished,
     encode_finished,
     encoded_bytes_max,
 )
-from shared.common.errors import DataError
-from shared.common.records import OffsetAndMetadata
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import OffsetAndMetadata
 
 
 @st.composite

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.common import daemon, log
-from shared.common.errors import BrokerNotAvailable, ConfigError
-from shared.common.settings import DaemonSettings, LogSettings
+from penstock.shared.common import daemon, log
+from penstock.shared.common.errors import BrokerNotAvailable, ConfigError
+from penstock.shared.common.settings import DaemonSettings, LogSettings
 
 LIMIT_MS = 50
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.common.file_lock import FileLock
+from penstock.shared.common.file_lock import FileLock
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shared.common.ivy import (
+from penstock.shared.common.ivy import (
     LOCK_FILE,
     JarSet,
     JarsUnavailable,

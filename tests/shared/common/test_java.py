@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.common import java as finder
-from shared.common.java import JavaNotFound, WrongJava, find_java, install_command, parse_version, read_version
+from penstock.shared.common import java as finder
+from penstock.shared.common.java import JavaNotFound, WrongJava, find_java, install_command, parse_version, read_version
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from shared.common.java_login import require_java_login
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.java_login import require_java_login
+from penstock.shared.common.settings import KafkaSettings
 
 
 def test_tokens_of_a_python_function_are_refused() -> None:

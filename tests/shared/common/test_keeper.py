@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.common import keeper
+from penstock.shared.common import keeper
 
 LIMIT_SECONDS = 20
 READY = "echo ready >$PIPE;"  # by now the shell has set its traps

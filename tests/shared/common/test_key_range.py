@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError
-from shared.common.key_range import KeyRange
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.key_range import KeyRange
 
 
 @given(st.text(), st.text(), st.text())

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from shared.common import lake
-from shared.common.continuation import WindowPlace
-from shared.common.errors import ConfigError
-from shared.common.key_range import KeyRange
+from penstock.shared.common import lake
+from penstock.shared.common.continuation import WindowPlace
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.key_range import KeyRange
 
 STATE = pa.struct([("n", pa.int64()), ("it's", pa.binary())])
 SCHEMA = pa.schema(

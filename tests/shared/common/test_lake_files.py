@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.common.lake_files import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake_files import (
     ApplicationFiles,
     LakeNotRemoved,
     TableFiles,

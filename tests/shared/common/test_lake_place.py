@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.aggregator.settings import AggregatorSettings
-from services.compactor.settings import CompactSettings
-from shared.common.errors import ConfigError
-from shared.common.lake import table_uri
-from shared.common.lake_place import lake_root
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.compactor.settings import CompactSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake import table_uri
+from penstock.shared.common.lake_place import lake_root
 
 
 def test_a_folder_is_the_same_by_its_path_and_its_uri(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from shared.common.log import configure, get_logger
-from shared.common.settings import LogSettings, Section
+from penstock.shared.common.log import configure, get_logger
+from penstock.shared.common.settings import LogSettings, Section
 
 
 class Login(Section):
@@ -173,7 +173,8 @@ def test_a_process_with_structlog_set_up_gets_the_lines(capsys: pytest.CaptureFi
 def test_nothing_is_printed_where_nothing_is_set_up() -> None:
     """In a process of its own: infos are not seen, and warnings take Python's last resort, standard error."""
     code = (
-        "from shared.common.log import get_logger as g; g('shared.x').info('open'); g('shared.x').warning('off', a=1)"
+        "from penstock.shared.common.log import get_logger as g; "
+        "g('penstock.x').info('open'); g('penstock.x').warning('off', a=1)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (ended.stdout, ended.stderr) == ("", "off a=1\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.common.log_store import LOG_STORE, unarbitrated
+from penstock.shared.common.log_store import LOG_STORE, unarbitrated
 
 
 def test_a_lake_on_s3_without_a_log_store_is_warned_of() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from shared.common.metrics import LATENCY_BUCKETS_SECONDS, counter, gauge, histogram, render
+from penstock.shared.common.metrics import LATENCY_BUCKETS_SECONDS, counter, gauge, histogram, render
 
 
 @pytest.mark.parametrize("make", [counter, gauge, histogram])

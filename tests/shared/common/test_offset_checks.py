@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.offset_checks import checked_offset, checked_offsets, checked_spec, checked_time
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.offset_checks import checked_offset, checked_offsets, checked_spec, checked_time
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 A = TopicPartition("t", 0)
 

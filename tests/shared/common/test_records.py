@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.records import Columns, ConsumerRecord, Headers, TopicPartition
+from penstock.shared.common.records import Columns, ConsumerRecord, Headers, TopicPartition
 
 headers: st.SearchStrategy[Headers] = st.lists(
     st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), max_size=2

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import DataError, SerializationError
-from shared.common.serialization import (
+from penstock.shared.common.errors import DataError, SerializationError
+from penstock.shared.common.serialization import (
     bytes_deserializer,
     bytes_serializer,
     json_deserializer,

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.admin.settings import AdminServiceSettings
-from services.aggregator.settings import AggregatorSettings, SessionsSettings
-from services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
-from services.consumer.dlq import DlqSettings
-from services.consumer.settings import ConsumerServiceSettings
-from services.local.connect_worker import ConnectWorkerSettings
-from services.local.gateway import GatewaySettings
-from services.local.up import UpSettings
-from services.producer.settings import ProducerServiceSettings
-from shared.common.errors import ConfigError
-from shared.common.setting_names import (
+from penstock.services.admin.settings import AdminServiceSettings
+from penstock.services.aggregator.settings import AggregatorSettings, SessionsSettings
+from penstock.services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
+from penstock.services.consumer.dlq import DlqSettings
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.services.local.connect_worker import ConnectWorkerSettings
+from penstock.services.local.gateway import GatewaySettings
+from penstock.services.local.up import UpSettings
+from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.setting_names import (
     OTHER_VARIABLES,
     SETTINGS_OF_ALL_COMMANDS,
     flag,
@@ -26,7 +26,7 @@ from shared.common.setting_names import (
     unknown_variables,
     variable,
 )
-from shared.common.settings import CommandSettings
+from penstock.shared.common.settings import CommandSettings
 
 COMMANDS: list[type[CommandSettings]] = [
     AdminServiceSettings,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field, SecretStr
 
-from shared.common.errors import ConfigError
-from shared.common.settings import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import (
     CommandSettings,
     HttpSettings,
     KafkaSettings,

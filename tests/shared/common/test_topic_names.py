@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import InvalidTopic
-from shared.common.topic_names import (
+from penstock.shared.common.errors import InvalidTopic
+from penstock.shared.common.topic_names import (
     TOPIC_NAME_MAX,
     changelog_topic,
     check_topic_name,
@@ -14,8 +14,8 @@ from shared.common.topic_names import (
     is_topic_name,
     late_topic,
 )
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.settings import StreamsSettings
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.settings import StreamsSettings
 
 
 def test_what_a_topology_writes_by_default_is_internal() -> None:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
-from shared.common.records import TopicPartition
-from shared.connect import (
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect import (
     ConfigDef,
     SinkConnector,
     SinkRecord,
@@ -17,15 +17,15 @@ from shared.connect import (
     SourceRecord,
     SourceTask,
 )
-from shared.connect.plugins import Plugins
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.storage.offset_store import MemoryOffsetStore
-from shared.connect.task import Offsets
-from shared.connect.task_factory import TaskFactory
-from shared.connect.worker import Worker
-from shared.connect.worker_config import WorkerConfig
-from shared.connect.worker_task import TaskSpec
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
+from penstock.shared.connect.task import Offsets
+from penstock.shared.connect.task_factory import TaskFactory
+from penstock.shared.connect.worker import Worker
+from penstock.shared.connect.worker_config import WorkerConfig
+from penstock.shared.connect.worker_task import TaskSpec
+from penstock.shared.testing.fake_broker import FakeCluster
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 TP = TopicPartition("t", 0)

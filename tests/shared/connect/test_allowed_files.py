@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer import Producer
-from shared.common.settings import KafkaSettings
-from shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles, LocalPath
-from shared.connect.connectors.delta import DeltaSinkConnector
-from shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
-from shared.connect.connectors.files import FilesSinkConnector
-from shared.connect.errors import ConfigError
-from shared.connect.plugins import Plugins
-from shared.connect.states import State, TargetState
-from shared.connect.validation import validate_connector
-from shared.connect.worker_config import WorkerConfig
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles, LocalPath
+from penstock.shared.connect.connectors.delta import DeltaSinkConnector
+from penstock.shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
+from penstock.shared.connect.connectors.files import FilesSinkConnector
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import State, TargetState
+from penstock.shared.connect.validation import validate_connector
+from penstock.shared.connect.worker_config import WorkerConfig
 from tests.shared.connect.harness import STRING, Running, running
 
 CONNECTORS = {

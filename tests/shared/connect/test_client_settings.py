@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.connect.client_settings import consumer_settings, kafka_settings, producer_settings, unknown_properties
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.client_settings import (
+    consumer_settings,
+    kafka_settings,
+    producer_settings,
+    unknown_properties,
+)
 
 
 def test_names_are_java_names_with_underscores() -> None:

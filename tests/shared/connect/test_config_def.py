@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Recommender, Type, Width, at_least
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Recommender, Type, Width, at_least
 
 HIGH = Importance.HIGH
 

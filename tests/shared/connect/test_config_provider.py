@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.connect.config_provider import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.config_provider import (
     ConfigTransformer,
     DirectoryConfigProvider,
     EnvVarConfigProvider,

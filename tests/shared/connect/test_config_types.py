@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.connect.config_types import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.config_types import (
     Password,
     Type,
     as_text,

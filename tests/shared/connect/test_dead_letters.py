@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer import Producer
-from shared.common.errors import DataError, RetriableError
-from shared.common.records import ConsumerRecord, OffsetAndMetadata
-from shared.common.settings import KafkaSettings
-from shared.connect.converters.json import JsonConverter
-from shared.connect.dead_letters import TRACE_BYTES_MAX, dead_letter, error_name, log_fields
-from shared.connect.error_handling import Failure, Stage
-from shared.connect.raw_records import RawRecords
-from shared.connect.record import SinkRecord
-from shared.connect.states import ConnectorTaskId
-from shared.connect.task import Offsets
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.converters.json import JsonConverter
+from penstock.shared.connect.dead_letters import TRACE_BYTES_MAX, dead_letter, error_name, log_fields
+from penstock.shared.connect.error_handling import Failure, Stage
+from penstock.shared.connect.raw_records import RawRecords
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.task import Offsets
 from tests.shared.connect.harness import TP, SayingSink, SayingSinkTask, running, source_record
 
 RECORDING = Path(__file__).parents[2] / "data" / "kafka_connect_dead_letters.jsonl.gz"

@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from shared.common.errors import DataError, KafkaTimeout, RetriableError
-from shared.connect.connector_config import sink_config
-from shared.connect.converters.json import JsonConverter
-from shared.connect.error_handling import (
+from penstock.shared.common.errors import DataError, KafkaTimeout, RetriableError
+from penstock.shared.connect.connector_config import sink_config
+from penstock.shared.connect.converters.json import JsonConverter
+from penstock.shared.connect.error_handling import (
     ErrorSettings,
     Failure,
     RetryWithToleranceOperator,
     Stage,
     ToleranceExceeded,
 )
-from shared.connect.task_metrics import TaskMetrics
+from penstock.shared.connect.task_metrics import TaskMetrics
 
 
 def operator(**settings: object) -> tuple[RetryWithToleranceOperator, TaskMetrics]:

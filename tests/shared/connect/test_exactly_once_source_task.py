@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shared.connect import source_shell
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.worker_task import TaskSpec
-from shared.testing.fake_broker import Api, Fail
+from penstock.shared.connect import source_shell
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.worker_task import TaskSpec
+from penstock.shared.testing.fake_broker import Api, Fail
 from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
 
 ENABLED = {"exactly_once_source_support": "enabled"}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
-from shared.connect.errors import ConfigError, ConnectorNotFound
-from shared.connect.plugins import Plugins, class_name, connector_type
+from penstock.shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
+from penstock.shared.connect.errors import ConfigError, ConnectorNotFound
+from penstock.shared.connect.plugins import Plugins, class_name, connector_type
 
-PATH = "shared.connect.connectors.file.FileStreamSinkConnector"
+PATH = "penstock.shared.connect.connectors.file.FileStreamSinkConnector"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ PATH = "shared.connect.connectors.file.FileStreamSinkConnector"
         "FileStreamSinkConnector",
         "org.apache.kafka.connect.file.FileStreamSinkConnector",
         PATH,
-        "shared.connect.connectors.file:FileStreamSinkConnector",
+        "penstock.shared.connect.connectors.file:FileStreamSinkConnector",
         "to-file",
     ],
 )
@@ -34,7 +34,14 @@ def test_a_connector_has_many_names(name: str) -> None:
 def test_a_class_path_needs_no_registration() -> None:
     """A class that can be imported is a plugin; one of another kind is not."""
     assert Plugins([]).connector_class(PATH) is FileStreamSinkConnector
-    for name in ("shared.connect.connectors.file.FileStreamSinkTask", "no.such.Class", "os.path", "..", "", "a b.C"):
+    for name in (
+        "penstock.shared.connect.connectors.file.FileStreamSinkTask",
+        "no.such.Class",
+        "os.path",
+        "..",
+        "",
+        "a b.C",
+    ):
         with pytest.raises(ConfigError, match="Failed to find any class that implements Connector"):
             Plugins([]).connector_class(name)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
-from shared.connect.raw_records import RawRecords
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.raw_records import RawRecords
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

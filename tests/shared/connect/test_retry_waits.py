@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import pytest
 import structlog
 
-from shared.clients.producer import Producer
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.connect.converters.plain import StringConverter
-from shared.connect.errors import RetriableError
-from shared.connect.retry_waits import SAY_MS, Interrupted, RetryWaits
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.worker_task import TaskSpec
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.converters.plain import StringConverter
+from penstock.shared.connect.errors import RetriableError
+from penstock.shared.connect.retry_waits import SAY_MS, Interrupted, RetryWaits
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.worker_task import TaskSpec
 from tests.shared.connect.harness import (
     Running,
     SayingSink,

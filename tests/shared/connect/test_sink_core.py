@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import IllegalState
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.connect.record import SinkRecord
-from shared.connect.sink_core import REDELIVERY_MS, SinkCore
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.sink_core import REDELIVERY_MS, SinkCore
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 FIVE = OffsetAndMetadata(5)

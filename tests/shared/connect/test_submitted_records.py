@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.connect.submitted_records import Committable, SubmittedRecords, key_of
+from penstock.shared.connect.submitted_records import Committable, SubmittedRecords, key_of
 
 A, B, C = {"file": "a"}, {"file": "b"}, {"file": "c"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.connect.states import State
-from shared.connect.task_metrics import RATE_WINDOW_MS, TaskMetrics
+from penstock.shared.connect.states import State
+from penstock.shared.connect.task_metrics import RATE_WINDOW_MS, TaskMetrics
 
 
 def test_a_rate_is_of_the_last_while() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.connect.plugins import Plugins
-from shared.connect.transformation_chain import TransformationChain
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.transformation_chain import TransformationChain
 from tests.shared.connect.transforms.transforming import record
 
 HOIST = "org.apache.kafka.connect.transforms.HoistField$Value"
@@ -14,7 +14,7 @@ PROPS = {
     "transforms": "one,two",
     "transforms.one.type": HOIST,
     "transforms.one.field": "a",
-    "transforms.two.type": "shared.connect.transforms.shape.HoistFieldValue",
+    "transforms.two.type": "penstock.shared.connect.transforms.shape.HoistFieldValue",
     "transforms.two.field": "b",
 }
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from shared.connect.connectors.http import HttpSinkConnector
-from shared.connect.errors import ConfigError
-from shared.connect.plugins import Plugins
-from shared.connect.validation import plugin_definitions, validate_connector
-from shared.connect.worker_config import WORKER_ONLY
+from penstock.shared.connect.connectors.http import HttpSinkConnector
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.validation import plugin_definitions, validate_connector
+from penstock.shared.connect.worker_config import WORKER_ONLY
 
 RECORDING = Path(__file__).parents[2] / "data" / "kafka_connect_rest.jsonl.gz"
 WORKER = {"connect.files.allowed": ["/"]}

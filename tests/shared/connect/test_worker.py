@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pytest
 import structlog
 
-from shared.connect.connectors.file import FileStreamSinkConnector
-from shared.connect.errors import ConnectError
-from shared.connect.states import ConnectorTaskId, State, TargetState
-from shared.connect.worker_task import TaskSpec
+from penstock.shared.connect.connectors.file import FileStreamSinkConnector
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.worker_task import TaskSpec
 from tests.shared.connect.harness import SayingSource, SayingSourceTask, running
 
 SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file": "${env:HOME}/out", "tasks.max": "2"}

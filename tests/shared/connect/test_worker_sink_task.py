@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer import Producer
-from shared.common.records import OffsetAndMetadata
-from shared.common.settings import KafkaSettings
-from shared.connect import RetriableError
-from shared.connect.states import ConnectorTaskId, State, TargetState
-from shared.connect.worker_task import TaskSpec
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import OffsetAndMetadata
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect import RetriableError
+from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.worker_task import TaskSpec
 from tests.shared.connect.harness import STRING, TP, Running, SayingSink, SayingSinkTask, running
 
 GROUP = "connect-c"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shared.connect import RetriableError, source_shell
-from shared.connect.states import TargetState
-from shared.testing.fake_broker import Api, Close, Fail, Request
+from penstock.shared.connect import RetriableError, source_shell
+from penstock.shared.connect.states import TargetState
+from penstock.shared.testing.fake_broker import Api, Close, Fail, Request
 from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
 
 KEY = b'["c",{"file":"a"}]'

@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Max, Mean, Min, Sum
-from shared.streams.column_path import ColumnPath
-from shared.streams.dsl import Stream, StreamsBuilder
-from shared.streams.grouped_stream import GroupedStream, WindowedGroup
-from shared.streams.processor import Processor, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.state.local_state import LocalState
-from shared.streams.state.session_store import InMemorySessionStore
-from shared.streams.state.store import StateStore
-from shared.streams.state.window_store import InMemoryWindowStore
-from shared.streams.topology import StoreBuilder, Topology
-from shared.streams.windowed_aggregate import Emit
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.aggregations import Count, Max, Mean, Min, Sum
+from penstock.shared.streams.column_path import ColumnPath
+from penstock.shared.streams.dsl import Stream, StreamsBuilder
+from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.state.local_state import LocalState
+from penstock.shared.streams.state.session_store import InMemorySessionStore
+from penstock.shared.streams.state.store import StateStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore
+from penstock.shared.streams.topology import StoreBuilder, Topology
+from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 RECORDS_ONLY = 1 << 30
 RESULTS, LATE, DEAD = "out", "in-late", "in-dlq"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError, DataError
-from shared.streams.aggregations import (
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.aggregations import (
     INT64_MAX,
     INT64_MIN,
     Aggregate,
@@ -24,8 +24,8 @@ from shared.streams.aggregations import (
     Min,
     Sum,
 )
-from shared.streams.dsl import StreamsBuilder
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 class Flight(msgspec.Struct):

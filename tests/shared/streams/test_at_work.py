@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.common.errors import IllegalState
-from shared.streams.at_work import at_work, is_at_work
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor, Record
-from shared.streams.punctuation import PunctuationType
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.streams.at_work import at_work, is_at_work
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 @at_work("process")

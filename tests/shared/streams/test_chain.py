@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError
-from shared.common.records import Columns
-from shared.streams.aggregations import Count, Sum
-from shared.streams.collecting import CollectList
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.error_handlers import ErrorHandlers
-from shared.streams.processor import ProcessingFailed, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.topology import Topology
-from shared.streams.windowed_aggregate import Emit
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.records import Columns
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.collecting import CollectList
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.processor import ProcessingFailed, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.columns_beside_records import RECORDS_ONLY, Piped, results
 
 Calls = Counter[Any]

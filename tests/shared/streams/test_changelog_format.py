@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import CorruptRecord
-from shared.streams import changelog_format as fmt
-from shared.streams.aggregations import Column, Count, CountDistinct, Mean
-from shared.streams.changelog_format import AggregationSchema, Entry, Progress, StateCodec, StoreSchema, Takeover
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.streams import changelog_format as fmt
+from penstock.shared.streams.aggregations import Column, Count, CountDistinct, Mean
+from penstock.shared.streams.changelog_format import (
+    AggregationSchema,
+    Entry,
+    Progress,
+    StateCodec,
+    StoreSchema,
+    Takeover,
+)
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 epochs, stores, commits = st.integers(0, fmt.EPOCH_MAX), st.integers(0, 255), st.integers(0, 2**63 - 1)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import CorruptRecord, SchemaMismatch
-from shared.streams import changelog_format as fmt
-from shared.streams.aggregations import Count, Max, Sum
-from shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema, Takeover
-from shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry, HistoryMissing, check_schema
+from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
+from penstock.shared.streams import changelog_format as fmt
+from penstock.shared.streams.aggregations import Count, Max, Sum
+from penstock.shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema, Takeover
+from penstock.shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry, HistoryMissing, check_schema
 
 Written = tuple[bytes | None, bytes | None]
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError, DataError
-from shared.streams.aggregations import Aggregation
-from shared.streams.collecting import CollectList, CollectSet, First, Last
-from shared.streams.dsl import StreamsBuilder
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Moment = tuple[int, Any]
 

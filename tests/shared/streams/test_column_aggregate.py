@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
-from shared.streams.windowed_aggregate import Emit, WindowedAggregate
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windowed_aggregate import Emit, WindowedAggregate
 from tests.shared.streams.columns_beside_records import (
     RECORDS_ONLY,
     RESULTS,

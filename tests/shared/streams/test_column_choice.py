@@ -7,12 +7,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from shared.streams.aggregations import Aggregate, Count
-from shared.streams.dsl import Stream, StreamsBuilder
-from shared.streams.grouped_stream import GroupedStream, WindowedGroup
-from shared.streams.session_path import SessionPath
-from shared.streams.window_path import WindowPath
-from shared.streams.windowed_aggregate import Emit
+from penstock.shared.streams.aggregations import Aggregate, Count
+from penstock.shared.streams.dsl import Stream, StreamsBuilder
+from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.session_path import SessionPath
+from penstock.shared.streams.window_path import WindowPath
+from penstock.shared.streams.windowed_aggregate import Emit
 from tests.shared.streams.columns_beside_records import (
     BELOW,
     Piped,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.streams.column_path import Moments
-from shared.streams.windowed_aggregate import Emit
+from penstock.shared.streams.column_path import Moments
+from penstock.shared.streams.windowed_aggregate import Emit
 from tests.shared.streams.columns_beside_records import (
     Piped,
     Windowed,

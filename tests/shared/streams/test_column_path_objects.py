@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Aggregation, Count, CountDistinct, Sum
-from shared.streams.collecting import CollectList, CollectSet, First, Last
-from shared.streams.columnar import StateColumns
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import ProcessingFailed, StateRefused
-from shared.streams.quantiles import Quantiles
-from shared.streams.state import window_merge
-from shared.streams.state.column_store import ColumnStore
-from shared.streams.topology import Topology
-from shared.streams.windowed_aggregate import Emit
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct, Sum
+from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import ProcessingFailed, StateRefused
+from penstock.shared.streams.quantiles import Quantiles
+from penstock.shared.streams.state import window_merge
+from penstock.shared.streams.state.column_store import ColumnStore
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 RECORDS_ONLY = 1 << 30
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Aggregate, Count, Max, Mean, Min, Sum
-from shared.streams.columnar import StateColumns, Unfit
-from shared.streams.latest import Latest
+from penstock.shared.streams.aggregations import Aggregate, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.columnar import StateColumns, Unfit
+from penstock.shared.streams.latest import Latest
 
 
 class Value(msgspec.Struct):

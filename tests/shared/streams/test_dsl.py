@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.common.errors import ConfigError, SchemaMismatch
-from shared.common.serialization import json_deserializer
-from shared.streams.aggregations import Count, Mean, Sum
-from shared.streams.dsl import Stream, StreamsBuilder
-from shared.streams.processor import Processor, Record
-from shared.streams.result_encoders import encode_json, encode_updates
-from shared.streams.topology import Topology
-from shared.streams.windowed_aggregate import WindowKey, WindowResult
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError, SchemaMismatch
+from penstock.shared.common.serialization import json_deserializer
+from penstock.shared.streams.aggregations import Count, Mean, Sum
+from penstock.shared.streams.dsl import Stream, StreamsBuilder
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 class Click(msgspec.Struct):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 class Keeping(Processor):

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.common.records import ConsumerRecord
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.error_handlers import ErrorHandlers
-from shared.streams.processor import ProcessingFailed, Processor, Record
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.processor import ProcessingFailed, Processor, Record
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 BAD = {"deserialize": b"{", "process": b'{"n":0}', "produce": b'{"n":1}'}
 SETTINGS = {

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.common.records import Columns
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.fetch_ahead import FetchAhead
-from shared.streams.processor import Processor, Record
-from shared.streams.state.persistent_stores import PersistentStore
-from shared.streams.state.state_directory import StateDirectory
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.records import Columns
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.fetch_ahead import FetchAhead
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.state.persistent_stores import PersistentStore
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 class Keeps(Processor):
@@ -46,7 +46,7 @@ def columns_of(topic: str, keys: list[bytes | None]) -> Columns:
 def test_a_source_reaches_the_stores_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records' keys are fetched for windows and tables below their topic; not behind another topic, nor for a store of
     a processor's own."""
-    monkeypatch.setattr("shared.streams.fetch_ahead.KEYS_AT_ONCE", 2)
+    monkeypatch.setattr("penstock.shared.streams.fetch_ahead.KEYS_AT_ONCE", 2)
     builder = StreamsBuilder()
     own = builder.add_store("own")
     clicks = builder.stream("clicks").process_values(Keeps, own)

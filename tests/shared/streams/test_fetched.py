@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.common.records import Columns, ConsumerRecord, TopicPartition
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.fetched import regulate
-from shared.streams.owned_task import OwnedTask
-from shared.streams.settings import StreamsSettings
-from shared.streams.slow_steps import SlowSteps
-from shared.streams.stream_task import StreamTask
+from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.fetched import regulate
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.slow_steps import SlowSteps
+from penstock.shared.streams.stream_task import StreamTask
 from tests.shared.streams.test_worker_tasks import owned_of
 
 SIZE = 100

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.global_table import GlobalTableRows
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.global_table import GlobalTableRows
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def rows() -> GlobalTableRows:

@@ -6,14 +6,14 @@ import json
 
 from msgspec import UNSET
 
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import PROGRESS, IdleAdvanced, IdleTime, Progress, decode, decode_progress
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.idle_advance import IdleAdvance, IdleAdvances, take_mark
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.time_marks import TimeMark
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import PROGRESS, IdleAdvanced, IdleTime, Progress, decode, decode_progress
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.idle_advance import IdleAdvance, IdleAdvances, take_mark
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.time_marks import TimeMark
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def driver_of(idle_advance_ms: int | None = 100) -> TopologyTestDriver:

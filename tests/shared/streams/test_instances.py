@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.streams.instances import FORGET_MS, Claim, Instances, Registration, encode, who_has
+from penstock.shared.streams.instances import FORGET_MS, Claim, Instances, Registration, encode, who_has
 
 A, B, C = "http://a", "http://b", "http://c"
 

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor, Record
-from shared.streams.stream_join import JoinWindows
-from shared.streams.windowed_aggregate import WindowResult
-from shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.windowed_aggregate import WindowResult
+from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 
 
 class Order(msgspec.Struct):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import StoreSchema
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.lake_names import CLOSED_COLUMNS, STATE_COLUMNS, require_lake_names
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.lake_names import CLOSED_COLUMNS, STATE_COLUMNS, require_lake_names
 
 
 def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shared.common.errors import DataError
-from shared.common.records import ConsumerRecord
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import (
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.late_records import (
     CHANGELOG_ID,
     LATENESS_MS,
     OFFSET,
@@ -20,11 +20,11 @@ from shared.streams.late_records import (
     late_record,
     parse_late_record,
 )
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.stream_join import JoinWindows
-from shared.streams.windowed_aggregate import WindowKey, WindowResult
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME
 

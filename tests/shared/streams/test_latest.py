@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.streams.latest import Latest
+from penstock.shared.streams.latest import Latest
 
 
 def test_the_latest_timestamp_is_merged_and_kept() -> None:

@@ -7,19 +7,26 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.common import log
-from shared.common.records import Columns, ConsumerRecord
-from shared.common.settings import LogSettings
-from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog_format import EPOCH_MAX, TAKEOVER, Takeover, decode, encode_deleted, encode_takeover
-from shared.streams.changelog_reader import ChangelogReader, CorruptEntry
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.local_restore import Overtaken, check_overtaken, refusal, take_up, write_restored
-from shared.streams.state.checkpoint import Checkpoint, CommitPlace
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_task import StreamTask
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common import log
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.changelog_format import (
+    EPOCH_MAX,
+    TAKEOVER,
+    Takeover,
+    decode,
+    encode_deleted,
+    encode_takeover,
+)
+from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.local_restore import Overtaken, check_overtaken, refusal, take_up, write_restored
+from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPlace
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 FOUND = Checkpoint("id", epoch=3, covered_offset=50, verified_offset=40, progress=None)
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Sum
-from shared.streams.collecting import CollectList, CollectSet, First, Last
-from shared.streams.columnar import StateColumns, Unfit
-from shared.streams.object_columns import object_columns
-from shared.streams.quantiles import Quantiles
+from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Sum
+from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+from penstock.shared.streams.columnar import StateColumns, Unfit
+from penstock.shared.streams.object_columns import object_columns
+from penstock.shared.streams.quantiles import Quantiles
 
 
 class Value(msgspec.Struct):

@@ -9,20 +9,20 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog_reader import ChangelogReader
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.idle_advance import IdleAdvance, advance_idle
-from shared.streams.operator_times import OperatorTimes
-from shared.streams.restore import restore_change, restore_progress
-from shared.streams.stream_join import JoinWindows
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_inputs import TaskInputs
-from shared.streams.task_progress import progress_of
-from shared.streams.time_marks import NO_LIMIT, TimeMark
-from shared.streams.topology import Topology
-from shared.streams.windowed_aggregate import TimedProcessor
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.idle_advance import IdleAdvance, advance_idle
+from penstock.shared.streams.operator_times import OperatorTimes
+from penstock.shared.streams.restore import restore_change, restore_progress
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_inputs import TaskInputs
+from penstock.shared.streams.task_progress import progress_of
+from penstock.shared.streams.time_marks import NO_LIMIT, TimeMark
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windowed_aggregate import TimedProcessor
 
 IDLE_MS = 1_000
 TASKS = 2

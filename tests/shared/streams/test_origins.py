@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.common.records import ConsumerRecord
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import OFFSET, PARTITION, TOPIC
-from shared.streams.origins import KEY, KEY_BYTES_MAX, origin_headers, original, without_origin
-from shared.streams.origins import OFFSET as ORIGIN_OFFSET
-from shared.streams.origins import TOPIC as ORIGIN_TOPIC
-from shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.late_records import OFFSET, PARTITION, TOPIC
+from penstock.shared.streams.origins import KEY, KEY_BYTES_MAX, origin_headers, original, without_origin
+from penstock.shared.streams.origins import OFFSET as ORIGIN_OFFSET
+from penstock.shared.streams.origins import TOPIC as ORIGIN_TOPIC
+from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 
 TRACE = (("trace", b"a1"),)
 

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.common.errors import DataError
-from shared.common.records import ConsumerRecord, ProducerRecord
-from shared.streams.aggregations import Count, Max
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
-from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.stream_join import JoinWindows
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations import Count, Max
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
+from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def headers_of(record: ProducerRecord) -> dict[str, str]:

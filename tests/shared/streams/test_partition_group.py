@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.records import Columns, ConsumerRecord
-from shared.streams.partition_group import NEVER_WAIT, PartitionGroup, RecordQueue
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.streams.partition_group import NEVER_WAIT, PartitionGroup, RecordQueue
 
 NOTHING_MORE = {"a": 0, "b": 0}
 

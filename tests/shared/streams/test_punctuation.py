@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError, IllegalState
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationQueue, PunctuationType, Schedule, Start
-from shared.streams.stream_task import StreamTask
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationQueue, PunctuationType, Schedule, Start
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 STREAM, WALL = PunctuationType.STREAM_TIME, PunctuationType.WALL_CLOCK_TIME
 

@@ -10,9 +10,9 @@ import pytest
 
 from penstock import Processor, PunctuationType, Record, StreamsBuilder
 from penstock.errors import ConfigError, IllegalState
+from penstock.shared.streams.settings import StreamsSettings
 from penstock.streams import ProcessorContext
 from penstock.testing import TopologyTestDriver
-from shared.streams.settings import StreamsSettings
 from tests.documents import DOCS, blocks, names_of
 
 DOCUMENT = DOCS / "streams.md"

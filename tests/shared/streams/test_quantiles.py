@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError, DataError
-from shared.streams.quantiles import KLL_K, RANKS, Quantiles
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.quantiles import KLL_K, RANKS, Quantiles
 
 
 def fold(numbers: Any, aggregation: Quantiles | None = None) -> Any:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from shared.common.continuation import RowPlace
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.grouped_stream import WindowedGroup
-from shared.streams.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_join import JoinWindows
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.continuation import RowPlace
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.grouped_stream import WindowedGroup
+from penstock.shared.streams.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 KINDS = ("session", "tumbling", "sliding")
 
@@ -124,8 +124,8 @@ def test_pages_have_each_row_once(
     kind: str, key_type: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Page by page an answer is what it is as a whole, in the same order, wherever rows are kept; a part of it too."""
-    monkeypatch.setattr("shared.streams.queries.SLICE_ROWS", 50)
-    monkeypatch.setattr("shared.streams.state.rocksdb.PAGE_ROWS", 30)
+    monkeypatch.setattr("penstock.shared.streams.queries.SLICE_ROWS", 50)
+    monkeypatch.setattr("penstock.shared.streams.state.rocksdb.PAGE_ROWS", 30)
     builder = StreamsBuilder()
     if kind == "table":
         builder.table("in", name="s")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from shared.streams.refusal_log import REFUSED_LOG_MS, RefusalLog
-from shared.streams.task_metrics import TaskMetrics
+from penstock.shared.streams.refusal_log import REFUSED_LOG_MS, RefusalLog
+from penstock.shared.streams.task_metrics import TaskMetrics
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
-from shared.streams.error_handlers import ErrorHandlers
-from shared.streams.grouped_stream import WindowedTable
-from shared.streams.processor import Processor
-from shared.streams.stream_join import JoinWindows
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.grouped_stream import WindowedTable
+from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.stream_join import JoinWindows
 
 
 class Click(msgspec.Struct):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from shared.clients.admin import Admin
-from shared.clients.producer import Producer
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.repartition_purge import RepartitionPurge
-from shared.streams.topology import Topology
-from shared.testing.fake_broker import FakeCluster
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.repartition_purge import RepartitionPurge
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.manual_clock import ManualClock
 
 OWN = TopicPartition("app-by-user-repartition", 0)
 

@@ -14,21 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from shared.common.errors import CorruptRecord
-from shared.common.records import Columns, ConsumerRecord
-from shared.streams import changelog_format as fmt
-from shared.streams.aggregations import Aggregate, Count, CountDistinct, Max
-from shared.streams.changelog_format import DELETED, LIVE, Progress, StateCodec
-from shared.streams.changelog_reader import Change
-from shared.streams.collecting import CollectList, Last
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
-from shared.streams.restore import restore_change, restore_windows
-from shared.streams.state.column_store import ColumnStore
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_task import StreamTask
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.streams import changelog_format as fmt
+from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max
+from penstock.shared.streams.changelog_format import DELETED, LIVE, Progress, StateCodec
+from penstock.shared.streams.changelog_reader import Change
+from penstock.shared.streams.collecting import CollectList, Last
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
+from penstock.shared.streams.restore import restore_change, restore_windows
+from penstock.shared.streams.state.column_store import ColumnStore
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def new_task() -> StreamTask:

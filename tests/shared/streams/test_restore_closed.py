@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from shared.streams import changelog_format as fmt
-from shared.streams.state.state_directory import StateDirectory
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams import changelog_format as fmt
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.test_restore import (
     KINDS,
     LONG_MS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from shared.streams.restore_progress import SAY_INTERVAL_MS, RestoreProgress
-from shared.streams.task_metrics import RestoreMetrics
+from penstock.shared.streams.restore_progress import SAY_INTERVAL_MS, RestoreProgress
+from penstock.shared.streams.task_metrics import RestoreMetrics
 
 
 def test_what_is_left_and_how_long_it_takes() -> None:

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from shared.common.errors import ChangelogHole
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.streams.aggregations import Count
-from shared.streams.changelog import ChangelogPartition
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.owned_task import OwnedTask
-from shared.streams.restoring import RESTORE_RECORDS_MAX, Restoring, checked_start
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.checkpoint import Checkpoint
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_task import StreamTask
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.restoring import RESTORE_RECORDS_MAX, Restoring, checked_start
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.testing.manual_clock import ManualClock
 
 AT = TopicPartition("app-changelog", 2)
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count
-from shared.streams.collecting import CollectList
-from shared.streams.column_path import Moments
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.session_path import SessionPath, previous_lower
-from shared.streams.windowed_aggregate import Emit
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.collecting import CollectList
+from penstock.shared.streams.column_path import Moments
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.session_path import SessionPath, previous_lower
+from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.columns_beside_records import (
     Piped,
     Value,

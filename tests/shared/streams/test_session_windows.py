@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import (
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.late_records import (
     APPLICATION,
     CLOSE_TIME_MS,
     LATENESS_MS,
@@ -23,9 +23,9 @@ from shared.streams.late_records import (
     STREAM_TIME_MS,
     TOPIC,
 )
-from shared.streams.session_windows import SessionAggregate, SessionWindows
-from shared.streams.windowed_aggregate import Emit
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.session_windows import SessionAggregate, SessionWindows
+from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
 Update = tuple[Window, list[int] | None]

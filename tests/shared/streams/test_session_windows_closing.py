@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from shared.common.records import Columns, ConsumerRecord
-from shared.streams import column_aggregate
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_outputs import ResultColumns
-from shared.streams.windowed_aggregate import Emit
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.streams import column_aggregate
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_outputs import ResultColumns
+from penstock.shared.streams.windowed_aggregate import Emit
 
 SINGLY = 1 << 30
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 FILE = os.environ.get("PENSTOCK_TEST_COMMITS")
 GAP_MS, GRACE_MS = 2 * 3_600_000, 24 * 3_600_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from shared.common.errors import ConfigError
-from shared.streams.settings import StreamsSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.settings import StreamsSettings
 
 
 def test_skipped_records_are_kept_by_partition() -> None:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError, SchemaMismatch
-from shared.streams.aggregations import Aggregate, Count, CountDistinct
-from shared.streams.changelog_reader import check_schema
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.sliding_windows import SlidingWindows
-from shared.streams.topology import Topology
-from shared.streams.windowed_aggregate import Emit
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError, SchemaMismatch
+from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct
+from penstock.shared.streams.changelog_reader import check_schema
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.sliding_windows import SlidingWindows
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from shared.streams.column_path import COLUMNS_MIN
-from shared.streams.processor import ProcessingFailed
-from shared.streams.slow_steps import PUNCTUATION, SlowSteps, Step
+from penstock.shared.streams.column_path import COLUMNS_MIN
+from penstock.shared.streams.processor import ProcessingFailed
+from penstock.shared.streams.slow_steps import PUNCTUATION, SlowSteps, Step
 
 
 def slow_steps(attempts_max: int = 2) -> SlowSteps:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.streams.source_offsets import (
+from penstock.shared.common.errors import SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.streams.source_offsets import (
     Ahead,
     GroupAhead,
     Held,

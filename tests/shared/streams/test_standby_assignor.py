@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.consumer.assignors import ASSIGNORS, GroupMember
-from shared.clients.consumer.group_protocol import Subscription, decode_generation
-from shared.common.errors import InconsistentGroupProtocol
-from shared.common.records import TopicPartition
-from shared.streams.standby_assignor import (
+from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
+from penstock.shared.clients.consumer.group_protocol import Subscription, decode_generation
+from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.standby_assignor import (
     MARK,
     STRATEGIES,
     StreamsAssignor,

@@ -9,21 +9,21 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import DataError
-from shared.common.records import ProducerRecord
-from shared.common.settings import KafkaSettings
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import RecordMetadata
-from shared.streams.settings import StreamsSettings
-from shared.streams.standbys import Standbys
-from shared.streams.task_commits import TaskCommits
-from shared.streams.task_maker import TaskMaker
-from shared.streams.topology import Topology
-from shared.testing.fake_broker import FakeCluster
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import RecordMetadata
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.standbys import Standbys
+from penstock.shared.streams.task_commits import TaskCommits
+from penstock.shared.streams.task_maker import TaskMaker
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.fake_broker import FakeCluster
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 CHANGELOG = "app-changelog"
 PARTITIONS = 3

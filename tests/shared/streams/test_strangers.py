@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.errors import InconsistentGroupProtocol
-from shared.streams.stream_worker import StreamWorker
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, running, until
 from tests.integration.test_stream_worker_losses import fails
 

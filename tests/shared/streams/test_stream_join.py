@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import CLOSE_TIME_MS, STORE, STREAM_TIME_MS
-from shared.streams.stream_join import JoinRows, JoinWindows, Remembered
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.late_records import CLOSE_TIME_MS, STORE, STREAM_TIME_MS
+from penstock.shared.streams.stream_join import JoinRows, JoinWindows, Remembered
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Pair = tuple[Any, Any]
 Step = tuple[str, str | None, int]

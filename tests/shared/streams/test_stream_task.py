@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge, SchemaMismatch
-from shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean, Sum
-from shared.streams.changelog_format import FINAL, LIVE, PROGRESS, decode, decode_progress
-from shared.streams.dsl import Stream, StreamsBuilder
-from shared.streams.error_handlers import ErrorHandlers
-from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record, RecordMetadata
-from shared.streams.punctuation import PunctuationType
-from shared.streams.state.session_store import Session
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_outputs import OutputPlace
-from shared.streams.task_progress import progress_of
-from shared.streams.topology import ProcessorNode, Topology
-from shared.streams.windowed_aggregate import WindowedAggregate, WindowKey
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge, SchemaMismatch
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean, Sum
+from penstock.shared.streams.changelog_format import FINAL, LIVE, PROGRESS, decode, decode_progress
+from penstock.shared.streams.dsl import Stream, StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record, RecordMetadata
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.state.session_store import Session
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_outputs import OutputPlace
+from penstock.shared.streams.task_progress import progress_of
+from penstock.shared.streams.topology import ProcessorNode, Topology
+from penstock.shared.streams.windowed_aggregate import WindowedAggregate, WindowKey
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def columns(topic: str, *records: tuple[int, bytes | None, bytes | None, int]) -> Columns:
@@ -141,7 +141,7 @@ def test_a_refused_value_becomes_a_dead_letter() -> None:
     dead, out = task.prepare_commit(0).outputs
     letter = parse_dead_letter(as_consumed(dead))
     assert (dead.topic, dead.value, letter.stage, letter.message) == ("in-dlq", b'{"x":"bad"}', "process", "x is bad")
-    assert letter.exception == "shared.common.errors.DataError"
+    assert letter.exception == "penstock.errors.DataError"
     assert (out.topic, out.value) == ("out", b'{"y":"ok"}')
     labels = {"partition": "0", "topic": "in", "stage": "process"}
     assert registry.get_sample_value("penstock_streams_dead_letters_total", labels) == 1
@@ -301,7 +301,7 @@ def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
     task.process(columns("in", (0, b"k", b'"%s"' % (b"x" * 1_000), 0)), 0)
     (dead,) = task.prepare_commit(0).outputs
     letter = parse_dead_letter(as_consumed(dead))
-    assert letter.exception == "shared.common.errors.RecordTooLarge"
+    assert letter.exception == "penstock.errors.RecordTooLarge"
     assert "topic out: a record of" in letter.message
     builder, stream = plain()
     every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
@@ -333,7 +333,7 @@ def test_a_key_that_no_result_could_hold_is_refused_before_the_store(emit: str, 
     commit = task.prepare_commit(0)
     letters = [parse_dead_letter(as_consumed(record)) for record in commit.outputs if record.topic == "in-dlq"]
     assert [(letter.record.offset, letter.stage) for letter in letters] == [(1, "process"), (4, "process")]
-    assert {letter.exception for letter in letters} == {"shared.common.errors.RecordTooLarge"}
+    assert {letter.exception for letter in letters} == {"penstock.errors.RecordTooLarge"}
     assert all("store 's': the key " in letter.message for letter in letters)
     assert all("stands twice as JSON; key_bytes_max=2000" in letter.message for letter in letters)
     assert all(len(letter.message) < 700 for letter in letters)

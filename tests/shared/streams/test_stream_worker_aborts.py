@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.records import TopicPartition
-from shared.streams.aggregations import Count, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
-from shared.testing.fake_broker import Action, Api, ErrorCode, Fail, FakeCluster, Request
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.fake_broker import Action, Api, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import GAP_MS, GRACE_MS, Chain, chain_of, offline, running, topology
 
 TOPIC = "clicks"

@@ -7,9 +7,9 @@ import contextlib
 
 import pytest
 
-from shared.common.records import TopicPartition
-from shared.streams.stream_worker import StreamWorker
-from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.integration.test_stream_worker import chain_of, or_its_error, topology, until
 
 TOPIC = "clicks"

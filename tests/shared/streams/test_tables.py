@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.common.errors import ConfigError, SchemaMismatch
-from shared.streams.changelog_reader import check_schema
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.tables import RowValue
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError, SchemaMismatch
+from penstock.shared.streams.changelog_reader import check_schema
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.tables import RowValue
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 class User(msgspec.Struct):

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import IllegalState, PenstockError, UnknownMember
-from shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.owned_task import OwnedTask
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.checkpoint import CommitPlace, LogReplaced
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_commits import TaskCommits
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import IllegalState, PenstockError, UnknownMember
+from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import CommitPlace, LogReplaced
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_commits import TaskCommits
 
 
 class Member:

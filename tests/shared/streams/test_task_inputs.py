@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.common.errors import DataError
-from shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.grouped_stream import GroupedStream, WindowedGroup
-from shared.streams.processor import Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.settings import BUFFERED_RECORDS_MAX
-from shared.streams.slow_steps import RecordTooSlow, SlowSteps, Step
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_inputs import TaskInputs
-from shared.streams.time_marks import TimeMark, mark_record
-from shared.streams.turn_time import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
+from penstock.shared.streams.slow_steps import RecordTooSlow, SlowSteps, Step
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_inputs import TaskInputs
+from penstock.shared.streams.time_marks import TimeMark, mark_record
+from penstock.shared.streams.turn_time import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[TaskInputs, StreamTask]:

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.common.clock import SYSTEM_CLOCK, Clock
-from shared.common.errors import ConfigError, IllegalState
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.punctuation import PunctuationType
-from shared.streams.settings import StreamsSettings
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.persistent_stores import PersistentSessionStore
-from shared.streams.task_commits import TaskCommits
-from shared.streams.task_maker import CLEAN_INTERVAL_MS, TaskMaker
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.state.persistent_stores import PersistentSessionStore
+from penstock.shared.streams.task_commits import TaskCommits
+from penstock.shared.streams.task_maker import CLEAN_INTERVAL_MS, TaskMaker
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 def maker(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -> TaskMaker:

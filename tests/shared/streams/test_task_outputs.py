@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from shared.common.records import ProducerRecord
-from shared.streams.processor import RecordMetadata
-from shared.streams.task_outputs import Origins, ResultColumns, TaskCommit, TaskOutputs
-from shared.streams.windowed_aggregate import WindowKey
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.streams.processor import RecordMetadata
+from penstock.shared.streams.task_outputs import Origins, ResultColumns, TaskCommit, TaskOutputs
+from penstock.shared.streams.windowed_aggregate import WindowKey
 
 WINDOWS = [WindowKey("a", 0, 1), WindowKey("b", 2, 3)]
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer
-from shared.clients.producer.partitioner import for_key
-from shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
-from shared.streams.topology import Topology
-from shared.streams.windowed_aggregate import WindowKey
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windowed_aggregate import WindowKey
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, running, until
 
 TOPIC, OUT = "clicks", "clicks-out"

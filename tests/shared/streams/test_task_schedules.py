@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.streams.punctuation import SWEEP_MIN, PunctuationType, Schedule
-from shared.streams.task_schedules import TaskSchedules
+from penstock.shared.streams.punctuation import SWEEP_MIN, PunctuationType, Schedule
+from penstock.shared.streams.task_schedules import TaskSchedules
 
 
 def add(schedules: TaskSchedules, name: str, start: int = 10**9) -> Schedule:

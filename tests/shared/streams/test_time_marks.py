@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from shared.streams.time_marks import NO_LIMIT, TimeMark, holds_records, mark_of, mark_record, marks_in
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.time_marks import NO_LIMIT, TimeMark, holds_records, mark_of, mark_record, marks_in
 
 
 def as_read(record: ProducerRecord, offset: int) -> ConsumerRecord:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
-from shared.streams.time_windows import WINDOWS_MAX, TimeWindows
-from shared.streams.windowed_aggregate import Emit
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
+from penstock.shared.streams.time_windows import WINDOWS_MAX, TimeWindows
+from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
 

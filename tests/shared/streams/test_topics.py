@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.admin import NewTopic
-from shared.clients.consumer.assignors import ASSIGNORS, GroupMember
-from shared.clients.consumer.group_protocol import Subscription
-from shared.common import log
-from shared.common.errors import ConfigError
-from shared.common.settings import LogSettings
-from shared.streams.topics import (
+from penstock.shared.clients.admin import NewTopic
+from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
+from penstock.shared.clients.consumer.group_protocol import Subscription
+from penstock.shared.common import log
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import LogSettings
+from penstock.shared.streams.topics import (
     CHANGELOG_CONFIGS,
     loses_old_times,
     require_changelog,

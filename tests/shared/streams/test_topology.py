@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.common.serialization import bytes_deserializer
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import STORES_MAX, AggregationSchema, StoreSchema
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.processor import Processor
-from shared.streams.result_encoders import encode_json
-from shared.streams.topology import ProcessorNode, SinkNode, SourceNode, StoreBuilder, Topology
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.serialization import bytes_deserializer
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import STORES_MAX, AggregationSchema, StoreSchema
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.result_encoders import encode_json
+from penstock.shared.streams.topology import ProcessorNode, SinkNode, SourceNode, StoreBuilder, Topology
 
 
 def source(name: str, topic: str) -> SourceNode:

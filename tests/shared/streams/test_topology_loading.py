@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.streams.topology_loading import load_topology
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.topology_loading import load_topology
 
 MODULE = """
-from shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.dsl import StreamsBuilder
 
 CONSTANT = 3
 

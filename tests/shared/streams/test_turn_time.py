@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.streams.turn_time import (
+from penstock.shared.streams.turn_time import (
     PROCESSING_MS_MAX,
     RUN_RECORDS_FIRST,
     RUN_RECORDS_MAX,
@@ -10,7 +10,7 @@ from shared.streams.turn_time import (
     RunLength,
     TurnTime,
 )
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 def test_equal_shares() -> None:

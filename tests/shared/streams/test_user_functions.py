@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.streams.aggregations import Aggregate, Count
-from shared.streams.dsl import Stream, StreamsBuilder
-from shared.streams.processor import Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.user_functions import plain, require_callable
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregate, Count
+from penstock.shared.streams.dsl import Stream, StreamsBuilder
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.user_functions import plain, require_callable
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 async def later(*_: Any) -> Any:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import RecordTooLarge
-from shared.streams.processor import Record
-from shared.streams.result_encoders import encode_json, encode_updates
-from shared.streams.window_limits import check_key, key_bytes, name_window
-from shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.common.errors import RecordTooLarge
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.window_limits import check_key, key_bytes, name_window
+from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"])) | st.binary()
 ENVELOPE = len(b'{"key":,"start":0,"end":0}')

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.streams.late_records import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
-from shared.streams.state.column_window_store import ColumnWindowStore
-from shared.streams.window_path import WindowPath
-from shared.streams.windowed_aggregate import Emit
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.late_records import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.window_path import WindowPath
+from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.columns_beside_records import (
     LATE,
     Piped,

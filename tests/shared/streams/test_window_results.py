@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Mean
-from shared.streams.columnar import StateColumns
-from shared.streams.latest import LATEST, Latest
-from shared.streams.result_encoders import encode_json, encode_updates
-from shared.streams.state.session_changes import Windows
-from shared.streams.window_results import WindowResults
-from shared.streams.windowed_aggregate import WindowKey
+from penstock.shared.streams.aggregations import Count, Mean
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.latest import LATEST, Latest
+from penstock.shared.streams.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.state.session_changes import Windows
+from penstock.shared.streams.window_results import WindowResults
+from penstock.shared.streams.windowed_aggregate import WindowKey
 
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), max_size=8)
 

@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from shared.clients.connection import record_size
-from shared.clients.consumer.dead_letters import parse_dead_letter
-from shared.common.errors import RecordTooLarge
-from shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.error_handlers import ErrorHandlers
-from shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
-from shared.streams.punctuation import PunctuationType
-from shared.streams.result_encoders import encode_json
-from shared.streams.stream_join import JoinWindows
-from shared.streams.stream_task import StreamTask
-from shared.streams.topology import SinkNode
-from shared.streams.windowed_aggregate import WindowKey
-from shared.streams.wiring import SinkWriter, Wiring
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.common.errors import RecordTooLarge
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.result_encoders import encode_json
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.topology import SinkNode
+from penstock.shared.streams.windowed_aggregate import WindowKey
+from penstock.shared.streams.wiring import SinkWriter, Wiring
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 @pytest.mark.parametrize(("value", "node"), [(b"null", "filter-2"), (b"{}", "map_values-3"), (b'{"x":1}', "sink-4")])

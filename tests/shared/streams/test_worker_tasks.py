@@ -9,19 +9,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from shared.common.errors import IllegalState
-from shared.common.records import Columns, ConsumerRecord
-from shared.common.settings import KafkaSettings
-from shared.streams.changelog import ChangelogPartition
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.owned_task import OwnedTask
-from shared.streams.processor import Processor
-from shared.streams.settings import StreamsSettings
-from shared.streams.slow_steps import SlowSteps
-from shared.streams.stream_task import StreamTask
-from shared.streams.task_metrics import RestoreMetrics
-from shared.streams.worker_tasks import WorkerTasks
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.slow_steps import SlowSteps
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_metrics import RestoreMetrics
+from penstock.shared.streams.worker_tasks import WorkerTasks
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 def owned_of(partition: int) -> OwnedTask:

@@ -9,10 +9,10 @@ import pytest
 
 import penstock.testing
 from penstock.clients import KafkaSettings, Producer
-from shared.common.records import TopicPartition
-from shared.testing import fake_broker
-from shared.testing.fake_broker import Api, FakeCluster
-from shared.testing.fake_broker.configs import BROKER_CONFIGS
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing import fake_broker
+from penstock.shared.testing.fake_broker import Api, FakeCluster
+from penstock.shared.testing.fake_broker.configs import BROKER_CONFIGS
 from tests.documents import DOCS, blocks, names_of
 
 DOCUMENT = DOCS / "fake-broker.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 def test_both_readings_move_together() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.testing.oracle import (
+from penstock.shared.testing.oracle import (
     BATCH_SIZES,
     KINDS,
     Case,

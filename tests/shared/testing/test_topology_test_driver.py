@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.common.records import ProducerRecord
-from shared.streams.aggregations import Count
-from shared.streams.changelog_format import PROGRESS, TAKEOVER, decode
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_format import PROGRESS, TAKEOVER, decode
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
 def sessions() -> Topology:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from shared.common.log import get_logger
+from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 

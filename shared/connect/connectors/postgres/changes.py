@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.common.log import get_logger
-from shared.connect.connectors.postgres.columns import (
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.connectors.postgres.columns import (
     TYPE_NAMES,
     Attribute,
     TypeName,
@@ -29,7 +29,7 @@ from shared.connect.connectors.postgres.columns import (
     value_from,
     value_of,
 )
-from shared.connect.connectors.postgres.pgoutput import (
+from penstock.shared.connect.connectors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
     Delete,
@@ -42,9 +42,9 @@ from shared.connect.connectors.postgres.pgoutput import (
     lsn_of,
     lsn_text,
 )
-from shared.connect.errors import ConnectError, DataError
-from shared.connect.record import Header, Offset, Partition, SourceRecord
-from shared.connect.schema import INT64, STRING, Schema
+from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.connect.record import Header, Offset, Partition, SourceRecord
+from penstock.shared.connect.schema import INT64, STRING, Schema
 
 log = get_logger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from decimal import Context, Decimal, InvalidOperation
 from typing import Any, NamedTuple
 
-from shared.connect.connectors.postgres.reader import aware
-from shared.connect.errors import ConnectError
-from shared.connect.schema import (
+from penstock.shared.connect.connectors.postgres.reader import aware
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.schema import (
     Field,
     Schema,
     SchemaType,

@@ -12,15 +12,15 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from shared.common.log import get_logger
-from shared.connect.connectors.postgres import sql
-from shared.connect.connectors.postgres.bulk import BulkRead
-from shared.connect.connectors.postgres.changes import Changes, Incomplete, Progress
-from shared.connect.connectors.postgres.columns import TEXT_STYLES
-from shared.connect.connectors.postgres.pgoutput import lsn_of, lsn_text
-from shared.connect.connectors.postgres.settings import driver
-from shared.connect.errors import ConnectError
-from shared.connect.record import Offset, SourceRecord
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.connectors.postgres import sql
+from penstock.shared.connect.connectors.postgres.bulk import BulkRead
+from penstock.shared.connect.connectors.postgres.changes import Changes, Incomplete, Progress
+from penstock.shared.connect.connectors.postgres.columns import TEXT_STYLES
+from penstock.shared.connect.connectors.postgres.pgoutput import lsn_of, lsn_text
+from penstock.shared.connect.connectors.postgres.settings import driver
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import Offset, SourceRecord
 
 log = get_logger(__name__)
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shared.common.records import TopicPartition
-from shared.connect.connectors.postgres.settings import change_schema
-from shared.connect.connectors.postgres.sql import quoted
-from shared.connect.errors import ConnectError
-from shared.connect.record import SinkRecord
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.connectors.postgres.settings import change_schema
+from penstock.shared.connect.connectors.postgres.sql import quoted
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import SinkRecord
 
 NONE = -1
 """The offset of a partition that nothing was written of."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from shared.connect.errors import DataError
+from penstock.shared.connect.errors import DataError
 
 EPOCH_MS = 946_684_800_000
 """2000-01-01, from which Postgres counts, in ms since 1970."""

@@ -18,9 +18,9 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.connect.connectors.postgres import sql
-from shared.connect.converters.json_schema import timestamp_ms
-from shared.connect.errors import ConnectError
+from penstock.shared.connect.connectors.postgres import sql
+from penstock.shared.connect.converters.json_schema import timestamp_ms
+from penstock.shared.connect.errors import ConnectError
 
 
 class TableReader:

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.connect.connectors.postgres.sql import type_of
-from shared.connect.errors import ConfigError, DataError
-from shared.connect.record import SinkRecord
-from shared.connect.schema import Schema
+from penstock.shared.connect.connectors.postgres.sql import type_of
+from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.schema import Schema
 
 KAFKA_COLUMNS = ("__connect_topic", "__connect_partition", "__connect_offset")
 KAFKA_TYPES = ("text", "integer", "bigint")

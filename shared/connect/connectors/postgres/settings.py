@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any
 
-from shared.common.log import get_logger
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
-from shared.connect.config_types import invalid
-from shared.connect.errors import ConfigError, ConnectError, RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
+from penstock.shared.connect.config_types import invalid
+from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableError
 
 log = get_logger(__name__)
 

@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from shared.common.log import get_logger
-from shared.common.records import TopicPartition
-from shared.connect.config_def import ConfigDef, Type, at_least, one_of
-from shared.connect.connector import Props, SinkConnector
-from shared.connect.connectors.postgres import sql
-from shared.connect.connectors.postgres.offsets import OffsetTable
-from shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
-from shared.connect.connectors.postgres.settings import (
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.config_def import ConfigDef, Type, at_least, one_of
+from penstock.shared.connect.connector import Props, SinkConnector
+from penstock.shared.connect.connectors.postgres import sql
+from penstock.shared.connect.connectors.postgres.offsets import OffsetTable
+from penstock.shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
+from penstock.shared.connect.connectors.postgres.settings import (
     HIGH,
     LOW,
     MEDIUM,
@@ -29,9 +29,9 @@ from shared.connect.connectors.postgres.settings import (
     transaction,
     translated,
 )
-from shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
-from shared.connect.record import SinkRecord
-from shared.connect.task import SinkTask
+from penstock.shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.task import SinkTask
 
 log = get_logger(__name__)
 

@@ -12,19 +12,26 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.common.log import get_logger
-from shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
-from shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
-from shared.connect.connectors.postgres.bulk import BulkRead
-from shared.connect.connectors.postgres.changes import place_of
-from shared.connect.connectors.postgres.columns import schema_of, value_of
-from shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader
-from shared.connect.connectors.postgres.reader import TableReader
-from shared.connect.connectors.postgres.settings import HIGH, LOW, MEDIUM, connect, connection_config, translated
-from shared.connect.errors import ConfigError, ConnectError, RetriableError
-from shared.connect.record import SourceRecord
-from shared.connect.schema import Schema
-from shared.connect.task import SourceTask
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Type, at_least, one_of
+from penstock.shared.connect.connector import ExactlyOnceSupport, Props, SourceConnector
+from penstock.shared.connect.connectors.postgres.bulk import BulkRead
+from penstock.shared.connect.connectors.postgres.changes import place_of
+from penstock.shared.connect.connectors.postgres.columns import schema_of, value_of
+from penstock.shared.connect.connectors.postgres.logical import SLOT_NAME, LogicalReader
+from penstock.shared.connect.connectors.postgres.reader import TableReader
+from penstock.shared.connect.connectors.postgres.settings import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    connect,
+    connection_config,
+    translated,
+)
+from penstock.shared.connect.errors import ConfigError, ConnectError, RetriableError
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.schema import Schema
+from penstock.shared.connect.task import SourceTask
 
 log = get_logger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from shared.connect.converters.json_schema import timestamp_of
-from shared.connect.errors import ConnectError, DataError
-from shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType
+from penstock.shared.connect.converters.json_schema import timestamp_of
+from penstock.shared.connect.errors import ConnectError, DataError
+from penstock.shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType
 
 NAME_BYTES_MAX = 63
 """Postgres cuts longer names, which could make two of them one."""

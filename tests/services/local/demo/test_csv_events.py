@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from services.local.demo.csv_events import REFUSED_FIELD, TIME_FIELD, CsvEvents, topology
-from shared.common.errors import ConfigError
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.local.demo.csv_events import REFUSED_FIELD, TIME_FIELD, CsvEvents, topology
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 TEXT = 'user,at,what\nann,2024-05-01T10:00:00Z,"a, b"\nbob,2024-05-01T12:00:00+02:00,x\n'
 AT_MS = 1_714_557_600_000

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.local.demo.csv_file import Row, read_rows
-from shared.common.errors import ConfigError
+from penstock.services.local.demo.csv_file import Row, read_rows
+from penstock.shared.common.errors import ConfigError
 
 
 def test_rows_have_numbers_and_lines(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from services.local.demo.display import Display, Figures, longest_table
+from penstock.services.local.demo.display import Display, Figures, longest_table
 
 
 def text_of(console: Console) -> str:

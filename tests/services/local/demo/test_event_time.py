@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.local.demo.event_time import NoTime, better_unit, formats_that_fit, time_parser
+from penstock.services.local.demo.event_time import NoTime, better_unit, formats_that_fit, time_parser
 
 AT_MS = 1_714_557_600_000
 LATEST_MS = 2_000_000_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from services.local.demo.flights import PLAN, FlightEvents, in_order_of_departure, parse, topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.services.local.demo.flights import PLAN, FlightEvents, in_order_of_departure, parse, topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 ROW = {
     "time_hour": "2013-01-01T10:00:00Z",

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from services.local.demo.folder import KAFKA, fresh_folder
-from services.local.folder_lock import FolderInUse, FolderLock
-from shared.common.errors import ConfigError
+from penstock.services.local.demo.folder import KAFKA, fresh_folder
+from penstock.services.local.folder_lock import FolderInUse, FolderLock
+from penstock.shared.common.errors import ConfigError
 
 HOLDER = """
 import sys
 from pathlib import Path
-from services.local.demo.folder import fresh_folder
+from penstock.services.local.demo.folder import fresh_folder
 with fresh_folder(Path(sys.argv[1])) as folder:
     (folder / "data").write_text("mine")
     print("held", flush=True)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.local.demo.notable import FILE_VARIABLE, store
-from services.local.demo.results import count_notable
-from shared.common.errors import DataError
-from shared.common.records import ConsumerRecord
+from penstock.services.local.demo.notable import FILE_VARIABLE, store
+from penstock.services.local.demo.results import count_notable
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ConsumerRecord
 
 
 def record(value: bytes | None) -> ConsumerRecord:

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from services.local.demo.replay import IngestRefused, Replay
+from penstock.services.local.demo.replay import IngestRefused, Replay
 
 
 class Endpoint:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.local.demo.replay import ReplayCounts
-from services.local.demo.scenario import Outcome
+from penstock.services.local.demo.replay import ReplayCounts
+from penstock.services.local.demo.scenario import Outcome
 
 
 @pytest.mark.parametrize(

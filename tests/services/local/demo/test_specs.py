@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from api.event import topic_reader
-from services.aggregator.settings import AggregatorSettings
-from services.consumer.settings import ConsumerServiceSettings
-from services.local.demo import specs
-from services.local.demo.flights import PLAN
-from services.local.gateway import GatewaySettings
-from services.local.stack import ServiceSpec
-from shared.common.settings import ServiceSettings
+from penstock.api.event import topic_reader
+from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.services.local.demo import specs
+from penstock.services.local.demo.flights import PLAN
+from penstock.services.local.gateway import GatewaySettings
+from penstock.services.local.stack import ServiceSpec
+from penstock.shared.common.settings import ServiceSettings
 
 OTHERS = {"consumer": "http://127.0.0.1:1"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.local.doctor.main import main
+from penstock.services.local.doctor.main import main
 
 
 def test_a_wrong_setting_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,6 +34,6 @@ def test_missing_jars_are_said(
     lines = capsys.readouterr().out.splitlines()
     jars = [line for line in lines if "no jars in" in line]
     assert [line.rpartition("mend it with: ")[2] for line in jars] == [
-        "python -m services.local.jars",
-        "python -m services.compactor.spark --fetch",
+        "python -m penstock.services.local.jars",
+        "python -m penstock.services.compactor.spark --fetch",
     ]

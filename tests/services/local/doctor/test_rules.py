@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.local.doctor.rules import (
+from penstock.services.local.doctor.rules import (
     Finding,
     TopicFacts,
     all_topic_findings,
@@ -13,9 +13,9 @@ from services.local.doctor.rules import (
     disk_finding,
     topic_findings,
 )
-from shared.clients.admin import event_time_topic
-from shared.streams.settings import REFUSAL_BYTES_MAX
-from shared.streams.topics import CHANGELOG_CONFIGS
+from penstock.shared.clients.admin import event_time_topic
+from penstock.shared.streams.settings import REFUSAL_BYTES_MAX
+from penstock.shared.streams.topics import CHANGELOG_CONFIGS
 
 WEEK = str(7 * 86_400_000)
 DEFAULTS = {

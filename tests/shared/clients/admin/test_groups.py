@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from shared.clients.admin import Admin, ShiftBy
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.errors import KafkaTimeout
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Delay, FakeCluster
+from penstock.shared.clients.admin import Admin, ShiftBy
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, Delay, FakeCluster
 
 A = TopicPartition("t", 0)
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from shared.clients.admin import Admin, NewTopic
-from shared.common.errors import KafkaTimeout
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Drop, FakeCluster
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
 
 
 async def test_leaders_are_waited_for_in_the_callers_time() -> None:

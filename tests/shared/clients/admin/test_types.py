@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.clients.admin.types import MemberDescription, event_time_topic
+from penstock.shared.clients.admin.types import MemberDescription, event_time_topic
 
 
 def test_event_time_topic() -> None:

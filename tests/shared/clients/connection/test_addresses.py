@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from shared.clients.connection import addresses
-from shared.clients.connection.addresses import Addresses, Found, canonical_names
+from penstock.shared.clients.connection import addresses
+from penstock.shared.clients.connection.addresses import Addresses, Found, canonical_names
 
 HERE, NOBODY, BLACK_HOLE = ("127.0.0.1", 0), ("127.0.0.1", 1), ("192.0.2.1", 9092)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.connection.backoff import Backoff
-from shared.common.errors import BrokerNotAvailable, ConcurrentTransactions
+from penstock.shared.clients.connection.backoff import Backoff
+from penstock.shared.common.errors import BrokerNotAvailable, ConcurrentTransactions
 
 BUSY, DOWN = ConcurrentTransactions("x"), BrokerNotAvailable("x")
 

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from shared.clients.connection import COMPRESSION, Compression, batch_records, compression_of, crc32c, read_batches
-from shared.clients.connection.batches import ATTRIBUTES_AT, CRC_AT, new_batch_builder, seal_batch
+from penstock.shared.clients.connection import (
+    COMPRESSION,
+    Compression,
+    batch_records,
+    compression_of,
+    crc32c,
+    read_batches,
+)
+from penstock.shared.clients.connection.batches import ATTRIBUTES_AT, CRC_AT, new_batch_builder, seal_batch
 
 RANDOM = random.Random(1)
 TEXT = [b" ".join(RANDOM.choice((b"carrier", b"origin", b"delay", b"%d" % i)) for i in range(200)) for _ in range(20)]

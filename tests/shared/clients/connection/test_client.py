@@ -9,17 +9,17 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
 from pydantic import SecretStr
 
-from shared.clients.connection.client import Connection, default_client_id
-from shared.clients.connection.flexible import Endpoint
-from shared.common.errors import (
+from penstock.shared.clients.connection.client import Connection, default_client_id
+from penstock.shared.clients.connection.flexible import Endpoint
+from penstock.shared.common.errors import (
     BrokerNotAvailable,
     KafkaTimeout,
     NotEnoughReplicas,
     RecordTooLarge,
     RetriableError,
 )
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from tests.shared.clients.producer import clusters
 
 SECRET = "open-sesame"

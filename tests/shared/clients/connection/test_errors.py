@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from aiokafka import errors as kafka
 
-from shared.clients.connection.errors import CLASSES, CODES, error_for_code, translate
-from shared.common import errors as e
+from penstock.shared.clients.connection.errors import CLASSES, CODES, error_for_code, translate
+from penstock.shared.common import errors as e
 
 
 @pytest.mark.parametrize("code", sorted(CODES))

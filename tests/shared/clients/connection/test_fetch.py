@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shared.clients.connection.fetch import FetchedPartition, FetchRequest, FetchResponse
-from shared.common.errors import UnsupportedVersion
-from shared.testing.fake_broker import Api, Message
-from shared.testing.fake_broker.protocol import SPOKEN
+from penstock.shared.clients.connection.fetch import FetchedPartition, FetchRequest, FetchResponse
+from penstock.shared.common.errors import UnsupportedVersion
+from penstock.shared.testing.fake_broker import Api, Message
+from penstock.shared.testing.fake_broker.protocol import SPOKEN
 
 VERSION = 12
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.connection.flexible import NO_TAGS, Reader, leader_in, text, uvarint
-from shared.testing.fake_broker.codec import Message, Schema
+from penstock.shared.clients.connection.flexible import NO_TAGS, Reader, leader_in, text, uvarint
+from penstock.shared.testing.fake_broker.codec import Message, Schema
 
 TAGGED = Schema(
     """

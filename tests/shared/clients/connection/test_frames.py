@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.connection.client import Connection
-from shared.clients.connection.fetch import FetchRequest
-from shared.clients.connection.frames import FRAME_BYTES_MAX, Frames, read_in_place
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.clients.connection.client import Connection
+from penstock.shared.clients.connection.fetch import FetchRequest
+from penstock.shared.clients.connection.frames import FRAME_BYTES_MAX, Frames, read_in_place
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 
 class Whole:

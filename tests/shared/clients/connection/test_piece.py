@@ -11,10 +11,10 @@ from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.connection import COMPRESSION, Piece, crc32c, new_batch_builder, seal_batch
-from shared.clients.connection.piece import DECODED_RECORDS
-from shared.common.errors import CorruptRecord
-from shared.common.records import Columns
+from penstock.shared.clients.connection import COMPRESSION, Piece, crc32c, new_batch_builder, seal_batch
+from penstock.shared.clients.connection.piece import DECODED_RECORDS
+from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.records import Columns
 
 CONTROL = 0x20
 ABORT, COMMIT = 0, 1

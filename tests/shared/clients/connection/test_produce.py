@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.connection import ProduceAnswer, ProduceResponse, produce_request
-from shared.common.errors import UnsupportedVersion
-from shared.testing.fake_broker.codec import Message, Schema
-from shared.testing.fake_broker.schemas import PRODUCE
+from penstock.shared.clients.connection import ProduceAnswer, ProduceResponse, produce_request
+from penstock.shared.common.errors import UnsupportedVersion
+from penstock.shared.testing.fake_broker.codec import Message, Schema
+from penstock.shared.testing.fake_broker.schemas import PRODUCE
 
 REQUEST, RESPONSE = (Schema(text, flexible=9) for text in PRODUCE)
 

@@ -13,11 +13,11 @@ import pytest
 from aiokafka.protocol.admin import SaslAuthenticateRequest_v0
 from pydantic import SecretStr
 
-from shared.clients.connection.client import Connection
-from shared.clients.connection.security import SeenThrough, TokenProvider, aiokafka_options, ssl_context
-from shared.clients.producer import Producer
-from shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.connection.client import Connection
+from penstock.shared.clients.connection.security import SeenThrough, TokenProvider, aiokafka_options, ssl_context
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable, ConfigError
+from penstock.shared.common.settings import KafkaSettings
 
 SECRET = "open-sesame"
 HERE = "penstock_test_tokens"

@@ -15,13 +15,13 @@ from aiokafka import errors as kafka
 from aiokafka.protocol.admin import ApiVersionResponse_v0
 from aiokafka.protocol.metadata import MetadataResponse_v0
 
-from shared.clients.connection import addresses, sockets
-from shared.clients.connection.client import Connection, bootstrap
-from shared.clients.connection.sockets import Client
-from shared.common import log
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.errors import AuthenticationFailed, BrokerNotAvailable
-from shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.clients.connection import addresses, sockets
+from penstock.shared.clients.connection.client import Connection, bootstrap
+from penstock.shared.clients.connection.sockets import Client
+from penstock.shared.common import log
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import AuthenticationFailed, BrokerNotAvailable
+from penstock.shared.common.settings import KafkaSettings, LogSettings
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]
 

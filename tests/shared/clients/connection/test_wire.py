@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
-from shared.clients.connection import wire
-from shared.clients.connection.wire_types import NO_UUID, Api, Uuid, decode_assignment
-from shared.common.errors import UnsupportedVersion
-from shared.common.records import TopicPartition
+from penstock.shared.clients.connection import wire
+from penstock.shared.clients.connection.wire_types import NO_UUID, Api, Uuid, decode_assignment
+from penstock.shared.common.errors import UnsupportedVersion
+from penstock.shared.common.records import TopicPartition
 
 REQUESTS: dict[str, tuple[Any, ...]] = {
     "METADATA": ([(NO_UUID, "t", {})], False, False, False),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.clients.connection import wire_groups
-from shared.clients.connection.wire_types import Api
+from penstock.shared.clients.connection import wire_groups
+from penstock.shared.clients.connection.wire_types import Api
 
 INSTANCES = [None, "i"]
 

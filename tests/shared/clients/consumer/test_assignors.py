@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.clients.consumer.assignors import ASSIGNORS, Assignor, GroupMember
-from shared.clients.consumer.group_protocol import Subscription
-from shared.common.records import TopicPartition
+from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor, GroupMember
+from penstock.shared.clients.consumer.group_protocol import Subscription
+from penstock.shared.common.records import TopicPartition
 
 Held = Mapping[str, frozenset[TopicPartition]]
 COOPERATIVE, STICKY = ASSIGNORS["cooperative-sticky"], ASSIGNORS["sticky"]

@@ -7,8 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.clients.consumer.commit_sequence import LATE_MS, Commit, CommitSequence
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.clients.consumer.commit_sequence import LATE_MS, Commit, CommitSequence
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer.commit_sequence import LATE_MS
-from shared.clients.consumer.committer import REFUSED_RETRY_MS, Committer
-from shared.clients.consumer.metrics import ConsumerMetrics
-from shared.common.errors import (
+from penstock.shared.clients.consumer.commit_sequence import LATE_MS
+from penstock.shared.clients.consumer.committer import REFUSED_RETRY_MS, Committer
+from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.common.errors import (
     BrokerNotAvailable,
     CommitFailed,
     FencedInstanceId,
@@ -34,8 +34,8 @@ from shared.common.errors import (
     UnknownMember,
     UnknownTopicOrPartition,
 )
-from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.testing.manual_clock import ManualClock
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 LOADING, UNAVAILABLE, MOVED, GENERATION, UNKNOWN, REBALANCE, FENCED = 14, 15, 16, 22, 25, 27, 82
@@ -264,7 +264,7 @@ async def test_what_only_a_rebalance_can_mend_is_raised_at_once(code: int, error
 
 async def test_callbacks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the coordinator is away the oldest are told by an error that passes; the newest offsets are committed."""
-    monkeypatch.setattr("shared.clients.consumer.committer.WAITING_MAX", 3)
+    monkeypatch.setattr("penstock.shared.clients.consumer.committer.WAITING_MAX", 3)
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
     for offset in range(1, 8):

@@ -11,13 +11,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import UnknownTopicOrPartition
-from shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, FakeCluster, Request
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.records import OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 12
@@ -185,7 +185,7 @@ async def test_a_position_that_the_log_does_not_hold_is_said_and_counted(caplog:
 
 async def test_a_topic_that_is_gone_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `sync` its position cannot be committed any more; the polls after that go on with the other topic."""
-    monkeypatch.setattr("shared.clients.consumer.committer.REFUSED_RETRY_MS", 20)
+    monkeypatch.setattr("penstock.shared.clients.consumer.committer.REFUSED_RETRY_MS", 20)
     async with asyncio.timeout(20), running(1, 3) as cluster:
         cluster.create_topic("u")
         other = TopicPartition("u", 0)

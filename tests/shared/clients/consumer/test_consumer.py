@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import (
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import (
     AuthorizationFailed,
     BrokerError,
     CommitFailed,
@@ -27,10 +27,10 @@ from shared.common.errors import (
     SerializationError,
     UnknownMember,
 )
-from shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
-from shared.common.serialization import json_deserializer, string_deserializer
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.common.serialization import json_deserializer, string_deserializer
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 10

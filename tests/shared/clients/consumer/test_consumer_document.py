@@ -8,10 +8,10 @@ from typing import Any
 
 import penstock.errors
 from penstock import Consumer, ConsumerRecord, ConsumerSettings, KafkaSettings, Producer, ProducerRecord, TopicPartition
+from penstock.services.consumer.handlers import load_handler
+from penstock.services.consumer.settings import ConsumerServiceSettings
+from penstock.shared.clients.consumer.dead_letters import CHANGELOG_ID, CUT, HEADERS
 from penstock.testing import FakeCluster
-from services.consumer.handlers import load_handler
-from services.consumer.settings import ConsumerServiceSettings
-from shared.clients.consumer.dead_letters import CHANGELOG_ID, CUT, HEADERS
 from tests.documents import DOCS, block, names_of
 
 DOCUMENT = DOCS / "consumer.md"

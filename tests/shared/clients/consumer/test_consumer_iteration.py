@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.clients.consumer import Consumer, RebalanceListener
-from shared.common.errors import IllegalState
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.shared.clients.consumer.filled import filled, opened
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from shared.common.errors import IllegalState, InvalidTopic
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, FakeCluster, Request
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from penstock.shared.common.errors import IllegalState, InvalidTopic
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
 from tests.shared.clients.consumer.filled import filled, opened
 
 A = TopicPartition("t", 0)

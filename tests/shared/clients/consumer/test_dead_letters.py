@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.consumer.dead_letters import (
+from penstock.shared.clients.consumer.dead_letters import (
     ATTEMPTS,
     CHANGELOG_ID,
     HEADERS,
@@ -19,8 +19,8 @@ from shared.clients.consumer.dead_letters import (
     replay_record,
     shortened,
 )
-from shared.common.errors import DataError
-from shared.common.records import ConsumerRecord, Headers, ProducerRecord
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ConsumerRecord, Headers, ProducerRecord
 
 headers = st.lists(
     st.tuples(st.text(max_size=8) | st.sampled_from((*HEADERS, CHANGELOG_ID)), st.none() | st.binary(max_size=8)),
@@ -80,7 +80,7 @@ def test_a_replay_is_the_record_that_was(letter: DeadLetter) -> None:
 def test_an_exception_is_named_in_full() -> None:
     """The class is named with its module, a builtin without."""
     record = ConsumerRecord("t", 0, 0, 0, None, None)
-    assert DeadLetter.of(record, "process", DataError("no"), 1, "g").exception == "shared.common.errors.DataError"
+    assert DeadLetter.of(record, "process", DataError("no"), 1, "g").exception == "penstock.errors.DataError"
     assert DeadLetter.of(record, "process", KeyError("no"), 1, "g").exception == "KeyError"
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.consumer.decoding import Decoding
-from shared.common.records import Columns, ConsumerRecord
-from shared.common.serialization import json_deserializer, string_deserializer
+from penstock.shared.clients.consumer.decoding import Decoding
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.common.serialization import json_deserializer, string_deserializer
 
 
 def columns(*records: tuple[bytes | None, bytes | None]) -> Columns:

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.connection import (
+from penstock.shared.clients.connection import (
     FetchedPartition,
     FetchResponse,
     crc32c,
     new_batch_builder,
     seal_batch,
 )
-from shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Work
-from shared.clients.consumer.fetcher import LEFT_OUT_WAIT_MS, Fetcher
-from shared.clients.consumer.reset_policy import ResetPolicy
-from shared.common.errors import (
+from penstock.shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Work
+from penstock.shared.clients.consumer.fetcher import LEFT_OUT_WAIT_MS, Fetcher
+from penstock.shared.clients.consumer.reset_policy import ResetPolicy
+from penstock.shared.common.errors import (
     AuthorizationFailed,
     BrokerNotAvailable,
     CorruptRecord,
@@ -28,7 +28,7 @@ from shared.common.errors import (
     OffsetOutOfRange,
     PenstockError,
 )
-from shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 NOT_LEADER, OUT_OF_RANGE, UNAUTHORIZED, CORRUPT, UNKNOWN = 6, 1, 29, 2, -1

@@ -11,18 +11,18 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from shared.clients.producer import Producer
-from shared.common import log
-from shared.common.errors import (
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common import log
+from penstock.shared.common.errors import (
     AuthorizationFailed,
     CommitFailed,
     FencedInstanceId,
     InconsistentGroupProtocol,
 )
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings, LogSettings
-from shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings, LogSettings
+from penstock.shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 GROUP_APIS = (Api.JOIN_GROUP, Api.SYNC_GROUP, Api.HEARTBEAT, Api.OFFSET_COMMIT)
 T = [TopicPartition("t", p) for p in range(4)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.consumer.group_protocol import (
+from penstock.shared.clients.consumer.group_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
@@ -20,8 +20,8 @@ from shared.clients.consumer.group_protocol import (
     encode_sticky,
     encode_subscription,
 )
-from shared.common.errors import SerializationError
-from shared.common.records import TopicPartition
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.records import TopicPartition
 
 T2_1, T1_3, T1_0 = TopicPartition("t2", 1), TopicPartition("t1", 3), TopicPartition("t1", 0)
 SUBSCRIPTION = Subscription(("t2", "t1"), b"\x01\x02", (T2_1, T1_3, T1_0), 7, "r1")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.consumer.assignors import ASSIGNORS, Assigned, RangeAssignor
-from shared.clients.consumer.group_protocol import (
+from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assigned, RangeAssignor
+from penstock.shared.clients.consumer.group_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
@@ -13,11 +13,11 @@ from shared.clients.consumer.group_protocol import (
     encode_assignment,
     encode_subscription,
 )
-from shared.clients.consumer.group_state import GroupState
-from shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
-from shared.clients.group.member_states import TRANSITIONS, GroupConfig, MemberState
-from shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
-from shared.common.errors import (
+from penstock.shared.clients.consumer.group_state import GroupState
+from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from penstock.shared.clients.group.member_states import TRANSITIONS, GroupConfig, MemberState
+from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.common.errors import (
     AuthorizationFailed,
     BrokerError,
     BrokerNotAvailable,
@@ -28,7 +28,7 @@ from shared.common.errors import (
     PenstockError,
     SerializationError,
 )
-from shared.common.records import TopicPartition
+from penstock.shared.common.records import TopicPartition
 
 LOADING, NOT_AVAILABLE, NOT_COORDINATOR, ILLEGAL_GENERATION, INCONSISTENT = 14, 15, 16, 22, 23
 UNKNOWN_MEMBER, REBALANCING, UNAUTHORIZED, MEMBER_ID_REQUIRED, TOO_MANY, FENCED = 25, 27, 30, 79, 81, 82

@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import pytest
 
-from shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from shared.clients.consumer.subscribing import LEAVE_TIME_MS
-from shared.clients.producer import Producer
-from shared.common.errors import CommitFailed, IllegalState, KafkaTimeout
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+from penstock.shared.clients.consumer.subscribing import LEAVE_TIME_MS
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Action, Api, Close, Delay, Drop, ErrorCode, Fail, FakeCluster, Request
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 RECORDS = 400

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from shared.common.errors import AuthorizationFailed, NoOffsetForPartition
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from penstock.shared.common.errors import AuthorizationFailed, NoOffsetForPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.shared.clients.consumer.filled import filled, opened
 
 A = TopicPartition("t", 0)

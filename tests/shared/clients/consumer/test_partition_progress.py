@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
-from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
+from penstock.shared.clients.consumer.partition_progress import Lane, PartitionProgress, Work
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
 
 
 def work_at(offset: int) -> Work:

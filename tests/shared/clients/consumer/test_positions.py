@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shared.clients.consumer.fetch_state import Move
-from shared.clients.consumer.positions import Positions
-from shared.clients.consumer.unread import Taken
-from shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from penstock.shared.clients.consumer.fetch_state import Move
+from penstock.shared.clients.consumer.positions import Positions
+from penstock.shared.clients.consumer.unread import Taken
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -8,12 +8,23 @@ import itertools
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.clients.producer import Producer
-from shared.common.errors import AuthorizationFailed, BrokerNotAvailable, CorruptRecord, PenstockError
-from shared.common.records import ProducerRecord, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Action, Api, Close, Drop, ErrorCode, Fail, FakeCluster, Message, Request, Respond
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import AuthorizationFailed, BrokerNotAvailable, CorruptRecord, PenstockError
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import (
+    Action,
+    Api,
+    Close,
+    Drop,
+    ErrorCode,
+    Fail,
+    FakeCluster,
+    Message,
+    Request,
+    Respond,
+)
 
 TOPIC = "t"
 T0, T1 = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)

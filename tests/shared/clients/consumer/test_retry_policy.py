@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.consumer.retry_policy import GiveUp, Retry, RetryPolicy
-from shared.common.errors import ConfigError, DataError, KafkaTimeout, SerializationError
+from penstock.shared.clients.consumer.retry_policy import GiveUp, Retry, RetryPolicy
+from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout, SerializationError
 
 
 def test_waits_double_up_to_the_limit() -> None:
@@ -41,7 +41,7 @@ def test_the_last_attempt_gives_up() -> None:
         ((Exception,), (DataError,), KafkaTimeout, True),
         (("ConnectionError",), (), ConnectionResetError, True),
         (("builtins.ConnectionError",), (), ValueError, False),
-        (("shared.common.errors.KafkaTimeout",), (), KafkaTimeout, True),
+        (("penstock.errors.KafkaTimeout",), (), KafkaTimeout, True),
         ((ConnectionResetError,), (OSError,), ConnectionResetError, True),
         ((OSError,), (ConnectionResetError,), ConnectionResetError, False),
         ((OSError,), (OSError,), OSError, False),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.consumer.settings import ConsumerSettings
-from shared.common.errors import ConfigError
+from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.common.errors import ConfigError
 
 
 @pytest.mark.parametrize(

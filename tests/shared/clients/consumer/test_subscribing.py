@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from shared.clients.consumer.group_coordinator import Rebalances
-from shared.clients.consumer.settings import ConsumerSettings
-from shared.clients.consumer.subscribing import Subscribing
-from shared.common.errors import IllegalState
-from shared.common.records import TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.clients.consumer.group_coordinator import Rebalances
+from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.subscribing import Subscribing
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 Partitions = frozenset[TopicPartition]
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

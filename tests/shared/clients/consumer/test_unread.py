@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.clients.consumer.unread import Taken, Unread
-from shared.common.records import Columns, ConsumerRecord, TopicPartition
+from penstock.shared.clients.consumer.unread import Taken, Unread
+from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from shared.clients.group.member import Member
-from shared.clients.group.member_states import GroupConfig, MemberState
-from shared.clients.group.steps import NO_GENERATION, JoinAnswer
-from shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError
+from penstock.shared.clients.group.member import Member
+from penstock.shared.clients.group.member_states import GroupConfig, MemberState
+from penstock.shared.clients.group.steps import NO_GENERATION, JoinAnswer
+from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout, PenstockError
 
 LOADING, NOT_COORDINATOR, ILLEGAL_GENERATION, UNKNOWN, REBALANCING, FORBIDDEN = 14, 16, 22, 25, 27, 30
 

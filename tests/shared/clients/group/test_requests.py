@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from shared.clients.connection import Connection
-from shared.clients.consumer.assignors import ASSIGNORS
-from shared.clients.consumer.group_state import GroupState
-from shared.clients.group.member_states import GroupConfig
-from shared.clients.group.requests import GroupRequests
-from shared.clients.group.steps import Join
-from shared.common.clock import SYSTEM_CLOCK
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.consumer.assignors import ASSIGNORS
+from penstock.shared.clients.consumer.group_state import GroupState
+from penstock.shared.clients.group.member_states import GroupConfig
+from penstock.shared.clients.group.requests import GroupRequests
+from penstock.shared.clients.group.steps import Join
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 
 
 async def test_a_leave_finds_a_coordinator_that_has_moved() -> None:

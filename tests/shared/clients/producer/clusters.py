@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from aiokafka.client import AIOKafkaClient
 from aiokafka.protocol.metadata import MetadataResponse_v1
 
-from shared.clients.connection import Connection
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
 
 NO_LEADER = -1
 

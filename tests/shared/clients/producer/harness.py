@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.connection import ProduceAnswer, read_batches, record_size
-from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.batch import Batch, Callback
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.metrics import ProducerMetrics
-from shared.clients.producer.outcomes import Outcomes
-from shared.clients.producer.sequences import SequenceLedger
-from shared.clients.producer.settings import ProducerSettings
-from shared.clients.producer.transactions import Transaction, TxnState
-from shared.common.errors import BrokerNotAvailable, PenstockError
-from shared.common.records import RecordMetadata, TopicPartition
+from penstock.shared.clients.connection import ProduceAnswer, read_batches, record_size
+from penstock.shared.clients.producer.accumulator import RecordAccumulator
+from penstock.shared.clients.producer.batch import Batch, Callback
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.outcomes import Outcomes
+from penstock.shared.clients.producer.sequences import SequenceLedger
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.common.errors import BrokerNotAvailable, PenstockError
+from penstock.shared.common.records import RecordMetadata, TopicPartition
 
 A, B, C = (TopicPartition("t", number) for number in range(3))
 

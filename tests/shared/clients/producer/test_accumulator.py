@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from shared.clients.producer.batch import BatchState
-from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import SendCancelled
-from shared.common.records import TopicPartition
+from penstock.shared.clients.producer.batch import BatchState
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import SendCancelled
+from penstock.shared.common.records import TopicPartition
 from tests.shared.clients.producer.harness import (
     A,
     B,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.common.errors import DeliveryTimeout, SendCancelled
+from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
 from tests.shared.clients.producer.harness import (
     NOT_ENOUGH_REPLICAS,
     NOT_LEADER,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.connection import COMPRESSION, read_batches
-from shared.clients.producer.batch import NO_STATE, Batch, BatchState, Callback, ProducerState, located
-from shared.common.errors import DeliveryTimeout, SendCancelled
-from shared.common.records import RecordMetadata, TopicPartition
+from penstock.shared.clients.connection import COMPRESSION, read_batches
+from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState, Callback, ProducerState, located
+from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
+from penstock.shared.common.records import RecordMetadata, TopicPartition
 
 TP = TopicPartition("t", 3)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.common.errors import BufferExhausted, IllegalState
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.common.errors import BufferExhausted, IllegalState
 
 
 async def test_waiters_are_served_in_order() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
-from shared.clients.producer.bulk import Bulk, bulk_of
-from shared.clients.producer.delivery import Delivery
-from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import BufferExhausted, RecordTooLarge, TransactionAborted, UnknownTopicOrPartition
-from shared.common.records import ProducerRecord, RecordColumns, RecordMetadata, TopicPartition
+from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.bulk import Bulk, bulk_of
+from penstock.shared.clients.producer.delivery import Delivery
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import BufferExhausted, RecordTooLarge, TransactionAborted, UnknownTopicOrPartition
+from penstock.shared.common.records import ProducerRecord, RecordColumns, RecordMetadata, TopicPartition
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer.checks import (
+from penstock.shared.clients.producer.checks import (
     checked_bytes,
     checked_callback,
     checked_headers,
@@ -15,8 +15,8 @@ from shared.clients.producer.checks import (
     checked_size,
     checked_timestamp,
 )
-from shared.clients.producer.settings import ProducerSettings
-from shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
 
 
 @pytest.mark.parametrize("timestamp", [None, 0, 2**63 - 1])

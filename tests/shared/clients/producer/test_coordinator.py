@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from shared.clients.producer import Producer
-from shared.common.errors import (
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import (
     AuthorizationFailed,
     FencedInstanceId,
     InvalidProducerIdMapping,
@@ -16,8 +16,8 @@ from shared.common.errors import (
     ProducerFenced,
     TransactionAborted,
 )
-from shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
-from shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Message, Request, Respond
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Message, Request, Respond
 from tests.shared.clients.producer.clusters import producing
 
 TP = TopicPartition("t", 0)

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from shared.clients.connection import COMPRESSION
-from shared.clients.producer.batch import NO_STATE, Batch, BatchState
-from shared.clients.producer.delivery import Deliveries, Delivery, fresh
-from shared.clients.producer.places import Places
-from shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
-from shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.clients.connection import COMPRESSION
+from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, fresh
+from penstock.shared.clients.producer.places import Places
+from penstock.shared.common.errors import DeliveryTimeout, RecordTooLarge, SendCancelled
+from penstock.shared.common.records import ProducerRecord, TopicPartition
 
 
 def batch_of(count: int) -> Batch:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.clients.producer.accumulator import HELD_UP_MS
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.held_up_share import HeldUpShare
-from shared.common.errors import BufferExhausted, IllegalState
-from shared.common.records import TopicPartition
+from penstock.shared.clients.producer.accumulator import HELD_UP_MS
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.held_up_share import HeldUpShare
+from penstock.shared.common.errors import BufferExhausted, IllegalState
+from penstock.shared.common.records import TopicPartition
 from tests.shared.clients.producer.harness import INVALID_RECORD, NOT_ENOUGH_REPLICAS, A, B, C, Harness
 
 BATCH = 200

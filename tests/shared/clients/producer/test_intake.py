@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
-from shared.clients.producer.delivery import Deliveries
-from shared.clients.producer.intake import UntilClosed
-from shared.common.errors import (
+from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.clients.producer.delivery import Deliveries
+from penstock.shared.clients.producer.intake import UntilClosed
+from penstock.shared.common.errors import (
     DataError,
     IllegalState,
     InvalidTimestamp,
@@ -23,9 +23,9 @@ from shared.common.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
-from shared.common.records import Headers, ProducerRecord, RecordColumns, RecordMetadata
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Drop, FakeCluster
+from penstock.shared.common.records import Headers, ProducerRecord, RecordColumns, RecordMetadata
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
 from tests.shared.clients.producer.clusters import producing
 
 PATIENCE_SECONDS = 30

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
-from shared.common.errors import DeliveryTimeout
-from shared.common.records import Headers, ProducerRecord, RecordMetadata
+from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
+from penstock.shared.common.errors import DeliveryTimeout
+from penstock.shared.common.records import Headers, ProducerRecord, RecordMetadata
 
 
 class Adds(ProducerInterceptor):

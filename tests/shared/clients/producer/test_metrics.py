@@ -6,9 +6,9 @@ import gc
 
 from prometheus_client import CollectorRegistry
 
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.metrics import TOTALS, ProducerMetrics
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.metrics import TOTALS, ProducerMetrics
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 def test_by_topic_and_in_total() -> None:

@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from shared.clients.producer import otel
-from shared.clients.producer.otel import OpenTelemetryInterceptor
-from shared.common.errors import DeliveryTimeout, SendCancelled
-from shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.clients.producer import otel
+from penstock.shared.clients.producer.otel import OpenTelemetryInterceptor
+from penstock.shared.common.errors import DeliveryTimeout, SendCancelled
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
 TRACEPARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

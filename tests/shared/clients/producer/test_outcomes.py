@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.producer.batch import BatchState
-from shared.common.errors import (
+from penstock.shared.clients.producer.batch import BatchState
+from penstock.shared.common.errors import (
     AuthorizationFailed,
     CorruptRecord,
     DeliveryTimeout,
@@ -14,7 +14,7 @@ from shared.common.errors import (
     SendCancelled,
     UnsupportedVersion,
 )
-from shared.common.records import RecordMetadata
+from penstock.shared.common.records import RecordMetadata
 from tests.shared.clients.producer.harness import (
     CORRUPT,
     NOT_ENOUGH_REPLICAS,

@@ -12,11 +12,11 @@ from collections import deque
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.clients.connection import read_batches
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.sequences import EPOCH_MAX
-from shared.common.errors import RecordTooLarge, SendCancelled
-from shared.common.records import RecordMetadata, TopicPartition
+from penstock.shared.clients.connection import read_batches
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.sequences import EPOCH_MAX
+from penstock.shared.common.errors import RecordTooLarge, SendCancelled
+from penstock.shared.common.records import RecordMetadata, TopicPartition
 from tests.shared.clients.producer.harness import (
     DUPLICATE,
     NOT_LEADER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import DeliveryTimeout
+from penstock.shared.common.errors import DeliveryTimeout
 from tests.shared.clients.producer.harness import (
     NOT_ENOUGH_REPLICAS,
     NOT_LEADER,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.producer.sequences import EPOCH_MAX
-from shared.common.errors import InvalidRequest, RecordTooLarge
+from penstock.shared.clients.producer.sequences import EPOCH_MAX
+from penstock.shared.common.errors import InvalidRequest, RecordTooLarge
 from tests.shared.clients.producer.harness import (
     DUPLICATE,
     INVALID_RECORD,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.common.errors import (
+from penstock.shared.common.errors import (
     DeliveryTimeout,
     NotLeaderOrFollower,
     RecordTooLarge,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.producer.transactions import Transaction, TxnState
-from shared.common.errors import (
+from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.common.errors import (
     AuthorizationFailed,
     DeliveryTimeout,
     InvalidTxnState,

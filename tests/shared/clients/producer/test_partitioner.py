@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.clients.producer.partitioner import StickyPartition, for_key, murmur2
-from shared.common.records import TopicPartition
+from penstock.shared.clients.producer.partitioner import StickyPartition, for_key, murmur2
+from penstock.shared.common.records import TopicPartition
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "data" / "murmur2.jsonl").read_text().splitlines()]
 DRAWS = 11_000

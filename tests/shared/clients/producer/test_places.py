@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.connection import COMPRESSION
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.places import Places
-from shared.common.errors import RecordTooLarge
-from shared.common.records import TopicPartition
+from penstock.shared.clients.connection import COMPRESSION
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.places import Places
+from penstock.shared.common.errors import RecordTooLarge
+from penstock.shared.common.records import TopicPartition
 
 BATCHES = 3
 steps = st.one_of(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
-from shared.common.errors import (
+from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.common.errors import (
     IllegalState,
     InvalidTimestamp,
     InvalidTopic,
@@ -18,9 +18,9 @@ from shared.common.errors import (
     SerializationError,
     TransactionAborted,
 )
-from shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster
+from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster
 
 
 @asynccontextmanager

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import (
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import (
     BufferExhausted,
     ConfigError,
     DeliveryTimeout,
@@ -20,9 +20,9 @@ from shared.common.errors import (
     RecordTooLarge,
     TransactionAborted,
 )
-from shared.common.records import ProducerRecord
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, Request
+from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, Drop, ErrorCode, Fail, FakeCluster, Request
 from tests.shared.clients.producer.clusters import producing
 
 PATIENCE_SECONDS = 30

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from shared.clients.producer import routing
-from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.partitioner import Partitioner, for_key
-from shared.clients.producer.routing import RoutedTopic, Routes
-from shared.clients.producer.settings import ProducerSettings
-from shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.clients.producer import routing
+from penstock.shared.clients.producer.accumulator import RecordAccumulator
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.partitioner import Partitioner, for_key
+from penstock.shared.clients.producer.routing import RoutedTopic, Routes
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.records import ProducerRecord, TopicPartition
 from tests.shared.clients.producer.clusters import NO_LEADER, connection, know
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.clients.producer import Delivery, ProducerSettings
-from shared.clients.producer.accumulator import RecordAccumulator
-from shared.clients.producer.batch import Batch
-from shared.clients.producer.buffer_memory import BufferMemory
-from shared.clients.producer.metrics import ProducerMetrics
-from shared.clients.producer.sender import Sender
-from shared.clients.producer.sequences import EPOCH_MAX
-from shared.common.errors import (
+from penstock.shared.clients.producer import Delivery, ProducerSettings
+from penstock.shared.clients.producer.accumulator import RecordAccumulator
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.sender import Sender
+from penstock.shared.clients.producer.sequences import EPOCH_MAX
+from penstock.shared.common.errors import (
     AuthorizationFailed,
     DeliveryTimeout,
     IllegalState,
@@ -23,9 +23,19 @@ from shared.common.errors import (
     SendCancelled,
     TransactionAborted,
 )
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker import Api, Close, Delay, ErrorCode, Fail, FakeCluster, Message, Request, Respond
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker import (
+    Api,
+    Close,
+    Delay,
+    ErrorCode,
+    Fail,
+    FakeCluster,
+    Message,
+    Request,
+    Respond,
+)
+from penstock.shared.testing.manual_clock import ManualClock
 from tests.shared.clients.producer.clusters import NO_LEADER, connection, know, producing
 
 PATIENCE_SECONDS = 30

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.producer.batch import ProducerState
-from shared.clients.producer.sequences import EPOCH_MAX, SequenceLedger
-from shared.common.records import TopicPartition
+from penstock.shared.clients.producer.batch import ProducerState
+from penstock.shared.clients.producer.sequences import EPOCH_MAX, SequenceLedger
+from penstock.shared.common.records import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
-from shared.common.errors import ConfigError
-from shared.common.settings import KafkaSettings
+from penstock.shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import KafkaSettings
 
 
 @pytest.mark.parametrize(("given", "meant"), [("all", "all"), (-1, "all"), ("-1", "all"), ("1", 1), (1, 1), (0, 0)])

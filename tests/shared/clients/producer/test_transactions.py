@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from shared.clients.producer.transactions import TRANSITIONS, Transaction, TxnState
-from shared.common.errors import IllegalState, NotEnoughReplicas, ProducerFenced, TransactionAborted
-from shared.common.records import TopicPartition
+from penstock.shared.clients.producer.transactions import TRANSITIONS, Transaction, TxnState
+from penstock.shared.common.errors import IllegalState, NotEnoughReplicas, ProducerFenced, TransactionAborted
+from penstock.shared.common.records import TopicPartition
 
 TP = TopicPartition("t", 0)
 

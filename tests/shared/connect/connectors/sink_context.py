@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from shared.common.records import TopicPartition
-from shared.connect.allowed_files import AllowedFiles
-from shared.connect.record import SinkRecord
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.record import SinkRecord
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

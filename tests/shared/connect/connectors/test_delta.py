@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from shared.clients.producer import Producer
-from shared.common.lake_append import WriterFenced, append_once, table_versions
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
-from shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.lake_append import WriterFenced, append_once, table_versions
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.connectors.delta import DeltaSinkConnector, DeltaSinkTask
+from penstock.shared.connect.errors import ConnectError, RetriableError
 from tests.shared.connect.connectors.sink_context import A, B, Context, Reporter, record, records
 from tests.shared.connect.harness import Running, running
 

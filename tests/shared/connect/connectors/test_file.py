@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.connect import SinkRecord
-from shared.connect.connectors.file import FileStreamSinkTask
-from shared.connect.errors import ConnectError
+from penstock.shared.connect import SinkRecord
+from penstock.shared.connect.connectors.file import FileStreamSinkTask
+from penstock.shared.connect.errors import ConnectError
 from tests.shared.connect.connectors.sink_context import Context
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from shared.clients.producer import Producer
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
-from shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.connectors.files import FilesSinkConnector, FilesSinkTask
+from penstock.shared.connect.errors import ConnectError, RetriableError
 from tests.shared.connect.connectors.sink_context import A, B, Context, Reporter, record, records
 from tests.shared.connect.harness import TP, Running, running
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from shared.clients.producer import Producer
-from shared.common.errors import DataError
-from shared.common.settings import KafkaSettings
-from shared.connect.allowed_files import AllowedFiles
-from shared.connect.connectors.http import (
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.connectors.http import (
     HttpSinkConnector,
     HttpSinkTask,
     HttpSourceConnector,
     HttpSourceTask,
     pointed,
 )
-from shared.connect.errors import RetriableError
-from shared.connect.source_offsets import StoredOffsetReader
-from shared.connect.source_shell import WorkerSourceTaskContext
+from penstock.shared.connect.errors import RetriableError
+from penstock.shared.connect.source_offsets import StoredOffsetReader
+from penstock.shared.connect.source_shell import WorkerSourceTaskContext
 from tests.shared.connect.connectors.http_server import Answer, Request, serving
 from tests.shared.connect.connectors.sink_context import A, B, Context, records
 from tests.shared.connect.harness import Running, Store, running

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from shared.connect.connectors.verifiable import (
+from penstock.shared.connect.connectors.verifiable import (
     MockSinkConnector,
     MockSourceConnector,
     VerifiableSinkConnector,
     VerifiableSourceConnector,
 )
-from shared.connect.states import State, TargetState
+from penstock.shared.connect.states import State, TargetState
 from tests.shared.connect.harness import running
 
 

@@ -12,11 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.connect.converters.avro import AvroConverter, avro_library, reading, without_other_logical_types, writing
-from shared.connect.converters.avro_schemas import AVRO_ENUM, AVRO_UNION, from_avro, to_avro
-from shared.connect.converters.registry import framed
-from shared.connect.errors import ConfigError, DataError
-from shared.connect.schema import (
+from penstock.shared.connect.converters.avro import (
+    AvroConverter,
+    avro_library,
+    reading,
+    without_other_logical_types,
+    writing,
+)
+from penstock.shared.connect.converters.avro_schemas import AVRO_ENUM, AVRO_UNION, from_avro, to_avro
+from penstock.shared.connect.converters.registry import framed
+from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.schema import (
     BOOLEAN,
     BYTES,
     FLOAT64,

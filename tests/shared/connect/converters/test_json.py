@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import DataError
-from shared.connect.converters.json import NO_JSON, JsonConverter
-from shared.connect.schema import (
+from penstock.shared.common.errors import DataError
+from penstock.shared.connect.converters.json import NO_JSON, JsonConverter
+from penstock.shared.connect.schema import (
     BYTES,
     INT32,
     INT64,

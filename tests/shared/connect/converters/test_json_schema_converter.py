@@ -7,10 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from shared.connect.converters.json_schema_converter import JsonSchemaConverter
-from shared.connect.converters.registry import framed
-from shared.connect.errors import DataError
-from shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema, decimal_schema
+from penstock.shared.connect.converters.json_schema_converter import JsonSchemaConverter
+from penstock.shared.connect.converters.registry import framed
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema, decimal_schema
 from tests.shared.connect.converters.converting import fetching
 from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry
 

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from shared.connect.converters.json_schema_documents import from_json, from_json_schema, to_json, to_json_schema
-from shared.connect.errors import DataError
-from shared.connect.schema import (
+from penstock.shared.connect.converters.json_schema_documents import (
+    from_json,
+    from_json_schema,
+    to_json,
+    to_json_schema,
+)
+from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.schema import (
     BOOLEAN,
     BYTES,
     FLOAT64,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shared.common.errors import ConfigError, DataError
-from shared.connect.converter import Converter
-from shared.connect.converters.plain import (
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.converter import Converter
+from penstock.shared.connect.converters.plain import (
     BooleanConverter,
     ByteArrayConverter,
     DoubleConverter,
@@ -18,7 +18,7 @@ from shared.connect.converters.plain import (
     ShortConverter,
     StringConverter,
 )
-from shared.connect.schema import STRING
+from penstock.shared.connect.schema import STRING
 
 
 @pytest.mark.parametrize(

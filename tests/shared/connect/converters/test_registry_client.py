@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.connect.converters import registry_client
-from shared.connect.converters.registry_client import Access, RegistryClient
-from shared.connect.errors import DataError, RetriableError
+from penstock.shared.connect.converters import registry_client
+from penstock.shared.connect.converters.registry_client import Access, RegistryClient
+from penstock.shared.connect.errors import DataError, RetriableError
 from tests.shared.connect.converters.registry_server import schema_registry
 
 DOWN = (503, {}, b"busy")

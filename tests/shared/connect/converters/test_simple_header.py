@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.connect.converters.simple_header import SimpleHeaderConverter
-from shared.connect.schema import BOOLEAN, FLOAT64, INT8, INT16, INT64, STRING
+from penstock.shared.connect.converters.simple_header import SimpleHeaderConverter
+from penstock.shared.connect.schema import BOOLEAN, FLOAT64, INT8, INT16, INT64, STRING
 
 AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
 

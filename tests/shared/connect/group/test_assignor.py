@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
-from shared.connect.group.connect_protocol import NOTHING, Work
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
+from penstock.shared.connect.group.connect_protocol import NOTHING, Work
+from penstock.shared.connect.states import ConnectorTaskId
 
 DELAY_MS = 1_000
 
@@ -110,6 +110,24 @@ def test_a_worker_that_comes_back_gets_it_again() -> None:
     cluster.now_ms = DELAY_MS
     cluster.rebalance()
     assert cluster.held == {**others, "back": gone}
+
+
+def test_a_worker_that_came_back_gets_no_more_than_its_share() -> None:
+    """A second worker leaves while the first one's work waits: what both had goes to those with the least to do."""
+    cluster = Cluster(1, work(3, 2))
+    for joined in ("x0", "x1"):
+        cluster.held[joined] = NOTHING
+        cluster.rebalance()
+    del cluster.held["x0"]
+    cluster.rebalance()
+    cluster.held["x0"] = NOTHING
+    cluster.rebalance()
+    del cluster.held["x1"]
+    cluster.settle()
+    cluster.now_ms = DELAY_MS
+    cluster.settle()
+    assert cluster.running() == cluster.configured
+    assert max(cluster.spread()) <= 1
 
 
 def test_without_delay_lost_work_is_given_out_at_once() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import SerializationError
-from shared.connect.group.connect_protocol import (
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.connect.group.connect_protocol import (
     COMPATIBLE,
     CONFIG_MISMATCH,
     EAGER,
@@ -21,7 +21,7 @@ from shared.connect.group.connect_protocol import (
     encode_assignment,
     encode_state,
 )
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.states import ConnectorTaskId
 
 NAMES = st.text(min_size=1, max_size=5)
 WORKS = st.builds(

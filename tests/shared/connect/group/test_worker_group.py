@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shared.clients.group.member_states import GroupConfig, MemberState
-from shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
-from shared.common.errors import AuthorizationFailed, KafkaTimeout
-from shared.connect.group.assignor import IncrementalAssignor
-from shared.connect.group.connect_protocol import (
+from penstock.shared.clients.group.member_states import GroupConfig, MemberState
+from penstock.shared.clients.group.steps import Join, JoinAnswer, Sync, SyncAnswer, Wait
+from penstock.shared.common.errors import AuthorizationFailed, KafkaTimeout
+from penstock.shared.connect.group.assignor import IncrementalAssignor
+from penstock.shared.connect.group.connect_protocol import (
     COMPATIBLE,
     EAGER,
     NOTHING,
@@ -21,8 +21,8 @@ from shared.connect.group.connect_protocol import (
     encode_assignment,
     encode_state,
 )
-from shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, WorkerGroup
-from shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, WorkerGroup
+from penstock.shared.connect.states import ConnectorTaskId
 
 ALL = Work({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
 SESSION_MS = 10_000

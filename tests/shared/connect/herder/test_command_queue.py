@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shared.common.errors import IllegalState
-from shared.connect.herder.command_queue import CommandQueue
-from shared.connect.herder.errors import BadRequest, RequestTimedOut
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.connect.herder.command_queue import CommandQueue
+from penstock.shared.connect.herder.errors import BadRequest, RequestTimedOut
+from penstock.shared.testing.manual_clock import ManualClock
 
 
 def noting(ran: list[int], number: int) -> Callable[[], Awaitable[int]]:

@@ -7,16 +7,22 @@ from typing import Any, cast
 
 import pytest
 
-from shared.clients.admin import Admin
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.errors import KafkaTimeout
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.connect.errors import ConnectError
-from shared.connect.herder.connector_offsets import ALTERED, ConnectorOffsets, group_of_sink, rows_of, sink_offsets
-from shared.connect.herder.errors import BadRequest
-from shared.connect.storage.offset_store import MemoryOffsetStore
-from shared.testing.fake_broker import Api, FakeCluster
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.herder.connector_offsets import (
+    ALTERED,
+    ConnectorOffsets,
+    group_of_sink,
+    rows_of,
+    sink_offsets,
+)
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
+from penstock.shared.testing.fake_broker import Api, FakeCluster
 from tests.shared.connect.harness import TP, Store
 
 

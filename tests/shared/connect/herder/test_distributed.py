@@ -9,28 +9,28 @@ from typing import Any, ClassVar
 
 import pytest
 
-from shared.clients.admin import Admin
-from shared.clients.connection import Connection
-from shared.clients.producer import Producer, ProducerSettings
-from shared.common.errors import KafkaTimeout, ProducerFenced
-from shared.common.settings import KafkaSettings
-from shared.connect.connector import Props
-from shared.connect.errors import ConnectorNotFound
-from shared.connect.herder import distributed
-from shared.connect.herder.base_herder import Stores
-from shared.connect.herder.distributed import DistributedHerder
-from shared.connect.herder.errors import AlreadyExists, BadRequest, NotHere
-from shared.connect.herder.settings import DistributedConfig
-from shared.connect.plugins import Plugins
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.status_listener import StatusListener
-from shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
-from shared.connect.storage.config_store import KafkaConfigStore
-from shared.connect.storage.offset_store import KafkaOffsetStore
-from shared.connect.storage.status_store import KafkaStatusStore
-from shared.connect.worker import TaskMaker, Worker
-from shared.connect.worker_task import TaskSpec
-from shared.testing.fake_broker import FakeCluster
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import KafkaTimeout, ProducerFenced
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.connector import Props
+from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.herder import distributed
+from penstock.shared.connect.herder.base_herder import Stores
+from penstock.shared.connect.herder.distributed import DistributedHerder
+from penstock.shared.connect.herder.errors import AlreadyExists, BadRequest, NotHere
+from penstock.shared.connect.herder.settings import DistributedConfig
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
+from penstock.shared.connect.storage.config_store import KafkaConfigStore
+from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
+from penstock.shared.connect.storage.status_store import KafkaStatusStore
+from penstock.shared.connect.worker import TaskMaker, Worker
+from penstock.shared.connect.worker_task import TaskSpec
+from penstock.shared.testing.fake_broker import FakeCluster
 from tests.shared.connect.harness import SayingSink
 from tests.shared.connect.herder.test_standalone import CONVERTER, Divided, Standing, going, validating
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.connect.errors import ConnectorNotFound
-from shared.connect.herder.loggers import Loggers, level_number
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.herder.loggers import Loggers, level_number
+from penstock.shared.testing.manual_clock import ManualClock
 
 NAME = "a.connectors.own"
 
 
 @pytest.fixture(autouse=True)
 def _levels_as_they_were() -> Iterator[None]:
-    names = (NAME, f"{NAME}.deep", "shared.connect", None)
+    names = (NAME, f"{NAME}.deep", "penstock.shared.connect", None)
     before = {name: logging.getLogger(name).level for name in names}
     yield
     for name, level in before.items():
@@ -39,7 +39,7 @@ def test_kafkas_names_mean_ours() -> None:
     """Who sets the level of Kafka Connect's packages sets the runtime's."""
     loggers = Loggers(ManualClock())
     loggers.set_level("org.apache.kafka.connect", "TRACE")
-    assert logging.getLogger("shared.connect").level == logging.DEBUG - 5
+    assert logging.getLogger("penstock.shared.connect").level == logging.DEBUG - 5
     assert loggers.level("org.apache.kafka.connect")["level"] == "TRACE"
 
 

@@ -9,15 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from shared.clients.producer import Producer
-from shared.common.metrics import render
-from shared.common.settings import KafkaSettings
-from shared.connect.connectors.file import FileStreamSinkConnector
-from shared.connect.herder.metrics import ConnectMetrics
-from shared.connect.plugins import Plugins
-from shared.connect.states import TargetState
-from shared.connect.storage.config_state import ConfigSnapshot
-from shared.connect.worker import Worker
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.metrics import render
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.connectors.file import FileStreamSinkConnector
+from penstock.shared.connect.herder.metrics import ConnectMetrics
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import TargetState
+from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.worker import Worker
 from tests.shared.connect.harness import Running, SayingSink, SayingSource, running
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shared.connect.herder.pending_changes import PendingChanges
-from shared.connect.states import ConnectorTaskId
-from shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
-from shared.connect.storage.config_state import (
+from penstock.shared.connect.herder.pending_changes import PendingChanges
+from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
+from penstock.shared.connect.storage.config_state import (
     ConnectorChanged,
     ConnectorRemoved,
     TargetStateChanged,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.connect.herder.restart_plan import plan_restart
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.config_records import RestartRequest
-from shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+from penstock.shared.connect.herder.restart_plan import plan_restart
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.config_records import RestartRequest
+from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 
 TASKS = [
     TaskStatus(ConnectorTaskId("c", n), state, "w", 1)

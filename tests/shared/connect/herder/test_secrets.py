@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.connect.connectors.http import HttpSinkConnector
-from shared.connect.connectors.postgres.sink import PostgresSinkConnector
-from shared.connect.herder.errors import BadRequest
-from shared.connect.herder.secrets import is_secret, kept, shown
+from penstock.shared.connect.connectors.http import HttpSinkConnector
+from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.herder.secrets import is_secret, kept, shown
 
 CONFIG = {
     "connection.password": "pl41n",

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from shared.connect.herder.session_keys import (
+from penstock.shared.connect.herder.session_keys import (
     ALGORITHM_HEADER,
     HASHES,
     SIGNATURE_HEADER,
@@ -15,7 +15,7 @@ from shared.connect.herder.session_keys import (
     sign,
     verify,
 )
-from shared.connect.storage.config_records import SessionKey
+from penstock.shared.connect.storage.config_records import SessionKey
 
 
 @pytest.mark.parametrize("algorithm", HASHES)

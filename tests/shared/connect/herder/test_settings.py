@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.connect.group.connect_protocol import COMPATIBLE, EAGER, SESSIONED
-from shared.connect.herder.settings import DistributedConfig, StandaloneConfig
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.group.connect_protocol import COMPATIBLE, EAGER, SESSIONED
+from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 
 PROPS = {
     "bootstrap.servers": "a:9092",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shared.connect.herder.status_reporter import StatusReporter
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.status_records import ConnectorStatus, TaskStatus
-from shared.connect.storage.status_store import StatusStore
-from shared.testing.manual_clock import ManualClock
+from penstock.shared.connect.herder.status_reporter import StatusReporter
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
+from penstock.shared.connect.storage.status_store import StatusStore
+from penstock.shared.testing.manual_clock import ManualClock
 
 TASK = ConnectorTaskId("c", 0)
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from shared.connect.errors import ConnectorNotFound
-from shared.connect.herder.restart_plan import RestartPlan
-from shared.connect.herder.views import active_topics, connector_info, connector_status, task_infos, task_status
-from shared.connect.plugins import Plugins
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.config_state import ConfigSnapshot
-from shared.connect.storage.status_cache import StatusCache
-from shared.connect.storage.status_records import ConnectorStatus, TaskStatus, TopicStatus
+from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.herder.restart_plan import RestartPlan
+from penstock.shared.connect.herder.views import (
+    active_topics,
+    connector_info,
+    connector_status,
+    task_infos,
+    task_status,
+)
+from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.storage.status_cache import StatusCache
+from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus, TopicStatus
 
 TASK = ConnectorTaskId("src", 0)
 CONFIG = {"connector.class": "FileStreamSource", "name": "src"}

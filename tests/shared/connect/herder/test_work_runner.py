@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, cast
 
-from shared.connect.group.connect_protocol import Work
-from shared.connect.herder.work_runner import WorkRunner
-from shared.connect.states import ConnectorTaskId, State, TargetState
-from shared.connect.storage.config_state import ConfigSnapshot
+from penstock.shared.connect.group.connect_protocol import Work
+from penstock.shared.connect.herder.work_runner import WorkRunner
+from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.storage.config_state import ConfigSnapshot
 
 
 class SlowToStop:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.common.log import get_logger
-from shared.connect import ConfigDef, SourceConnector, SourceRecord, SourceTask
-from shared.connect.config_def import ConfigValue
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect import ConfigDef, SourceConnector, SourceRecord, SourceTask
+from penstock.shared.connect.config_def import ConfigValue
 
 log = get_logger(__name__)
 

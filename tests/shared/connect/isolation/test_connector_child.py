@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from shared.common.records import TopicPartition
-from shared.connect.connectors.file import FileStreamSinkConnector
-from shared.connect.isolation.connector_child import ServedConnector, class_at
-from shared.connect.isolation.messages import Message, to_rows
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.connectors.file import FileStreamSinkConnector
+from penstock.shared.connect.isolation.connector_child import ServedConnector, class_at
+from penstock.shared.connect.isolation.messages import Message, to_rows
 from tests.shared.connect.isolation.blocking import AwkwardSource
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import DataError, KafkaTimeout, RetriableError
-from shared.common.records import TopicPartition
-from shared.connect.errors import ConfigError, ConnectError, FailedThere, said_of, trace_of
-from shared.connect.isolation.messages import (
+from penstock.shared.common.errors import DataError, KafkaTimeout, RetriableError
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.connect.errors import ConfigError, ConnectError, FailedThere, said_of, trace_of
+from penstock.shared.connect.isolation.messages import (
     error_message,
     error_of,
     from_pairs,

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shared.connect.isolation.own_thread import in_thread
+from penstock.shared.connect.isolation.own_thread import in_thread
 
 
 async def test_work_on_a_thread_gives_what_it_gives_or_raises() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere
-from shared.connect.isolation.process_connector import ProcessConnector
-from shared.connect.states import State, TargetState
+from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere
+from penstock.shared.connect.isolation.process_connector import ProcessConnector
+from penstock.shared.connect.states import State, TargetState
 from tests.shared.connect.harness import Running, running
 from tests.shared.connect.isolation.blocking import AwkwardSource
 

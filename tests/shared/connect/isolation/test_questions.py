@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from shared.connect.errors import ConfigError, ConnectError
-from shared.connect.isolation.messages import Message, error_message
-from shared.connect.isolation.questions import Questions
+from penstock.shared.connect.errors import ConfigError, ConnectError
+from penstock.shared.connect.isolation.messages import Message, error_message
+from penstock.shared.connect.isolation.questions import Questions
 
 
 async def test_answers_find_their_questions() -> None:

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from shared.common.errors import KafkaTimeout, RetriableError
-from shared.connect.isolation.messages import Message, encoded, error_message, to_pairs
-from shared.connect.isolation.questions import Questions
-from shared.connect.isolation.remote_offsets import RemoteOffsets
+from penstock.shared.common.errors import KafkaTimeout, RetriableError
+from penstock.shared.connect.isolation.messages import Message, encoded, error_message, to_pairs
+from penstock.shared.connect.isolation.questions import Questions
+from penstock.shared.connect.isolation.remote_offsets import RemoteOffsets
 
 
 async def test_offsets_are_asked_for_and_set() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shared.common.errors import SerializationError
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.storage.config_records import (
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.config_records import (
     ConfigRecord,
     ConnectorRecord,
     LoggerLevel,

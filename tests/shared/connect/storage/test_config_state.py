@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.storage.config_records import (
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.config_records import (
     ConnectorRecord,
     LoggerLevel,
     RestartRequest,
@@ -21,7 +21,7 @@ from shared.connect.storage.config_records import (
     TaskRecord,
     decode,
 )
-from shared.connect.storage.config_state import (
+from penstock.shared.connect.storage.config_state import (
     ConfigChange,
     ConfigState,
     ConnectorChanged,

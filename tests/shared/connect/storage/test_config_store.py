@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from shared.connect.states import ConnectorTaskId, TargetState
-from shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
-from shared.connect.storage.config_state import (
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
+from penstock.shared.connect.storage.config_state import (
     ConfigChange,
     ConnectorChanged,
     ConnectorRemoved,
     TargetStateChanged,
     TasksChanged,
 )
-from shared.connect.storage.config_store import MemoryConfigStore
+from penstock.shared.connect.storage.config_store import MemoryConfigStore
 
 
 async def started() -> tuple[MemoryConfigStore, list[ConfigChange]]:

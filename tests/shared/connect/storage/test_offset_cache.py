@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import SerializationError
-from shared.connect.storage.offset_cache import OffsetCache
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.connect.storage.offset_cache import OffsetCache
 
 
 def test_the_recorded_offsets() -> None:

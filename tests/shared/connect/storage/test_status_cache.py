@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.status_cache import StatusCache
-from shared.connect.storage.status_records import ConnectorStatus, Forgotten, TaskStatus, TopicStatus
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.status_cache import StatusCache
+from penstock.shared.connect.storage.status_records import ConnectorStatus, Forgotten, TaskStatus, TopicStatus
 
 TASK = ConnectorTaskId("c", 1)
 

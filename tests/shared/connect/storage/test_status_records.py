@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.common.errors import SerializationError
-from shared.connect.states import ConnectorTaskId, State
-from shared.connect.storage.status_records import (
+from penstock.shared.common.errors import SerializationError
+from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,
     Forgotten,
     StatusRecord,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shared.common.errors import ConfigError, DataError
-from shared.connect.schema import INT32, INT64, OPTIONAL_STRING, Field, Schema, SchemaType
-from shared.connect.transforms.cast import TYPES, CastKey, CastValue, cast
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.schema import INT32, INT64, OPTIONAL_STRING, Field, Schema, SchemaType
+from penstock.shared.connect.transforms.cast import TYPES, CastKey, CastValue, cast
 from tests.shared.connect.transforms.transforming import applied, configured, record
 
 AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shared.common.errors import ConfigError, DataError
-from shared.connect.record import SourceRecord
-from shared.connect.schema import INT32, INT64, OPTIONAL_STRING, STRING, Field, Schema, timestamp_schema
-from shared.connect.transforms.content import InsertFieldValue, MaskFieldValue, SetSchemaMetadataValue
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.schema import INT32, INT64, OPTIONAL_STRING, STRING, Field, Schema, timestamp_schema
+from penstock.shared.connect.transforms.content import InsertFieldValue, MaskFieldValue, SetSchemaMetadataValue
 from tests.shared.connect.transforms.transforming import applied, configured, record
 
 SCHEMA = Schema.struct("S", Field("a", STRING))

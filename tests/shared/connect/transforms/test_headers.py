@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError, DataError
-from shared.connect.record import Header
-from shared.connect.schema import INT8, INT32, STRING, Field, Schema
-from shared.connect.transforms.headers import DropHeaders, HeaderFromValue, InsertHeader
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.record import Header
+from penstock.shared.connect.schema import INT8, INT32, STRING, Field, Schema
+from penstock.shared.connect.transforms.headers import DropHeaders, HeaderFromValue, InsertHeader
 from tests.shared.connect.transforms.transforming import configured, record
 
 ONE = (Header("a", 1), Header("b", 2), Header("a", 3))

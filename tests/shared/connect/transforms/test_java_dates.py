@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import ConfigError, DataError
-from shared.connect.transforms.java_dates import DatePattern
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.transforms.java_dates import DatePattern
 
 AT = dt.datetime(2024, 2, 9, 15, 4, 5, 67_000, tzinfo=dt.UTC)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shared.connect.record import Header
-from shared.connect.transforms.predicates import HasHeaderKey, RecordIsTombstone, TopicNameMatches
+from penstock.shared.connect.record import Header
+from penstock.shared.connect.transforms.predicates import HasHeaderKey, RecordIsTombstone, TopicNameMatches
 from tests.shared.connect.transforms.transforming import record
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import DataError
-from shared.connect.transforms.routing import Filter, RegexRouter, TimestampRouter
+from penstock.shared.common.errors import DataError
+from penstock.shared.connect.transforms.routing import Filter, RegexRouter, TimestampRouter
 from tests.shared.connect.transforms.transforming import applied, configured, record
 
 

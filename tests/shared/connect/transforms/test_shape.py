@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import ConfigError, DataError
-from shared.connect.schema import INT32, OPTIONAL_INT32, STRING, Field, Schema, SchemaType
-from shared.connect.transforms.shape import (
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.schema import INT32, OPTIONAL_INT32, STRING, Field, Schema, SchemaType
+from penstock.shared.connect.transforms.shape import (
     ExtractFieldKey,
     ExtractFieldValue,
     FlattenValue,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shared.common.errors import ConfigError, DataError
-from shared.connect.schema import BOOLEAN, INT64, Field, Schema, date_schema, timestamp_schema
-from shared.connect.transforms.timestamps import TimestampConverterValue
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.connect.schema import BOOLEAN, INT64, Field, Schema, date_schema, timestamp_schema
+from penstock.shared.connect.transforms.timestamps import TimestampConverterValue
 from tests.shared.connect.transforms.transforming import applied, configured
 
 AT = dt.datetime(2024, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)

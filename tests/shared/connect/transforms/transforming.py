@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.connect.record import ConnectRecord, SinkRecord
-from shared.connect.schema import Schema
-from shared.connect.transform import Transformation
+from penstock.shared.connect.record import ConnectRecord, SinkRecord
+from penstock.shared.connect.schema import Schema
+from penstock.shared.connect.transform import Transformation
 
 
 def configured(kind: type[Transformation], **settings: str) -> Transformation:

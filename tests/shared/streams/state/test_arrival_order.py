@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count
-from shared.streams.columnar import StateColumns
-from shared.streams.state.arrival_order import merging_keys
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.session_store import InMemorySessionStore, Session
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.state.arrival_order import merging_keys
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.state.session_store import InMemorySessionStore, Session
 
 GAP = 10
 record = st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 120))

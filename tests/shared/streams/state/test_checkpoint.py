@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.streams.aggregations import Count, Sum
-from shared.streams.changelog_format import StoreSchema
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced, layout
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced, layout
 
 
 def schemas(gap: int = 10, name: str = "s", **more: Sum) -> tuple[StoreSchema, ...]:

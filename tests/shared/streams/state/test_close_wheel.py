@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.state.close_wheel import CloseWheel
+from penstock.shared.streams.state.close_wheel import CloseWheel
 
 steps = st.lists(
     st.tuples(

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count
-from shared.streams.columnar import StateColumns
-from shared.streams.state.column_close import close_at_once, close_due
-from shared.streams.state.column_window_store import ColumnWindowStore
-from shared.streams.state.window_store import InMemoryWindowStore
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.state.column_close import close_at_once, close_due
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore
 
 starts = st.integers(0, 3).map(lambda n: n * 10)
 keys = st.text("ab\x00\u00e9\U0001f600", max_size=3)

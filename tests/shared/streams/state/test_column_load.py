@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Max, Sum
-from shared.streams.columnar import StateColumns
-from shared.streams.state.column_load import load_many
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.aggregations import Count, Max, Sum
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.state.column_load import load_many
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
 
 GAP_MS = 10
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.state.column_merge import cuts, joined_by_runs, sorted_order
+from penstock.shared.streams.state.column_merge import cuts, joined_by_runs, sorted_order
 
 times = st.one_of(st.integers(0, 50), st.integers(0, 2**62))
 spans = st.one_of(st.integers(0, 80), st.integers(0, 2**60))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Max
-from shared.streams.columnar import StateColumns
-from shared.streams.state import column_store
-from shared.streams.state.column_session_store import ColumnSessionStore
-from shared.streams.state.session_store import InMemorySessionStore, Session, SessionChanges
+from penstock.shared.streams.aggregations import Count, Max
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.state import column_store
+from penstock.shared.streams.state.column_session_store import ColumnSessionStore
+from penstock.shared.streams.state.session_store import InMemorySessionStore, Session, SessionChanges
 
 GAP = 10
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Max
-from shared.streams.columnar import StateColumns
-from shared.streams.latest import Latest
-from shared.streams.state import column_store
-from shared.streams.state.column_window_store import ColumnWindowStore
-from shared.streams.state.window_store import InMemoryWindowStore, WindowChanges
+from penstock.shared.streams.aggregations import Count, Max
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.state import column_store
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore, WindowChanges
 
 SIZE, ADVANCE = 25, 10
 

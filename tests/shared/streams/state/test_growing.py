@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.streams.state.growing import CAPACITY_MIN, GrowingColumns
+from penstock.shared.streams.state.growing import CAPACITY_MIN, GrowingColumns
 
 
 def test_values_outlive_growing() -> None:

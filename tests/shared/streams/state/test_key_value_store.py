@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.common.errors import DataError
-from shared.streams.state.key_value_store import KeyValueStore
+from penstock.shared.common.errors import DataError
+from penstock.shared.streams.state.key_value_store import KeyValueStore
 
 
 def test_rows_by_key() -> None:

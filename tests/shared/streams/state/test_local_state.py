@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.common.records import Columns, ConsumerRecord
-from shared.streams.aggregations import Count
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.state.checkpoint import CommitPlace
-from shared.streams.state.local_state import RESTORE_BYTES_MAX, LocalState, PlaceUnknown
-from shared.streams.state.persistent_stores import PersistentSessionStore
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_task import StreamTask
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.local_state import RESTORE_BYTES_MAX, LocalState, PlaceUnknown
+from penstock.shared.streams.state.persistent_stores import PersistentSessionStore
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import StreamTask
 
 
 @pytest.fixture

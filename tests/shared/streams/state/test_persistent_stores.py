@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Sum
-from shared.streams.collecting import CollectSet
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.grouped_stream import GroupedStream, WindowedGroup
-from shared.streams.processor import Processor, Record
-from shared.streams.state.state_directory import StateDirectory
-from shared.streams.stream_join import JoinWindows
-from shared.streams.topology import Topology
-from shared.testing.topology_test_driver import TopologyTestDriver
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.collecting import CollectSet
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.topology import Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 KINDS = ("session", "tumbling", "hopping", "sliding")
 ROOMY, NONE = 64 * 1024 * 1024, 0

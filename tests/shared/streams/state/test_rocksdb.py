@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.common.errors import StateStoreFailed
-from shared.streams.state.checkpoint import Checkpoint
-from shared.streams.state.rocksdb import META, Meta, RocksDb, RocksMemory, RowId, StoredRow
+from penstock.shared.common.errors import StateStoreFailed
+from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.state.rocksdb import META, Meta, RocksDb, RocksMemory, RowId, StoredRow
 
 MEMORY = RocksMemory(8 * 1024 * 1024)
 AT = Checkpoint("id", 3, 17, 15, None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.errors import StateStoreFailed
-from shared.streams.aggregations import Count, Sum
-from shared.streams.collecting import CollectSet
-from shared.streams.dsl import StreamsBuilder
-from shared.streams.state.row_codec import RowCodec
+from penstock.shared.common.errors import StateStoreFailed
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.collecting import CollectSet
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.state.row_codec import RowCodec
 
 
 def codec(key: str = "string") -> RowCodec:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.state.growing import GrowingColumns
-from shared.streams.state.row_index import NEVER, NONE, SLOTS_PER_ROW, RowIndex
+from penstock.shared.streams.state.growing import GrowingColumns
+from penstock.shared.streams.state.row_index import NEVER, NONE, SLOTS_PER_ROW, RowIndex
 
 Place = tuple[int, int]
 places = st.tuples(st.integers(0, 40), st.one_of(st.integers(0, 60), st.integers(0, 2**62)))

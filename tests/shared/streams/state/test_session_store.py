@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shared.streams.state.session_store import (
+from penstock.shared.streams.state.session_store import (
     HEAP_SPARE,
     ClosedSession,
     InMemorySessionStore,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.common.errors import ConfigError
-from shared.streams.state.state_directory import StateDirectory
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.state.state_directory import StateDirectory
 
 
 def directory(folder: Path) -> StateDirectory:
@@ -39,8 +39,8 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rocksdict is not installed the error names the setting and the extra."""
     for module in ("local_state", "rocksdb"):
-        monkeypatch.delitem(sys.modules, f"shared.streams.state.{module}", raising=False)
-        package = sys.modules["shared.streams.state"]
+        monkeypatch.delitem(sys.modules, f"penstock.shared.streams.state.{module}", raising=False)
+        package = sys.modules["penstock.shared.streams.state"]
         monkeypatch.delattr(package, module, raising=False)
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     with pytest.raises(ConfigError, match=r"default_dsl_store: rocksDB needs the extra .*penstock\[rocksdb\]"):

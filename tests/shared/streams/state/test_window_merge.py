@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.aggregations import Count, Min
-from shared.streams.columnar import StateColumns
-from shared.streams.latest import Latest
-from shared.streams.state import window_merge
-from shared.streams.state.column_window_store import ColumnWindowStore
-from shared.streams.state.window_merge import take_into_windows
+from penstock.shared.streams.aggregations import Count, Min
+from penstock.shared.streams.columnar import StateColumns
+from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.state import window_merge
+from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.state.window_merge import take_into_windows
 
 SIZE_MS, ADVANCE_MS = 30, 10
 

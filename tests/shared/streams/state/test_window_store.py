@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.streams.state.window_store import InMemoryWindowStore
+from penstock.shared.streams.state.window_store import InMemoryWindowStore
 
 
 def written(store: InMemoryWindowStore) -> tuple[list[Any], list[Any], list[Any]]:

@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.clients.connection import COMPRESSION, new_batch_builder, read_batches, seal_batch
-from shared.testing.fake_broker.batches import InvalidBatch, marker, next_sequence, parse, place, records, stamp
-from shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.clients.connection import COMPRESSION, new_batch_builder, read_batches, seal_batch
+from penstock.shared.testing.fake_broker.batches import (
+    InvalidBatch,
+    marker,
+    next_sequence,
+    parse,
+    place,
+    records,
+    stamp,
+)
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 
 def built(

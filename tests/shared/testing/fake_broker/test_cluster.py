@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from shared.clients.admin import Admin, NewTopic
-from shared.clients.consumer import Consumer, ConsumerSettings
-from shared.common.errors import AuthenticationFailed
-from shared.common.records import OffsetAndMetadata, TopicPartition
-from shared.common.settings import KafkaSettings
-from shared.testing.fake_broker import Action, Api, Drop, Fail, FakeCluster, Request
-from shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.errors import AuthenticationFailed
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Action, Api, Drop, Fail, FakeCluster, Request
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from tests.shared.testing.fake_broker.test_server import connected
 
 

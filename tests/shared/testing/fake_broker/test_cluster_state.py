@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.cluster_state import ClusterState, Node, Request
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.handlers import HANDLERS
-from shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
-from shared.testing.fake_broker.timers import Later
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node, Request
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.handlers import HANDLERS
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
+from penstock.shared.testing.fake_broker.timers import Later
 from tests.shared.testing.fake_broker.test_batches import built
 
 T0 = TopicPartition("t", 0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.testing.fake_broker.codec import MalformedMessage, Message, Schema, read_varint, write_varint
+from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message, Schema, read_varint, write_varint
 
 EVERYTHING = """
 flag bool

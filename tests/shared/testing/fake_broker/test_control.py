@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.cluster_state import Request
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.control import Close, Control, failed, merged, without
-from shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.cluster_state import Request
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.control import Close, Control, failed, merged, without
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
 
 
 def request(api: Api, node: int = 1, **body: object) -> Request:

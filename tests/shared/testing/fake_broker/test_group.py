@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.group import Group, GroupState
-from shared.testing.fake_broker.protocol import ErrorCode
-from shared.testing.fake_broker.timers import Later, Timers
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.group import Group, GroupState
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.timers import Later, Timers
 
 CLIENT = ("client", "/127.0.0.1")
 VERSION = 3

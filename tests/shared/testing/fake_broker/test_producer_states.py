@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.testing.fake_broker.batches import Batch, parse, place
-from shared.testing.fake_broker.producer_states import Appended, ProducerStates
-from shared.testing.fake_broker.protocol import ErrorCode
+from penstock.shared.testing.fake_broker.batches import Batch, parse, place
+from penstock.shared.testing.fake_broker.producer_states import Appended, ProducerStates
+from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from tests.shared.testing.fake_broker.test_batches import built
 
 

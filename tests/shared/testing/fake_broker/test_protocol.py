@@ -15,11 +15,11 @@ from aiokafka.protocol.admin import DescribeGroupsRequest_v3
 from aiokafka.protocol.api import Request as AioRequest
 from aiokafka.protocol.api import RequestStruct
 
-from shared.clients.connection import wire
-from shared.clients.connection.wire_types import Api as OurApi
-from shared.clients.connection.wire_types import Uuid
-from shared.testing.fake_broker.codec import MalformedMessage, Message
-from shared.testing.fake_broker.protocol import (
+from penstock.shared.clients.connection import wire
+from penstock.shared.clients.connection.wire_types import Api as OurApi
+from penstock.shared.clients.connection.wire_types import Uuid
+from penstock.shared.testing.fake_broker.codec import MalformedMessage, Message
+from penstock.shared.testing.fake_broker.protocol import (
     SPOKEN,
     Api,
     decode_header,

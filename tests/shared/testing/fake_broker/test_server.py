@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker import (
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker import (
     Action,
     Api,
     Close,
@@ -24,7 +24,7 @@ from shared.testing.fake_broker import (
     Request,
     Respond,
 )
-from shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
+from penstock.shared.testing.fake_broker.protocol import SPOKEN, decode_response, encode_request
 from tests.shared.testing.fake_broker.test_batches import built
 
 PATIENCE_S = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.testing.fake_broker.timers import Later, Timers
+from penstock.shared.testing.fake_broker.timers import Later, Timers
 
 
 def test_an_answer_comes_once() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shared.common.records import TopicPartition
-from shared.testing.fake_broker.cluster_state import ClusterState, Node
-from shared.testing.fake_broker.codec import Message
-from shared.testing.fake_broker.protocol import Api, ErrorCode
-from shared.testing.fake_broker.transactions import END, EPOCH_MAX, PREPARED, TransactionState
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.cluster_state import ClusterState, Node
+from penstock.shared.testing.fake_broker.codec import Message
+from penstock.shared.testing.fake_broker.protocol import Api, ErrorCode
+from penstock.shared.testing.fake_broker.transactions import END, EPOCH_MAX, PREPARED, TransactionState
 from tests.shared.testing.fake_broker.test_batches import built
 from tests.shared.testing.fake_broker.test_cluster_state import ask, cluster, produce
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shared.connect.connectors.postgres.changes import Changes, Progress, place_of
-from shared.connect.errors import ConnectError
-from shared.connect.record import SourceRecord
+from penstock.shared.connect.connectors.postgres.changes import Changes, Progress, place_of
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.record import SourceRecord
 from tests.shared.connect.connectors.postgres.recorded import (
     BEGIN,
     COMMIT,

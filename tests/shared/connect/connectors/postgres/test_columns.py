@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shared.connect.connectors.postgres.columns import TYPE_NAMES, value_from
-from shared.connect.errors import ConnectError
+from penstock.shared.connect.connectors.postgres.columns import TYPE_NAMES, value_from
+from penstock.shared.connect.errors import ConnectError
 
 OIDS = {name: oid for oid, name in TYPE_NAMES.items()}
 

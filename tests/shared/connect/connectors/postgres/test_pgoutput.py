@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.connect.connectors.postgres.pgoutput import (
+from penstock.shared.connect.connectors.postgres.pgoutput import (
     UNCHANGED,
     Begin,
     Column,
@@ -21,7 +21,7 @@ from shared.connect.connectors.postgres.pgoutput import (
     lsn_of,
     lsn_text,
 )
-from shared.connect.errors import DataError
+from penstock.shared.connect.errors import DataError
 from tests.shared.connect.connectors.postgres import recorded
 
 WHOLE = ("2", r"\x00ff")

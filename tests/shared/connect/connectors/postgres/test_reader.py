@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.connect.connectors.postgres.reader import TableReader, aware, moment_of
-from shared.connect.errors import ConnectError
+from penstock.shared.connect.connectors.postgres.reader import TableReader, aware, moment_of
+from penstock.shared.connect.errors import ConnectError
 
 NOON = dt.datetime(2024, 1, 1, 12, tzinfo=dt.UTC)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
-from shared.connect.record import SinkRecord
-from shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema
+from penstock.shared.connect.connectors.postgres.rows import RowBuilder, Rows, RowSettings, columns_of
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.schema import INT32, OPTIONAL_STRING, STRING, Field, Schema
 
 UPSERT = RowSettings(mode="upsert", pk_mode="record_key", pk_fields=("id",), deletes=True)
 STRUCT = Schema.struct("Row", Field("id", INT32), Field("n", OPTIONAL_STRING))
