@@ -70,7 +70,8 @@ def short_serializer(topic: str, value: Any) -> bytes | None:
 
 def short_deserializer(topic: str, data: bytes | None) -> int | None:
     """Two bytes, big-endian, to int."""
-    return _unpacked(topic, data, _SHORT)
+    value: int | None = _unpacked(topic, data, _SHORT)
+    return value
 
 
 def integer_serializer(topic: str, value: Any) -> bytes | None:
@@ -84,7 +85,8 @@ def integer_serializer(topic: str, value: Any) -> bytes | None:
 
 def integer_deserializer(topic: str, data: bytes | None) -> int | None:
     """Four bytes, big-endian, to int."""
-    return _unpacked(topic, data, _INTEGER)
+    value: int | None = _unpacked(topic, data, _INTEGER)
+    return value
 
 
 def long_serializer(topic: str, value: Any) -> bytes | None:
@@ -94,7 +96,8 @@ def long_serializer(topic: str, value: Any) -> bytes | None:
 
 def long_deserializer(topic: str, data: bytes | None) -> int | None:
     """Eight bytes, big-endian, to int."""
-    return _unpacked(topic, data, _LONG)
+    value: int | None = _unpacked(topic, data, _LONG)
+    return value
 
 
 def float_serializer(topic: str, value: Any) -> bytes | None:
@@ -104,7 +107,8 @@ def float_serializer(topic: str, value: Any) -> bytes | None:
 
 def float_deserializer(topic: str, data: bytes | None) -> float | None:
     """Four bytes of IEEE 754, big-endian, to float."""
-    return _unpacked(topic, data, _FLOAT)
+    value: float | None = _unpacked(topic, data, _FLOAT)
+    return value
 
 
 def double_serializer(topic: str, value: Any) -> bytes | None:
@@ -114,7 +118,8 @@ def double_serializer(topic: str, value: Any) -> bytes | None:
 
 def double_deserializer(topic: str, data: bytes | None) -> float | None:
     """Eight bytes of IEEE 754, big-endian, to float."""
-    return _unpacked(topic, data, _DOUBLE)
+    value: float | None = _unpacked(topic, data, _DOUBLE)
+    return value
 
 
 _SHORT, _INTEGER, _LONG, _FLOAT, _DOUBLE = (struct.Struct(f">{code}") for code in "hiqfd")
