@@ -13,6 +13,7 @@ import pydantic
 import pytest
 
 from penstock.shared.common import errors
+from penstock.shared.connect.builtin import BUILTIN
 from tests.documents import ROOT
 
 MODULES = ("clients", "connect", "errors", "otel", "streams", "testing")
@@ -62,7 +63,7 @@ def is_kept(each: type) -> bool:
     return each.__name__ in KEPT or issubclass(each, (pydantic.BaseModel, msgspec.Struct))
 
 
-@pytest.mark.parametrize("module", ["penstock", *(f"penstock.{name}" for name in MODULES)])
+@pytest.mark.parametrize("module", ["penstock", *(f"penstock.{name}" for name in MODULES), *BUILTIN])
 def test_a_public_module_imports_alone_and_lists_its_names(module: str) -> None:
     """In a process of its own: `__all__` is sorted, without doubles, and all that `dir` shows beside submodules."""
     ran = subprocess.run([sys.executable, "-c", INSPECT, module], cwd=ROOT, capture_output=True, check=False)
