@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import inspect
 import pickle
+import re
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import msgspec
 import pydantic
 import pytest
 
+import penstock
 from penstock.shared.common import errors
 from penstock.shared.connect.builtin import BUILTIN
-from tests.documents import ROOT
+from tests.documents import ROOT, blocks
 
 MODULES = ("clients", "connect", "errors", "otel", "streams", "testing")
 
@@ -63,9 +68,11 @@ def is_kept(each: type) -> bool:
     return each.__name__ in KEPT or issubclass(each, (pydantic.BaseModel, msgspec.Struct))
 
 
-@pytest.mark.parametrize("module", ["penstock", *(f"penstock.{name}" for name in MODULES), *BUILTIN])
+@pytest.mark.parametrize(
+    "module", ["penstock", *(f"penstock.{name}" for name in MODULES), "penstock.testing.oracle", *BUILTIN]
+)
 def test_a_public_module_imports_alone_and_lists_its_names(module: str) -> None:
-    """In a process of its own: `__all__` is sorted, without doubles, and all that `dir` shows beside submodules."""
+    """In a process of its own: `__all__` has no doubles, and is what `dir` shows."""
     ran = subprocess.run([sys.executable, "-c", INSPECT, module], cwd=ROOT, capture_output=True, check=False)
     assert ran.returncode == 0, ran.stderr.decode()
     names, shown = msgspec.json.decode(ran.stdout)
@@ -111,6 +118,48 @@ def test_all_errors_are_public() -> None:
     """Each error of `penstock.shared.common.errors` is in `penstock.errors`, and none else."""
     defined = {name for name, each in vars(errors).items() if isinstance(each, type)}
     assert defined == set(_names("errors"))
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    """`penstock.__version__` is what pip shows, and is looked up when it is asked for."""
+    assert penstock.__version__ == version("penstock")
+    assert "__version__" not in vars(penstock)
+
+
+def test_python_m_penstock_is_the_command() -> None:
+    """Where scripts are not on PATH, the module runs the command."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "penstock", "--version"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, f"penstock {version('penstock')}\n"), ran.stderr
+
+
+def test_recorded_cases_are_replayed_by_the_public_module(tmp_path: Path) -> None:
+    """`python -m penstock.testing.oracle` replays a file of cases and counts them."""
+    with gzip.open(ROOT / "tests/data/kafka_streams.jsonl.gz", "rb") as lines:
+        (tmp_path / "cases.jsonl").write_bytes(lines.readline())
+    command = [sys.executable, "-m", "penstock.testing.oracle", str(tmp_path / "cases.jsonl")]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "1 passed, 0 failed\n"), ran.stderr
+
+
+def private_imports(code: str) -> list[str]:
+    """The lines that import what is not public."""
+    private = re.compile(
+        r"^\s*(?:>>> )?(?:from|import) +penstock(?:\.| +import +)(?:shared|services|api)\b.*$", re.MULTILINE
+    )
+    return [found[0].strip() for found in private.finditer(code)]
+
+
+def test_documents_and_examples_use_public_modules_alone() -> None:
+    """A user who copies what is shown depends on nothing that may move."""
+    assert private_imports("from penstock.shared.x import y\n    import penstock.api\nfrom penstock import api\n")
+    assert not private_imports("from penstock.clients import Producer\nimport penstock\n")
+    code = {str(path): path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        code[str(document)] = "\n".join(blocks(document) + blocks(document, "pycon"))
+    assert {name: found for name, text in code.items() if (found := private_imports(text))} == {}
+    assert any("penstock" in text for text in code.values())
 
 
 def _names(module: str) -> list[str]:
