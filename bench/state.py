@@ -32,12 +32,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations import Count, Mean
 from penstock.shared.streams.changelog_reader import ChangelogReader
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.local_restore import take_up
-from penstock.shared.streams.processor import ProcessingFailed
 from penstock.shared.streams.restore import restore_progress
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPlace

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
         Topology,
     )
 
+__version__: str
+"""The version of the installed distribution."""
+
 __all__ = [
     "Admin",
     "Aggregate",
@@ -88,6 +91,7 @@ __all__ = [
     "Sum",
     "TopicPartition",
     "Topology",
+    "__version__",
     "event_time_topic",
 ]
 
@@ -96,6 +100,10 @@ _MODULES = ("penstock.clients", "penstock.streams")
 
 def __getattr__(name: str) -> object:
     """Imports the module of a public name when the name is first used (PEP 562), so that `import penstock` is cheap."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("penstock")
     if name in __all__:
         for module in map(importlib.import_module, _MODULES):
             if name in module.__all__:
@@ -105,4 +113,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

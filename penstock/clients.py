@@ -1,34 +1,113 @@
-"""Producer, consumer and admin, with their settings and the values they take and give."""
+"""Producer, consumer and admin, with their settings, their serializers and the values they take and give."""
 
-from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
+from penstock.shared.clients.admin import (
+    Admin,
+    ClusterDescription,
+    ConfigEntry,
+    ConfigSynonym,
+    GroupDescription,
+    GroupListing,
+    MemberDescription,
+    NewTopic,
+    OffsetChange,
+    PartitionLag,
+    ShiftBy,
+    TopicDescription,
+    event_time_topic,
+)
+from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.clients.producer import Deliveries, Delivery, Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.clients.producer.batch import OnDelivery
+from penstock.shared.clients.producer.partitioner import Partitioner
+from penstock.shared.common.public_names import publish as _publish
 from penstock.shared.common.records import (
     Columns,
     ConsumerRecord,
     GroupMetadata,
+    Headers,
     OffsetAndMetadata,
     ProducerRecord,
     RecordMetadata,
     TopicPartition,
 )
+from penstock.shared.common.serialization import (
+    Deserializer,
+    Serializer,
+    bytes_deserializer,
+    bytes_serializer,
+    double_deserializer,
+    double_serializer,
+    float_deserializer,
+    float_serializer,
+    integer_deserializer,
+    integer_serializer,
+    json_deserializer,
+    json_serializer,
+    long_deserializer,
+    long_serializer,
+    short_deserializer,
+    short_serializer,
+    string_deserializer,
+    string_serializer,
+    struct_deserializer,
+)
 from penstock.shared.common.settings import KafkaSettings
 
 __all__ = [
     "Admin",
+    "BrokerDescription",
+    "ClusterDescription",
     "Columns",
+    "ConfigEntry",
+    "ConfigSynonym",
     "Consumer",
     "ConsumerRecord",
     "ConsumerSettings",
+    "Deliveries",
+    "Delivery",
+    "Deserializer",
+    "GroupDescription",
+    "GroupListing",
     "GroupMetadata",
+    "Headers",
     "KafkaSettings",
+    "MemberDescription",
     "NewTopic",
     "OffsetAndMetadata",
+    "OffsetChange",
+    "OnDelivery",
+    "PartitionDescription",
+    "PartitionLag",
+    "Partitioner",
     "Producer",
+    "ProducerInterceptor",
     "ProducerRecord",
     "ProducerSettings",
     "RebalanceListener",
     "RecordMetadata",
+    "Serializer",
+    "ShiftBy",
+    "TopicDescription",
     "TopicPartition",
+    "bytes_deserializer",
+    "bytes_serializer",
+    "double_deserializer",
+    "double_serializer",
     "event_time_topic",
+    "float_deserializer",
+    "float_serializer",
+    "integer_deserializer",
+    "integer_serializer",
+    "json_deserializer",
+    "json_serializer",
+    "long_deserializer",
+    "long_serializer",
+    "short_deserializer",
+    "short_serializer",
+    "string_deserializer",
+    "string_serializer",
+    "struct_deserializer",
 ]
+
+_publish(__name__, globals(), __all__)

@@ -27,7 +27,7 @@ from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.quantiles import Quantiles
 
 KINDS = frozenset(("session", "tumbling", "hopping"))
-TRAVELS = (errors, import_module("penstock.errors"), numbers, collecting, quantiles, latest)
+TRAVELS = (errors, *map(import_module, ("penstock.errors", "penstock.streams")), numbers, collecting, quantiles, latest)
 """The modules of which classes go to workers by value, beside this one."""
 _OF_FIELD: dict[str, Any] = {"sum": Sum, "mean": Mean, "min": Min, "max": Max, "count_distinct": CountDistinct}
 _OF_FIELD |= {"first": First, "last": Last}

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from penstock.services.consumer.call_limits import CallLimits
-from penstock.services.consumer.handlers import Handler, HandlerTimeout, Records
+from penstock.services.consumer.handlers import Handler, Records
 from penstock.services.consumer.outputs import check_output
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.shared.clients.consumer.dead_letters import (
@@ -39,7 +39,7 @@ from penstock.shared.clients.consumer.dead_letters import (
 from penstock.shared.clients.consumer.key_scheduler import Execution
 from penstock.shared.clients.consumer.partition_progress import Work
 from penstock.shared.clients.consumer.retry_policy import Retry, RetryPolicy
-from penstock.shared.common.errors import DataError, RecordTooLarge
+from penstock.shared.common.errors import DataError, HandlerTimeout, RecordTooLarge
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer

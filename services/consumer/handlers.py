@@ -29,7 +29,7 @@ from typing import Any, get_origin, get_type_hints
 
 from penstock.services.consumer.call_limits import CallLimits
 from penstock.shared.clients.consumer.dead_letters import message_of
-from penstock.shared.common.errors import ConfigError, RetriableError
+from penstock.shared.common.errors import ConfigError, HandlerCancelled, HandlerExited, HandlerTimeout
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import (
     Deserializer,
@@ -39,18 +39,6 @@ from penstock.shared.common.serialization import (
 )
 
 Records = tuple[ProducerRecord, ...]
-
-
-class HandlerTimeout(RetriableError):
-    """The handler was cancelled: it ran longer than `handler_timeout_ms`."""
-
-
-class HandlerExited(RetriableError):
-    """The handler raised what is meant to end a process or thread (SystemExit, GeneratorExit); it ends neither."""
-
-
-class HandlerCancelled(RetriableError):
-    """Something within the handler was cancelled, and it let the cancellation through."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ or a record. Names are Kafka's where Kafka has one (org.apache.kafka.common.erro
 
 from __future__ import annotations
 
+from penstock.shared.common.public_names import publish
+
 
 class PenstockError(Exception):
     """Base of every error that Penstock raises on purpose.
@@ -230,6 +232,63 @@ class BrokerError(PenstockError):
     """The broker answered with an error that has no class of its own here; the message gives Kafka's name for it."""
 
 
-for _each in [*globals().values()]:
-    if isinstance(_each, type):
-        _each.__module__ = "penstock.errors"  # the public name, in tracebacks and dead letters
+class JarsUnavailable(ConfigError):
+    """Jars are not in the cache and could not be put there; the message says why and what to do."""
+
+
+class JavaNotFound(ConfigError):
+    """No Java at any of the places looked at."""
+
+
+class WrongJava(ConfigError):
+    """There is a Java, but none of a version that does; the message says which version is where."""
+
+
+class LakeUnavailable(RetriableError):
+    """The table cannot be read: storage that does not answer, or files that an upkeep has removed meanwhile."""
+
+
+class NotASnapshot(FatalError):
+    """There is a Delta table, but not one that this release can read as a snapshot; the message says why."""
+
+
+class WriterFenced(FatalError):
+    """Another writer has appended under the same application's name."""
+
+
+class LakeNotRemoved(RetriableError):
+    """Files of a lake could not be listed or removed; the message names the first, and why. What is left can be tried
+    again."""
+
+
+class ProcessingFailed(FatalError):
+    """A record, a punctuation or a state cannot be handled to its end, and the worker stops; the message names it.
+
+    Nothing of it was committed: the next start restores the state of the last commit, meets the same record and fails
+    again. The way on is another program or setting. Where the stage's exception handler is `fail`, `dead_letter` goes
+    on without the record, or behind a store without the output. Where a node raised after it had changed a store, mend
+    it, or have it raise before; for what is too large raise `max_request_size` and the topic's `max.message.bytes`.
+    """
+
+
+class StateRefused(ProcessingFailed):
+    """A window's state cannot be encoded; a task that checks states finds the record that made it so."""
+
+
+class RecordTooSlow(PenstockError):
+    """A record takes longer than the group waits for a heartbeat, so that nothing of it is ever committed."""
+
+
+class HandlerTimeout(RetriableError):
+    """The handler was cancelled: it ran longer than `handler_timeout_ms`."""
+
+
+class HandlerExited(RetriableError):
+    """The handler raised what is meant to end a process or thread (SystemExit, GeneratorExit); it ends neither."""
+
+
+class HandlerCancelled(RetriableError):
+    """Something within the handler was cancelled, and it let the cancellation through."""
+
+
+publish("penstock.errors", globals(), [name for name, each in globals().items() if isinstance(each, type)])

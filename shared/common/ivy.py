@@ -26,7 +26,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from penstock.shared.common import keeper
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.file_lock import FileLock
 from penstock.shared.common.log import get_logger
 
@@ -40,10 +40,6 @@ STOP_LIMIT_MS = 1_000  # what Ivy gets to end by itself; it has nothing to save
 OUTPUT_BYTES_MAX = 1 << 20  # of Ivy's report, the end: its summary comes last
 _KEPT_TYPES = ("jar", "bundle")
 _IVY_MESSAGES = 12
-
-
-class JarsUnavailable(ConfigError):
-    """Jars are not in the cache and could not be put there; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

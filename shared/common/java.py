@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, JavaNotFound, WrongJava
 
 VERSION_MIN = 17  # Spark 4.0's and Kafka 4.1's own
 # Kafka 4.1 runs on newer ones, but the Hadoop client of Spark 4.0 asks Subject.getSubject who the user is: Java 23
@@ -29,14 +29,6 @@ _LINUX_FOLDER = Path("/usr/lib/jvm")
 _BREW_PREFIXES = (Path("/opt/homebrew"), Path("/usr/local"), Path("/home/linuxbrew/.linuxbrew"))
 _HINT = "Install one: "
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-
-
-class JavaNotFound(ConfigError):
-    """No Java at any of the places looked at."""
-
-
-class WrongJava(ConfigError):
-    """There is a Java, but none of a version that does; the message says which version is where."""
 
 
 @dataclass(frozen=True, slots=True)

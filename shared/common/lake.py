@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType, StructType
 
 from penstock.shared.common.continuation import WindowPlace
-from penstock.shared.common.errors import FatalError, RetriableError
+from penstock.shared.common.errors import LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake_place import lake_root
 
@@ -37,14 +37,6 @@ HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only u
 REVISIONS_MORE = 8  # times as many rows are read where all of them were revisions of one window
 _FRAME = re.compile(r"0: \S+$")  # the first line of a stack of Rust's
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
-
-
-class LakeUnavailable(RetriableError):
-    """The table cannot be read: storage that does not answer, or files that an upkeep has removed meanwhile."""
-
-
-class NotASnapshot(FatalError):
-    """There is a Delta table, but not one that this release can read as a snapshot; the message says why."""
 
 
 class PartitionSnapshot(NamedTuple):

@@ -16,15 +16,11 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError, TableNotFoundError
 
-from penstock.shared.common.errors import DataError, FatalError, RetriableError
+from penstock.shared.common.errors import DataError, RetriableError, WriterFenced
 from penstock.shared.common.lake import one_line
 
 NO_VERSION = -1
 """The version of an application that is to begin again: a table cannot forget one."""
-
-
-class WriterFenced(FatalError):
-    """Another writer has appended under the same application's name."""
 
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:

@@ -23,16 +23,11 @@ from urllib.request import url2pathname
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType
 
-from penstock.shared.common.errors import ConfigError, RetriableError
+from penstock.shared.common.errors import ConfigError, LakeNotRemoved
 from penstock.shared.common.lake import READ_ERRORS, one_line, table_uri
 
 DELETIONS_AT_ONCE = 16  # an object store answers each within some ms to tens of ms
 CLOSED = "closed"
-
-
-class LakeNotRemoved(RetriableError):
-    """Files of a lake could not be listed or removed; the message names the first, and why. What is left can be tried
-    again."""
 
 
 class TableFiles(NamedTuple):

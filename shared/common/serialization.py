@@ -14,6 +14,8 @@ penstock.errors.SerializationError: clicks: not JSON: Input data was truncated
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +63,101 @@ def string_deserializer(topic: str, data: bytes | None) -> str | None:
         raise SerializationError(f"{topic}: not UTF-8: {e.reason} at byte {e.start}") from e
 
 
+def short_serializer(topic: str, value: Any) -> bytes | None:
+    """int as Java's ShortSerializer writes it: two bytes, big-endian."""
+    return _packed_integer(topic, value, _SHORT)
+
+
+def short_deserializer(topic: str, data: bytes | None) -> int | None:
+    """Two bytes, big-endian, to int."""
+    value: int | None = _unpacked(topic, data, _SHORT)
+    return value
+
+
+def integer_serializer(topic: str, value: Any) -> bytes | None:
+    """int as Java's IntegerSerializer writes it: four bytes, big-endian.
+
+    >>> integer_serializer("clicks", -2)
+    b'\\xff\\xff\\xff\\xfe'
+    """
+    return _packed_integer(topic, value, _INTEGER)
+
+
+def integer_deserializer(topic: str, data: bytes | None) -> int | None:
+    """Four bytes, big-endian, to int."""
+    value: int | None = _unpacked(topic, data, _INTEGER)
+    return value
+
+
+def long_serializer(topic: str, value: Any) -> bytes | None:
+    """int as Java's LongSerializer writes it: eight bytes, big-endian."""
+    return _packed_integer(topic, value, _LONG)
+
+
+def long_deserializer(topic: str, data: bytes | None) -> int | None:
+    """Eight bytes, big-endian, to int."""
+    value: int | None = _unpacked(topic, data, _LONG)
+    return value
+
+
+def float_serializer(topic: str, value: Any) -> bytes | None:
+    """float or int as Java's FloatSerializer writes it: the nearest number of IEEE 754 in four bytes, big-endian."""
+    return _packed_float(topic, value, _FLOAT)
+
+
+def float_deserializer(topic: str, data: bytes | None) -> float | None:
+    """Four bytes of IEEE 754, big-endian, to float."""
+    value: float | None = _unpacked(topic, data, _FLOAT)
+    return value
+
+
+def double_serializer(topic: str, value: Any) -> bytes | None:
+    """float or int as Java's DoubleSerializer writes it: eight bytes of IEEE 754, big-endian."""
+    return _packed_float(topic, value, _DOUBLE)
+
+
+def double_deserializer(topic: str, data: bytes | None) -> float | None:
+    """Eight bytes of IEEE 754, big-endian, to float."""
+    value: float | None = _unpacked(topic, data, _DOUBLE)
+    return value
+
+
+_SHORT, _INTEGER, _LONG, _FLOAT, _DOUBLE = (struct.Struct(f">{code}") for code in "hiqfd")
+
+
+def _packed_integer(topic: str, value: Any, form: struct.Struct) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise SerializationError(f"{topic}: expected int, got {type(value).__name__}")
+    try:
+        return form.pack(value)
+    except struct.error as e:
+        raise SerializationError(
+            f"{topic}: an integer of {value.bit_length()} bits needs more than {form.size} bytes"
+        ) from e
+
+
+def _packed_float(topic: str, value: Any, form: struct.Struct) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, float | int) or isinstance(value, bool):
+        raise SerializationError(f"{topic}: expected float, got {type(value).__name__}")
+    try:
+        # Java's NaN is one, without sign and payload.
+        return form.pack(math.nan if value != value else value)
+    except (struct.error, OverflowError) as e:
+        raise SerializationError(f"{topic}: the number is too large for {form.size} bytes") from e
+
+
+def _unpacked(topic: str, data: bytes | None, form: struct.Struct) -> Any:
+    if data is None:
+        return None
+    if len(data) != form.size:
+        raise SerializationError(f"{topic}: expected {form.size} bytes, got {len(data)}")
+    return form.unpack(data)[0]
+
+
 _json_encode = msgspec.json.Encoder().encode
 _json_decode = msgspec.json.Decoder().decode
 
@@ -80,9 +177,9 @@ def json_deserializer(topic: str, data: bytes | None) -> Any:
     return None if data is None else _decode(topic, data, _json_decode)
 
 
-def struct_deserializer(struct: type) -> Deserializer:
+def struct_deserializer(kind: type) -> Deserializer:
     """JSON to one msgspec struct (or any type msgspec knows); a missing or ill-typed field is refused by its path."""
-    decode: Callable[[bytes], Any] = msgspec.json.Decoder(struct).decode
+    decode: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
 
     def deserialize(topic: str, data: bytes | None) -> Any:
         return None if data is None else _decode(topic, data, decode)

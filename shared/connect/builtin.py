@@ -1,6 +1,15 @@
-"""The plugins that ship: their classes' paths below penstock.shared.connect."""
+"""The plugins that ship: where their classes lie, and the public module that configurations name them by.
 
-BUILTIN: tuple[str, ...] = (
+A class is imported when it is first asked for: most processes need few of them, and some need an extra.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from penstock.shared.common.public_names import publish
+
+_PATHS: tuple[str, ...] = (
     "connectors.file.FileStreamSourceConnector",
     "connectors.file.FileStreamSinkConnector",
     *(f"connectors.verifiable.{name}Connector" for name in ("MockSink", "MockSource")),
@@ -29,3 +38,20 @@ BUILTIN: tuple[str, ...] = (
     *(f"transforms.routing.{name}" for name in ("Filter", "RegexRouter", "TimestampRouter")),
     *(f"transforms.predicates.{name}" for name in ("HasHeaderKey", "RecordIsTombstone", "TopicNameMatches")),
 )
+BUILTIN: dict[str, dict[str, str]] = {
+    f"penstock.connect.{group}": {
+        path.rpartition(".")[2]: path.rpartition(".")[0] for path in _PATHS if path.startswith(f"{group}.")
+    }
+    for group in ("connectors", "converters", "transforms")
+}
+"""By public module: the name of each class, and its module below penstock.shared.connect."""
+
+
+def builtin(public: str, name: str) -> type:
+    """The class of that name in a public module; AttributeError where there is none, as a module says it."""
+    place = BUILTIN[public].get(name)
+    if place is None:
+        raise AttributeError(f"module {public!r} has no attribute {name!r}")
+    found: type = getattr(importlib.import_module(f"penstock.shared.connect.{place}"), name)
+    publish(public, {name: found}, [name])
+    return found

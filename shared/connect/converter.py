@@ -7,24 +7,15 @@ and converts again.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef
-from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.schema import Schema
 from penstock.shared.connect.version import CONNECT_VERSION
 
 Converted = tuple[Schema | None, Any]
-
-
-class MoreNeeded(ConnectError):
-    """The converter must fetch something first; await `fetch()` and convert again."""
-
-    def __init__(self, what: str, fetch: Callable[[], Awaitable[None]]) -> None:
-        super().__init__(what)
-        self.fetch = fetch
 
 
 class Converter(ABC):

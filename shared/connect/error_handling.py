@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.errors import RetriableError, ToleranceExceeded
 from penstock.shared.connect.task_metrics import TaskMetrics
 
 RETRIES_DELAY_MIN_MS = 300
@@ -36,10 +36,6 @@ class Stage(Enum):
 
 TOLERABLE = (Stage.TRANSFORMATION, Stage.HEADER_CONVERTER, Stage.KEY_CONVERTER, Stage.VALUE_CONVERTER, Stage.TASK_PUT)
 """Where any error is the record's; a sink reports those of TASK_PUT itself."""
-
-
-class ToleranceExceeded(ConnectError):
-    """A record failed, and errors are not tolerated."""
 
 
 @dataclass(frozen=True)

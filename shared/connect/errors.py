@@ -8,8 +8,10 @@ letter. ConfigError names a setting. The three are Penstock's own bases, so that
 from __future__ import annotations
 
 import traceback
+from collections.abc import Awaitable, Callable
 
 from penstock.shared.common.errors import ConfigError, DataError, PenstockError, RetriableError
+from penstock.shared.common.public_names import publish
 
 __all__ = [
     "ConfigError",
@@ -19,9 +21,11 @@ __all__ = [
     "ConnectorNotFound",
     "DataError",
     "FailedThere",
+    "MoreNeeded",
     "PenstockError",
     "RetriableError",
     "RetriableThere",
+    "ToleranceExceeded",
     "said_of",
     "trace_of",
 ]
@@ -55,6 +59,18 @@ class ConnectErrorThere(FailedThere, ConnectError):
     """Raised in another process: it cannot be done."""
 
 
+class ToleranceExceeded(ConnectError):
+    """A record failed, and errors are not tolerated."""
+
+
+class MoreNeeded(ConnectError):
+    """The converter must fetch something first; await `fetch()` and convert again."""
+
+    def __init__(self, what: str, fetch: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(what)
+        self.fetch = fetch
+
+
 def said_of(error: BaseException) -> str:
     """The error in one line, with its class.
 
@@ -70,3 +86,6 @@ def trace_of(error: BaseException) -> str:
     if isinstance(error, FailedThere):
         return error.trace
     return "".join(traceback.format_exception(error)).rstrip()
+
+
+publish("penstock.connect", globals(), ["ConnectError", "MoreNeeded", "ToleranceExceeded"])

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import Any, cast
 
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.builtin import BUILTIN
+from penstock.shared.connect.builtin import BUILTIN, builtin
 from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
 from penstock.shared.connect.converter import Converter, HeaderConverter
 from penstock.shared.connect.errors import ConfigError, ConnectorNotFound
@@ -171,9 +171,9 @@ def _imported(path: str, base: type) -> type | None:
 
 
 def _builtin() -> Iterator[tuple[str | None, type]]:
-    for path in BUILTIN:
-        module, _, name = path.rpartition(".")
-        yield None, getattr(importlib.import_module(f"penstock.shared.connect.{module}"), name)
+    for public, names in BUILTIN.items():
+        for name in names:
+            yield None, builtin(public, name)
 
 
 def _entry_points() -> Iterator[tuple[str | None, type]]:

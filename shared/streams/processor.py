@@ -10,7 +10,7 @@ import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from penstock.shared.common.errors import ConfigError, DataError, FatalError, IllegalState
+from penstock.shared.common.errors import ConfigError, DataError, IllegalState
 from penstock.shared.common.records import Columns, Headers, Int64Array
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
@@ -39,20 +39,6 @@ class RecordMetadata(NamedTuple):
     topic: str
     partition: int
     offset: int
-
-
-class ProcessingFailed(FatalError):
-    """A record, a punctuation or a state cannot be handled to its end, and the worker stops; the message names it.
-
-    Nothing of it was committed: the next start restores the state of the last commit, meets the same record and fails
-    again. The way on is another program or setting. Where the stage's exception handler is `fail`, `dead_letter` goes
-    on without the record, or behind a store without the output. Where a node raised after it had changed a store, mend
-    it, or have it raise before; for what is too large raise `max_request_size` and the topic's `max.message.bytes`.
-    """
-
-
-class StateRefused(ProcessingFailed):
-    """A window's state cannot be encoded; a task that checks states finds the record that made it so."""
 
 
 class ProcessorContext(Protocol):

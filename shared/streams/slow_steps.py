@@ -20,10 +20,9 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.errors import ProcessingFailed, RecordTooSlow
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.column_path import COLUMNS_MIN
-from penstock.shared.streams.processor import ProcessingFailed
 from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
@@ -47,10 +46,6 @@ class Step(NamedTuple):
         if self.topic == PUNCTUATION:
             return f"a WALL_CLOCK_TIME punctuation of partition {partition}"
         return f"{'a batch up to ' if self.is_batch else ''}{self.topic}-{partition}@{self.offset}"
-
-
-class RecordTooSlow(PenstockError):
-    """A record takes longer than the group waits for a heartbeat, so that nothing of it is ever committed."""
 
 
 class Suspect:

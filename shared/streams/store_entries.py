@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.shared.common.errors import StateRefused
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations import Aggregation
 from penstock.shared.streams.changelog_format import (
@@ -21,7 +22,6 @@ from penstock.shared.streams.changelog_format import (
     encode_live,
 )
 from penstock.shared.streams.object_columns import ChangelogColumn
-from penstock.shared.streams.processor import StateRefused
 from penstock.shared.streams.state.column_store import ColumnStore
 from penstock.shared.streams.state.session_changes import Windows
 from penstock.shared.streams.state.store import Changes, LiveRow, StateStore

@@ -28,7 +28,14 @@ from penstock.shared.clients.consumer.dead_letters import (
     DeadLetter,
     dead_letter_record,
 )
-from penstock.shared.common.errors import ConfigError, DataError, FatalError, IllegalState, PenstockError
+from penstock.shared.common.errors import (
+    ConfigError,
+    DataError,
+    FatalError,
+    IllegalState,
+    PenstockError,
+    ProcessingFailed,
+)
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.at_work import at_work
@@ -41,7 +48,7 @@ from penstock.shared.streams.idle_advance import IdleAdvances
 from penstock.shared.streams.late_records import place_of
 from penstock.shared.streams.operator_times import OperatorTimes
 from penstock.shared.streams.origins import original, without_origin
-from penstock.shared.streams.processor import ProcessingFailed, Record, RecordMetadata
+from penstock.shared.streams.processor import Record, RecordMetadata
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.state.checkpoint import CommitPlace
 from penstock.shared.streams.store_entries import encode_stores

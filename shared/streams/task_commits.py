@@ -17,13 +17,20 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import DataError, IllegalState, KafkaTimeout, PenstockError, RecordTooLarge
+from penstock.shared.common.errors import (
+    DataError,
+    IllegalState,
+    KafkaTimeout,
+    PenstockError,
+    ProcessingFailed,
+    RecordTooLarge,
+    StateRefused,
+)
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import histogram
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.changelog import RecordRefused
 from penstock.shared.streams.owned_task import OwnedTask
-from penstock.shared.streams.processor import ProcessingFailed, StateRefused
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.source_offsets import own_offset
 from penstock.shared.streams.state.checkpoint import LogReplaced

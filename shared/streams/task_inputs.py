@@ -12,12 +12,12 @@ from functools import partial
 import numpy as np
 
 from penstock.shared.clients.consumer.dead_letters import STAGE_PROCESS
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import DataError, RecordTooSlow
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.idle_advance import take_mark
 from penstock.shared.streams.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
-from penstock.shared.streams.slow_steps import RecordTooSlow, Step
+from penstock.shared.streams.slow_steps import Step
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.time_marks import marks_in
 from penstock.shared.streams.topology import SourceNode, Topology

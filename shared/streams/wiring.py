@@ -14,7 +14,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock.shared.clients.connection import record_size
-from penstock.shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge
+from penstock.shared.common.errors import (
+    ConfigError,
+    DataError,
+    IllegalState,
+    ProcessingFailed,
+    RecordTooLarge,
+    StateRefused,
+)
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord
 from penstock.shared.streams.at_work import is_at_work
 from penstock.shared.streams.late_records import send_late
@@ -23,11 +30,9 @@ from penstock.shared.streams.output_guard import Forward, OutputGuard, Way, ways
 from penstock.shared.streams.processor import (
     INT64_MAX,
     PROCESSOR_METHODS,
-    ProcessingFailed,
     Processor,
     Record,
     RecordMetadata,
-    StateRefused,
     check_timestamp,
     is_own,
 )

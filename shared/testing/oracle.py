@@ -1,6 +1,6 @@
 """Replays recorded cases of Kafka Streams and compares.
 
-    python -m penstock.shared.testing.oracle [--columns] [--store in_memory|rocksdb] FILE…
+    python -m penstock.testing.oracle [--columns] [--store in_memory|rocksdb] FILE…
 
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the
 records piped in, and what came out. Windows run through the DSL, punctuation through the Processor API, both on
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -295,7 +294,3 @@ def _replay_files(files: list[Path], state: StateDirectory | None, *, columns: b
         print(f"{as_columns} of {passed + failed} cases took columns, the others their records one by one in batches")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -19,7 +19,8 @@ import pytest
 
 from penstock.services.local.jars import kafka_jars
 from penstock.services.local.ports import pick
-from penstock.shared.common.ivy import JarsUnavailable, cache_root
+from penstock.shared.common.errors import JarsUnavailable
+from penstock.shared.common.ivy import cache_root
 from penstock.shared.common.java import find_java
 
 DOWNLOAD = """

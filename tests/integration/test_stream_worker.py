@@ -28,6 +28,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
     ChangelogHole,
     PenstockError,
+    ProcessingFailed,
     ProducerFenced,
     SchemaMismatch,
     UnknownTopicOrPartition,
@@ -38,7 +39,7 @@ from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, 
 from penstock.shared.streams.changelog import ChangelogPartition
 from penstock.shared.streams.changelog_reader import Change, ChangelogReader
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.source_offsets import Ahead, GroupAhead

@@ -12,12 +12,12 @@ from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.processor import ProcessingFailed, Record
+from penstock.shared.streams.processor import Record
 from penstock.shared.streams.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (

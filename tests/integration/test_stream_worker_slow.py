@@ -11,11 +11,12 @@ import pytest
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.column_path import COLUMNS_MIN
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, running, until

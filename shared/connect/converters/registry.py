@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, non_empty, one_of
-from penstock.shared.connect.converter import MoreNeeded
 from penstock.shared.connect.converters.registry_client import Access, RegistryClient, RegistrySchema
-from penstock.shared.connect.errors import ConfigError, DataError
+from penstock.shared.connect.errors import ConfigError, DataError, MoreNeeded
 
 MAGIC = b"\x00"
 HEAD_BYTES = 5

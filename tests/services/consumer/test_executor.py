@@ -234,7 +234,7 @@ async def test_a_hanging_handler_is_counted_as_failed() -> None:
     await bench.turn()
     await bench.turn()
     assert bench.count("handler_timeouts") == 2
-    assert parse_dead_letter(stored(bench.buried[0])).exception == "penstock.services.consumer.handlers.HandlerTimeout"
+    assert parse_dead_letter(stored(bench.buried[0])).exception == "penstock.errors.HandlerTimeout"
 
 
 async def test_a_cancelled_execution_decides_nothing() -> None:

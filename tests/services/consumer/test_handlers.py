@@ -10,16 +10,14 @@ import msgspec
 import pytest
 
 from penstock.services.consumer.call_limits import CallLimits
-from penstock.services.consumer.handlers import (
-    Handler,
+from penstock.services.consumer.handlers import Handler, load_decoder, load_exceptions, load_handler
+from penstock.shared.common.errors import (
+    ConfigError,
     HandlerCancelled,
     HandlerExited,
     HandlerTimeout,
-    load_decoder,
-    load_exceptions,
-    load_handler,
+    SerializationError,
 )
-from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 
 RECORD = ConsumerRecord("clicks", 0, 7, 0, b"k", b"v")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.local.jars import KAFKA_JARS, KAFKA_VERSION, kafka_jars
-from penstock.shared.common.ivy import JarsUnavailable
+from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.java import Java
 
 NO_JAVA_NEEDED = Java(Path("/nonexistent/java"), 17, "PATH")

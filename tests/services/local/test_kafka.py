@@ -9,8 +9,7 @@ import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka, main, new_cluster_id
 from penstock.shared.common import java
-from penstock.shared.common.errors import IllegalState
-from penstock.shared.common.ivy import JarsUnavailable
+from penstock.shared.common.errors import IllegalState, JarsUnavailable
 
 
 def test_address_before_the_start_is_refused(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from penstock.shared.common.errors import JarsUnavailable
 from penstock.shared.common.ivy import (
     LOCK_FILE,
     JarSet,
-    JarsUnavailable,
     announcement,
     cache_root,
     explain_ivy,

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, LakeNotRemoved
 from penstock.shared.common.lake_files import (
     ApplicationFiles,
-    LakeNotRemoved,
     TableFiles,
     delete_all,
     find_files,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -13,8 +14,18 @@ from penstock.shared.common.errors import DataError, SerializationError
 from penstock.shared.common.serialization import (
     bytes_deserializer,
     bytes_serializer,
+    double_deserializer,
+    double_serializer,
+    float_deserializer,
+    float_serializer,
+    integer_deserializer,
+    integer_serializer,
     json_deserializer,
     json_serializer,
+    long_deserializer,
+    long_serializer,
+    short_deserializer,
+    short_serializer,
     string_deserializer,
     string_serializer,
     struct_deserializer,
@@ -91,6 +102,100 @@ def test_failures_say_topic_and_reason(call: Any, said: str) -> None:
     with pytest.raises(SerializationError, match=said) as raised:
         call()
     assert isinstance(raised.value, DataError)
+
+
+NUMBERS: dict[str, tuple[Any, Any]] = {
+    "short": (short_serializer, short_deserializer),
+    "integer": (integer_serializer, integer_deserializer),
+    "long": (long_serializer, long_deserializer),
+    "float": (float_serializer, float_deserializer),
+    "double": (double_serializer, double_deserializer),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "data"),
+    [
+        ("short", 1, "0001"),
+        ("short", -2, "fffe"),
+        ("short", 2**15 - 1, "7fff"),
+        ("short", -(2**15), "8000"),
+        ("integer", 1, "00000001"),
+        ("integer", -2, "fffffffe"),
+        ("integer", 2**31 - 1, "7fffffff"),
+        ("integer", -(2**31), "80000000"),
+        ("long", 1, "0000000000000001"),
+        ("long", -2, "fffffffffffffffe"),
+        ("long", 2**63 - 1, "7fffffffffffffff"),
+        ("long", -(2**63), "8000000000000000"),
+        ("float", 1.5, "3fc00000"),
+        ("float", -0.0, "80000000"),
+        ("float", math.inf, "7f800000"),
+        ("float", 2.0**-149, "00000001"),
+        ("double", 0.1, "3fb999999999999a"),
+        ("double", -0.0, "8000000000000000"),
+        ("double", -math.inf, "fff0000000000000"),
+        ("double", 5e-324, "0000000000000001"),
+    ],
+)
+def test_numbers_are_the_bytes_of_kafkas_serializers(kind: str, value: float, data: str) -> None:
+    """A number is written as the Java serializer of its name writes it, and read back."""
+    serialize, deserialize = NUMBERS[kind]
+    assert serialize("t", value).hex() == data
+    read = deserialize("t", bytes.fromhex(data))
+    assert (read, math.copysign(1, read), type(read)) == (value, math.copysign(1, value), type(value))
+
+
+@pytest.mark.parametrize(("kind", "data"), [("float", "7fc00000"), ("double", "7ff8000000000000")])
+def test_not_a_number_is_java_s(kind: str, data: str) -> None:
+    """NaN has Java's one form, whatever its sign."""
+    serialize, deserialize = NUMBERS[kind]
+    for nan in (math.nan, -math.nan):
+        assert serialize("t", nan).hex() == data
+    assert math.isnan(deserialize("t", bytes.fromhex(data)))
+
+
+def test_floats_take_integers_and_round_to_the_nearest() -> None:
+    """An int is the float of its value, and four bytes hold the nearest number that they can."""
+    assert double_serializer("t", 1) == double_serializer("t", 1.0)
+    assert float_serializer("t", 0.1) == bytes.fromhex("3dcccccd")
+
+
+@pytest.mark.parametrize("kind", NUMBERS)
+def test_numbers_pass_none(kind: str) -> None:
+    """A tombstone is no number."""
+    serialize, deserialize = NUMBERS[kind]
+    assert serialize("t", None) is deserialize("t", None) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *((kind, value) for kind in NUMBERS for value in ("1", b"1", True, 1j)),
+        *((kind, 1.0) for kind in ("short", "integer", "long")),
+        ("short", 2**15),
+        ("short", -(2**15) - 1),
+        ("integer", 2**31),
+        ("integer", -(2**31) - 1),
+        ("long", 2**63),
+        ("long", -(2**63) - 1),
+        ("float", 1e39),
+        ("float", 10**400),
+        ("double", 10**400),
+    ],
+)
+def test_what_is_no_such_number_is_not_written(kind: str, value: Any) -> None:
+    """Another type, or a number that does not fit, is a SerializationError that names the topic."""
+    with pytest.raises(SerializationError, match=r"^t: "):
+        NUMBERS[kind][0]("t", value)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("short", 2), ("integer", 4), ("long", 8), ("float", 4), ("double", 8)])
+def test_numbers_of_another_length_are_not_read(kind: str, size: int) -> None:
+    """Bytes of another length than the type's are a SerializationError that says both."""
+    for length in (0, size - 1, size + 1):
+        with pytest.raises(SerializationError, match=rf"^t: expected {size} bytes, got {length}"):
+            NUMBERS[kind][1]("t", bytes(length))
 
 
 def test_too_deep_to_write() -> None:

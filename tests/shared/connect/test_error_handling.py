@@ -9,13 +9,8 @@ import pytest
 from penstock.shared.common.errors import DataError, KafkaTimeout, RetriableError
 from penstock.shared.connect.connector_config import sink_config
 from penstock.shared.connect.converters.json import JsonConverter
-from penstock.shared.connect.error_handling import (
-    ErrorSettings,
-    Failure,
-    RetryWithToleranceOperator,
-    Stage,
-    ToleranceExceeded,
-)
+from penstock.shared.connect.error_handling import ErrorSettings, Failure, RetryWithToleranceOperator, Stage
+from penstock.shared.connect.errors import ToleranceExceeded
 from penstock.shared.connect.task_metrics import TaskMetrics
 
 

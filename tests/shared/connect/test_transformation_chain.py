@@ -14,7 +14,7 @@ PROPS = {
     "transforms": "one,two",
     "transforms.one.type": HOIST,
     "transforms.one.field": "a",
-    "transforms.two.type": "penstock.shared.connect.transforms.shape.HoistFieldValue",
+    "transforms.two.type": "penstock.connect.transforms.HoistFieldValue",
     "transforms.two.field": "b",
 }
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.aggregations import Count, Sum
 from penstock.shared.streams.collecting import CollectList
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.processor import ProcessingFailed, Record
+from penstock.shared.streams.processor import Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windowed_aggregate import Emit

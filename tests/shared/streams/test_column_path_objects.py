@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.shared.common.errors import ProcessingFailed, StateRefused
 from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct, Sum
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
 from penstock.shared.streams.columnar import StateColumns
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.processor import ProcessingFailed, StateRefused
 from penstock.shared.streams.quantiles import Quantiles
 from penstock.shared.streams.state import window_merge
 from penstock.shared.streams.state.column_store import ColumnStore

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

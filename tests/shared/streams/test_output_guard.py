@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import DataError, ProcessingFailed
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations import Count, Max
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
-from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.stream_join import JoinWindows
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

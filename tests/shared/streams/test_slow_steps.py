@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.streams.column_path import COLUMNS_MIN
-from penstock.shared.streams.processor import ProcessingFailed
 from penstock.shared.streams.slow_steps import PUNCTUATION, SlowSteps, Step
 
 

@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
-from penstock.shared.common.errors import ConfigError, DataError, IllegalState, RecordTooLarge, SchemaMismatch
+from penstock.shared.common.errors import (
+    ConfigError,
+    DataError,
+    IllegalState,
+    ProcessingFailed,
+    RecordTooLarge,
+    SchemaMismatch,
+)
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean, Sum
 from penstock.shared.streams.changelog_format import FINAL, LIVE, PROGRESS, decode, decode_progress
 from penstock.shared.streams.dsl import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record, RecordMetadata
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record, RecordMetadata
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.state.session_store import Session
 from penstock.shared.streams.stream_task import StreamTask

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
-from penstock.shared.common.errors import DataError
+from penstock.shared.common.errors import DataError, RecordTooSlow
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
@@ -16,7 +16,7 @@ from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from penstock.shared.streams.processor import Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
-from penstock.shared.streams.slow_steps import RecordTooSlow, SlowSteps, Step
+from penstock.shared.streams.slow_steps import SlowSteps, Step
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.task_inputs import TaskInputs
 from penstock.shared.streams.time_marks import TimeMark, mark_record

@@ -8,12 +8,12 @@ import pytest
 
 from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
-from penstock.shared.common.errors import RecordTooLarge
+from penstock.shared.common.errors import ProcessingFailed, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.processor import ProcessingFailed, Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.result_encoders import encode_json
 from penstock.shared.streams.stream_join import JoinWindows

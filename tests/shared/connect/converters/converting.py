@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from penstock.shared.connect.converter import MoreNeeded
+from penstock.shared.connect.errors import MoreNeeded
 
 T = TypeVar("T")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.connect.converter import MoreNeeded
 from penstock.shared.connect.converters.registry import Registry, subject_of
-from penstock.shared.connect.errors import DataError
+from penstock.shared.connect.errors import DataError, MoreNeeded
 from tests.shared.connect.converters.converting import fetching
 from tests.shared.connect.converters.registry_server import SchemaRegistry, schema_registry
 

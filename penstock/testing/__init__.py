@@ -1,5 +1,6 @@
 """Test tools: the topology test driver, a clock that stands still, and a Kafka cluster in the test's own process."""
 
+from penstock.shared.common.public_names import publish as _publish
 from penstock.shared.testing.fake_broker import (
     Action,
     Api,
@@ -35,3 +36,5 @@ __all__ = [
     "Respond",
     "TopologyTestDriver",
 ]
+
+_publish(__name__, globals(), __all__)

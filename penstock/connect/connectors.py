@@ -1,0 +1,45 @@
+"""The connectors that ship, under the names that configurations have for them.
+
+Each class is imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.shared.connect.builtin import builtin as _builtin
+
+if TYPE_CHECKING:
+    from penstock.shared.connect.connectors.delta import DeltaSinkConnector
+    from penstock.shared.connect.connectors.file import FileStreamSinkConnector, FileStreamSourceConnector
+    from penstock.shared.connect.connectors.files import FilesSinkConnector
+    from penstock.shared.connect.connectors.http import HttpSinkConnector, HttpSourceConnector
+    from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector
+    from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector
+    from penstock.shared.connect.connectors.verifiable import (
+        MockSinkConnector,
+        MockSourceConnector,
+        VerifiableSinkConnector,
+        VerifiableSourceConnector,
+    )
+
+__all__ = [
+    "DeltaSinkConnector",
+    "FileStreamSinkConnector",
+    "FileStreamSourceConnector",
+    "FilesSinkConnector",
+    "HttpSinkConnector",
+    "HttpSourceConnector",
+    "MockSinkConnector",
+    "MockSourceConnector",
+    "PostgresSinkConnector",
+    "PostgresSourceConnector",
+    "VerifiableSinkConnector",
+    "VerifiableSourceConnector",
+]
+
+
+def __getattr__(name: str) -> type:
+    return _builtin(__name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

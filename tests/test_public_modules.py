@@ -1,0 +1,167 @@
+"""The public modules: what is in them, how it names itself, and that documents use nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import inspect
+import pickle
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import pydantic
+import pytest
+
+import penstock
+from penstock.shared.common import errors
+from penstock.shared.connect.builtin import BUILTIN
+from tests.documents import ROOT, blocks
+
+MODULES = ("clients", "connect", "errors", "otel", "streams", "testing")
+
+KEPT = {
+    pydantic.BaseModel: "pydantic resolves a model's annotations in the module that the model names",
+    msgspec.Struct: "msgspec resolves a struct's annotations in the module that the struct names",
+    **dict.fromkeys(
+        [
+            "Columns",
+            "ConfigKey",
+            "ConfigValue",
+            "ErrorHandlers",
+            "Fail",
+            "NewTopic",
+            "Recommender",
+            "Schema",
+            "StoreBuilder",
+            "Topology",
+        ],
+        "libraries resolve a dataclass's annotations in the module that the dataclass names",
+    ),
+    **dict.fromkeys(
+        [
+            "Connector",
+            "Converter",
+            "HeaderConverter",
+            "Predicate",
+            "Processor",
+            "SinkConnector",
+            "SourceConnector",
+            "Transformation",
+        ],
+        "typing.get_type_hints resolves a class's annotations in the module that the class names",
+    ),
+}
+"""Classes that keep a private name, and why: their annotations name what is not in the public module."""
+
+INSPECT = """
+import importlib, json, sys
+module = importlib.import_module(sys.argv[1])
+print(json.dumps([module.__all__, [name for name in dir(module) if not name.startswith("_")]]))
+"""
+
+
+def is_kept(each: type) -> bool:
+    return each.__name__ in KEPT or issubclass(each, (pydantic.BaseModel, msgspec.Struct))
+
+
+@pytest.mark.parametrize(
+    "module", ["penstock", *(f"penstock.{name}" for name in MODULES), "penstock.testing.oracle", *BUILTIN]
+)
+def test_a_public_module_imports_alone_and_lists_its_names(module: str) -> None:
+    """In a process of its own: `__all__` has no doubles, and is what `dir` shows."""
+    ran = subprocess.run([sys.executable, "-c", INSPECT, module], cwd=ROOT, capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()
+    names, shown = msgspec.json.decode(ran.stdout)
+    assert len(set(names)) == len(names)
+    assert set(shown) == {name for name in names if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_classes_and_functions_name_a_public_module(module: str) -> None:
+    """What a user imports says where from; the exceptions are those of `KEPT`, and no more."""
+    public = importlib.import_module(f"penstock.{module}")
+    for name in public.__all__:
+        each = getattr(public, name)
+        if not (inspect.isclass(each) or inspect.isfunction(each)):
+            continue  # an instance or an alias of a type names no module of its own
+        if each.__module__.startswith("penstock.shared."):
+            assert inspect.isclass(each), name
+            assert is_kept(each), f"{each} is private"
+            continue
+        assert getattr(importlib.import_module(each.__module__), name) is each
+        assert each.__module__ in ({f"penstock.{module}"} | ({"penstock.errors"} if module == "connect" else set()))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_annotations_resolve_where_a_class_says_it_is(module: str) -> None:
+    """A class with a public name has the annotations that it has in its own module, and is pickled by that name."""
+    public = importlib.import_module(f"penstock.{module}")
+    for name in public.__all__:
+        each = getattr(public, name)
+        if inspect.isclass(each) and each.__module__ == public.__name__:
+            inspect.get_annotations(each, eval_str=True)
+            assert pickle.loads(pickle.dumps(each)) is each
+
+
+def test_every_exception_is_needed() -> None:
+    """A name of `KEPT` is that of a class which is public and private at once."""
+    members = [getattr(importlib.import_module(f"penstock.{m}"), n) for m in MODULES for n in _names(m)]
+    private = {each.__name__ for each in members if inspect.isclass(each) and "penstock.shared." in each.__module__}
+    assert {name for name in KEPT if isinstance(name, str)} <= private
+
+
+def test_all_errors_are_public() -> None:
+    """Each error of `penstock.shared.common.errors` is in `penstock.errors`, and none else."""
+    defined = {name for name, each in vars(errors).items() if isinstance(each, type)}
+    assert defined == set(_names("errors"))
+
+
+def test_the_version_is_the_distribution_s() -> None:
+    """`penstock.__version__` is what pip shows, and is looked up when it is asked for."""
+    assert penstock.__version__ == version("penstock")
+    assert "__version__" not in vars(penstock)
+
+
+def test_python_m_penstock_is_the_command() -> None:
+    """Where scripts are not on PATH, the module runs the command."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "penstock", "--version"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, f"penstock {version('penstock')}\n"), ran.stderr
+
+
+def test_recorded_cases_are_replayed_by_the_public_module(tmp_path: Path) -> None:
+    """`python -m penstock.testing.oracle` replays a file of cases and counts them."""
+    with gzip.open(ROOT / "tests/data/kafka_streams.jsonl.gz", "rb") as lines:
+        (tmp_path / "cases.jsonl").write_bytes(lines.readline())
+    command = [sys.executable, "-m", "penstock.testing.oracle", str(tmp_path / "cases.jsonl")]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "1 passed, 0 failed\n"), ran.stderr
+
+
+def private_imports(code: str) -> list[str]:
+    """The lines that import what is not public."""
+    private = re.compile(
+        r"^\s*(?:>>> )?(?:from|import) +penstock(?:\.| +import +)(?:shared|services|api)\b.*$", re.MULTILINE
+    )
+    return [found[0].strip() for found in private.finditer(code)]
+
+
+def test_documents_and_examples_use_public_modules_alone() -> None:
+    """A user who copies what is shown depends on nothing that may move."""
+    assert private_imports("from penstock.shared.x import y\n    import penstock.api\nfrom penstock import api\n")
+    assert not private_imports("from penstock.clients import Producer\nimport penstock\n")
+    code = {str(path): path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        code[str(document)] = "\n".join(blocks(document) + blocks(document, "pycon"))
+    assert {name: found for name, text in code.items() if (found := private_imports(text))} == {}
+    assert any("penstock" in text for text in code.values())
+
+
+def _names(module: str) -> list[str]:
+    names: list[str] = importlib.import_module(f"penstock.{module}").__all__
+    return names
