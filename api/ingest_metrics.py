@@ -15,11 +15,11 @@ class IngestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = metrics.counter(registry, "ingest_requests", "Ingest requests answered.", "topic", "status")
         self._refusals = metrics.counter(
-            registry, "ingest_refused_requests", "Ingest requests rejected as a whole.", "error_code"
+            registry, "ingest_rejected_requests", "Ingest requests rejected as a whole.", "error_code"
         )
         self._stored = metrics.counter(registry, "ingest_stored_records", "Records acknowledged by Kafka.", "topic")
         self._refused = metrics.counter(
-            registry, "ingest_refused_records", "Events that were not stored.", "topic", "error_code"
+            registry, "ingest_rejected_records", "Events that were not stored.", "topic", "error_code"
         )
         self._unknown = metrics.counter(
             registry,

@@ -332,16 +332,16 @@ ANSWERS: Example = {
         "dry_run": True,
         "partitions": [{"topic": "flights", "partition": 0, "before": 4, "after": 0}],
     },
-    ("get", "/v1/letters"): {
+    ("get", "/v1/dead-letters"): {
         "topics": [{"topic": "flights-dlq", "kind": "dead_letters", "source": "flights", "records": 3, "exact": True}]
     },
-    ("get", "/v1/letters/{topic}"): {"topic": "flights-dlq", "letters": [_LETTER], "looked_at": 3},
-    ("post", "/v1/letters/{topic}/replay"): {
+    ("get", "/v1/dead-letters/{topic}"): {"topic": "flights-dlq", "records": [_LETTER], "scanned": 3},
+    ("post", "/v1/dead-letters/{topic}/replay"): {
         "topic": "flights-dlq",
         "dry_run": False,
         "sent": 3,
         "failed": 0,
-        "left_out": 0,
+        "skipped": 0,
         "faults": 0,
         "errors": [],
     },
@@ -399,7 +399,7 @@ ANSWERS: Example = {
 }
 BODIES: Example = {
     ("post", "/v1/groups/{group}/offsets"): {"to": "earliest", "dry_run": True},
-    ("post", "/v1/letters/{topic}/replay"): {"dry_run": True},
+    ("post", "/v1/dead-letters/{topic}/replay"): {"dry_run": True},
     ("post", "/connectors"): {"name": "files", "config": _CONFIG},
     ("put", "/connectors/{name}/config"): _CONFIG,
     ("patch", "/connectors/{name}/config"): {"file": "other.txt", "topic": None},

@@ -21,8 +21,8 @@ RATE_WINDOW_MS = 5_000
 COMPACTIONS_MAX = 10
 
 STORED = "penstock_ingest_stored_records_total"
-REFUSED = "penstock_ingest_refused_records_total"
-REFUSED_REQUESTS = "penstock_ingest_refused_requests_total"
+REFUSED = "penstock_ingest_rejected_records_total"
+REFUSED_REQUESTS = "penstock_ingest_rejected_requests_total"
 LATE = "penstock_streams_late_records_total"
 DEAD_LETTERS_SUFFIX = "_dead_letters_total"
 
@@ -93,8 +93,8 @@ class OverviewBuilder:
                 **self._latency.see(services, monotonic_ms),
                 "stored": stored,
                 "records_per_second": self._ingest_rate.add(monotonic_ms, stored),
-                "refused": _total(services, lambda name: name == REFUSED),
-                "refused_requests": _total(services, lambda name: name == REFUSED_REQUESTS),
+                "rejected": _total(services, lambda name: name == REFUSED),
+                "rejected_requests": _total(services, lambda name: name == REFUSED_REQUESTS),
             },
             "streams": {
                 "tasks": sorted(tasks, key=lambda task: task.get("partition", -1)),

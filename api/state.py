@@ -32,7 +32,7 @@ class TaskState(TypedDict, total=False):
     dead_letters: int | None
     restore_ms: int | None
     """How long the last restore took."""
-    records_left: int | None
+    remaining_records: int | None
     """While it is restored: changelog records that are to be read yet."""
     records_per_second: int | None
     """While it is restored: changelog records read per second."""

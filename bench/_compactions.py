@@ -91,7 +91,7 @@ class Compactions:
         """Seconds, and the runs that it took."""
         settings = CompactSettings(application=application, lake=self.lake, kafka=self.kafka)
         started, runs = time.monotonic(), list[Summary]()
-        while not runs or runs[-1].records_left:
+        while not runs or runs[-1].remaining_records:
             runs.append(Compaction(self.spark, settings, lambda text: None).run())
         return time.monotonic() - started, runs
 

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 
 from penstock.api.app import create_app
+from penstock.api.dead_letters import dead_letters_router
 from penstock.api.forwarded import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
-from penstock.api.letters import letters_router
 from penstock.api.openapi import handed_on_paths
 from penstock.api.rest_proxy import APIRouter
 from penstock.api.state import streams_router
 from penstock.api.stores import stores_router
-from penstock.services.admin.letters import KafkaLetters
+from penstock.services.admin.dead_letters import KafkaDeadLetters
 from penstock.services.admin.sources import HttpUpstream
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
@@ -41,4 +41,7 @@ def more_routers(
 ) -> list[APIRouter]:
     """Letters; and `/connectors`, `/v1/streams` and `/v1/compactions` of the services with those names."""
     upstreams = {name: HttpUpstream(name, url, client) for name, url in services.items()}
-    return [letters_router(KafkaLetters(kafka, admin)), forward_router(upstreams_of(upstreams, CONNECT, STREAMS))]
+    return [
+        dead_letters_router(KafkaDeadLetters(kafka, admin)),
+        forward_router(upstreams_of(upstreams, CONNECT, STREAMS)),
+    ]

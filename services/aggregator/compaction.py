@@ -133,7 +133,7 @@ class CompactionSupervisor:
         self._job: Job | None = None
         self._history: deque[CompactionState] = deque(maxlen=HISTORY_MAX)
         self.enabled = settings.compaction.enabled and settings.streams.lake is not None
-        self._failures_in_a_row = 0
+        self._consecutive_failures = 0
         self._run_records_max = settings.compaction.run_records_max
         self._has_read = False
         self._last_success_ms: int | None = None
@@ -142,7 +142,7 @@ class CompactionSupervisor:
             self._runs.labels(outcome=outcome)
         gauge(registry, "compaction_enabled", "1 if this instance may start compactions, else 0.").set(self.enabled)
         self._failing = gauge(
-            registry, "compaction_failures_in_a_row", "Failed compactions since the last successful one."
+            registry, "compaction_consecutive_failures", "Failed compactions since the last successful one."
         )
         self._seconds = gauge(registry, "compaction_last_seconds", "Duration of the last successful compaction.")
         self._running = gauge(registry, "compaction_running", "1 while this instance runs a compaction, else 0.")
@@ -190,7 +190,7 @@ class CompactionSupervisor:
         backlog = self._backlog.last if self._backlog is not None else None
         facts = {
             "last_success_at_ms": self._last_success_ms,
-            "failures_in_a_row": self._failures_in_a_row,
+            "consecutive_failures": self._consecutive_failures,
             "changelog_records": None if backlog is None else backlog.records,
             "snapshot_at_ms": None if backlog is None else backlog.snapshot_ms,
         }
@@ -200,7 +200,7 @@ class CompactionSupervisor:
     def _state(self) -> tuple[str, str]:
         if not self.enabled:
             return "off", f"{self.why_off()}: the changelog grows without bound"
-        if self._failures_in_a_row:
+        if self._consecutive_failures:
             detail = next((run["detail"] for run in self._history if run["status"] == "failed"), "")
             return "failing", detail
         if self._backlog is not None and not self._backlog.is_ours():
@@ -234,7 +234,7 @@ class CompactionSupervisor:
                 await self._asked.wait()
                 self._asked.clear()
                 await self._run_job()
-                if self._failures_in_a_row:
+                if self._consecutive_failures:
                     await self._back_off()
                     self._ask_again()
         finally:
@@ -304,7 +304,7 @@ class CompactionSupervisor:
         if status == OK:
             self._end(state, "done", "", "done")
             log.info("compaction done", **result)
-            if result.get("records_left"):
+            if result.get("remaining_records"):
                 self._ask_again()
         elif status == LOST_TO_ANOTHER and result:
             self._end(state, "done", lines[-1] if lines else "", "done")
@@ -330,22 +330,22 @@ class CompactionSupervisor:
 
     def _end(self, state: CompactionState, status: str, detail: str, outcome: str) -> None:
         state |= {"status": status, "detail": detail}
-        self._failures_in_a_row = self._failures_in_a_row + 1 if outcome == "failed" else 0
+        self._consecutive_failures = self._consecutive_failures + 1 if outcome == "failed" else 0
         self._runs.labels(outcome=outcome).inc()
-        self._failing.set(self._failures_in_a_row)
+        self._failing.set(self._consecutive_failures)
 
     def _ask_again(self) -> None:
         """Ask for what a job left undone; the instance that owns partition 0 by now does, where that is another."""
         if self._backlog is None or self._backlog.is_ours():
             self._asked.set()
             return
-        self._failures_in_a_row = 0
+        self._consecutive_failures = 0
         self._failing.set(0)
         log.info("compaction: what is left is for the instance that owns partition 0 now")
 
     async def _back_off(self) -> None:
         compaction = self._settings.compaction
-        delay = min(compaction.retry_backoff_ms * 2 ** (self._failures_in_a_row - 1), compaction.interval_ms)
+        delay = min(compaction.retry_backoff_ms * 2 ** (self._consecutive_failures - 1), compaction.interval_ms)
         await asyncio.sleep(delay / 1000)
 
     async def _stop_job(self) -> None:

@@ -102,7 +102,7 @@ class Whole:
         self._client = httpx.AsyncClient(
             limits=limits, timeout=settings.timeout_ms / 1000, trust_env=False, verify=verify, transport=transport
         )
-        name, text = "streams_instances_asked", "Requests to other instances of the application."
+        name, text = "streams_instance_queries", "Requests to other instances of the application."
         self._asked = counter(registry, name, text, "result")
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """The table `advances`: when a task's time was moved on without a record, for an audit of what that closed.
 
 Each commit after such an advance says in its progress record at which source offsets it happened and what each
-operator's time was then (`streams.idle_advance_ms`). A snapshot keeps the newest progress record alone, so a run puts
+operator's time was then (`streams.idle_timeout_ms`). A snapshot keeps the newest progress record alone, so a run puts
 what it read of advances into a table of their own: a row a partition, store and position (the offset of the source's
 next record), with the time of the last advance there. What is moved on while nothing comes stays one row, and there are
 never more rows than source records.

@@ -155,7 +155,7 @@ class Compaction(Fold):
     def after_merge(self, plan: Plan, summary: Summary) -> None:
         """What is done once the run counts: none of it waits for another, nor the upkeep for any of it."""
         attempt = self.after.attempt
-        if self.settings.with_late and not summary.records_left:
+        if self.settings.with_late and not summary.remaining_records:
             corrections = Corrections(self.spark, self.settings, self.say, self.job)
             self.corrected = attempt("the correction by late records", corrections.run, None)
         if summary.to_offsets != summary.from_offsets:

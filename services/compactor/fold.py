@@ -50,8 +50,8 @@ class Summary(NamedTuple):
     """What a run did. Offsets are by changelog partition: `to_offsets` are the covered ones now.
 
     It wrote `merged_rows` live windows, took `deleted_rows` out and appended `finals`; `live_rows` are there now.
-    `records_left` of the changelog were there when it began, and are the next run's. `failed` says what did not come
-    about after the run, which counts all the same.
+    `remaining_records` of the changelog were there when it began, and are the next run's. `failed` says
+    what did not come about after the run, which counts all the same.
     """
 
     run: int
@@ -65,7 +65,7 @@ class Summary(NamedTuple):
     to_offsets: dict[int, int]
     state_version: int | None
     seconds: float
-    records_left: int = 0
+    remaining_records: int = 0
     adopted: bool = False
     foreign_records: int = 0
     quarantined: int = 0
@@ -218,7 +218,7 @@ class Fold(ABC):
             entries.unpersist()
         left = sum(plan.offsets.latest[p] - to for p, to in summary.to_offsets.items() if plan.is_cut(p))
         foreign, corrupt = window.foreign_records, len(window.corrupt)
-        return summary._replace(records_left=left, foreign_records=foreign, quarantined=corrupt)
+        return summary._replace(remaining_records=left, foreign_records=foreign, quarantined=corrupt)
 
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")

@@ -75,9 +75,9 @@ def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold], runs
             for run in itertools.count(1):
                 job, counts = make(spark), ""
                 summary = job.run(told)
-                if not summary.records_left or run == runs_max:
+                if not summary.remaining_records or run == runs_max:
                     break
-                _say(f"{summary.records_left} records are left")
+                _say(f"{summary.remaining_records} records are left")
     except CompactionConflict as e:
         return _say(f"{counts}{e}", CONFLICT)
     except ConfigError as e:

@@ -97,25 +97,27 @@ def replay(
     exception: ExceptionName = None,
     partition: Partitions = None,
     limit: Annotated[int, typer.Option(min=1, help="records to send at most")] = 10_000,
-    again: Annotated[bool, typer.Option(help="also what was replayed before")] = False,
+    include_replayed: Annotated[bool, typer.Option(help="also records that were replayed before")] = False,
     dry_run: Annotated[bool, typer.Option(help="only say what would be sent")] = False,
     json: Json = False,
 ) -> None:
     """Send dead letters back to their source topics: raw key and value, original headers and timestamp."""
     target, wanted = (topic, dead_letter_topic), wanted_by(stage, exception, partition or ())
     if dry_run:
-        entries, _ = _run(lambda kafka: _list(kafka, target, wanted, not again, limit), bootstrap_servers, config)
+        entries, _ = _run(
+            lambda kafka: _list(kafka, target, wanted, not include_replayed, limit), bootstrap_servers, config
+        )
         entries = [entry for entry in entries if entry.letter is not None]
         if not json:
             _print_table(entries)
         typer.echo(msgspec.json.encode({"would_send": len(entries)}) if json else f"would send {len(entries)}")
         return
-    result = _run(lambda kafka: _replay(kafka, target, wanted, limit, again), bootstrap_servers, config)
+    result = _run(lambda kafka: _replay(kafka, target, wanted, limit, include_replayed), bootstrap_servers, config)
     if json:
         typer.echo(msgspec.json.encode(result))
     else:
         typer.echo(
-            f"sent {result.sent}, failed {result.failed}, left out {result.left_out}, no dead letters {result.faults}"
+            f"sent {result.sent}, failed {result.failed}, skipped {result.skipped}, no dead letters {result.faults}"
         )
         for error in result.errors:
             typer.echo(error, err=True)
@@ -166,11 +168,11 @@ async def _list(
     return found, False
 
 
-async def _replay(kafka: KafkaSettings, named: Named, wanted: Wanted, limit: int, again: bool) -> Any:
+async def _replay(kafka: KafkaSettings, named: Named, wanted: Wanted, limit: int, include_replayed: bool) -> Any:
     settings = ProducerSettings(max_request_size=LARGEST_RECORD_BYTES, compression_type="zstd")
     topic = await _target(kafka, *named)
     async with DeadLetterLog(kafka, topic) as letters, Producer(kafka, settings) as producer:
-        return await letters.replay(producer, wanted, limit=limit, again=again)
+        return await letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed)
 
 
 def _run(call: Callable[[KafkaSettings], Coroutine[Any, Any, Any]], servers: str | None, config: str | None) -> Any:

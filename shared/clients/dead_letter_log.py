@@ -56,7 +56,7 @@ class Replay:
 
     sent: int = 0
     failed: int = 0
-    left_out: int = 0
+    skipped: int = 0
     faults: int = 0
     errors: tuple[str, ...] = ()
 
@@ -133,21 +133,23 @@ class DeadLetterLog:
         return offset < committed.offset or any(first <= offset <= last for first, last in self._finished[partition])
 
     async def replay(
-        self, producer: Producer, wanted: Wanted, *, limit: int, again: bool = False, to: str | None = None
+        self, producer: Producer, wanted: Wanted, *, limit: int, include_replayed: bool = False, to: str | None = None
     ) -> Replay:
-        """Send the wanted dead letters to their source topics, or all to the topic `to`; once more only with `again`.
+        """Send the wanted dead letters to their source topics, or all to the topic `to`.
+
+        Records that were replayed before are sent only with `include_replayed`.
 
         To its source a record goes into the partition that it came from, elsewhere by its key. Raises IllegalState
         where more are left out than can be remembered.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():
-            scheduler.assign(partition, None if again else committed)
+            scheduler.assign(partition, None if include_replayed else committed)
         result = Replay()
         try:
             async for columns in self.batches():
                 position = self.committed[columns.topic_partition]
-                if position is not None and not again:
+                if position is not None and not include_replayed:
                     columns = columns[int(columns.offsets.searchsorted(position.offset)) :]
                 scheduler.deliver(columns)
                 while result.sent < limit and (chosen := self._choose(scheduler, wanted, limit - result.sent, result)):
@@ -184,7 +186,7 @@ class DeadLetterLog:
             elif self.replayed(execution.topic_partition, work.offset):
                 scheduler.settle(execution, finished=[work])
             else:
-                result.left_out += letter is not None
+                result.skipped += letter is not None
                 scheduler.settle(execution, retry=[work], due_ms=NEVER_MS)
         return chosen
 

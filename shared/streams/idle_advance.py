@@ -1,8 +1,8 @@
 """When a topic that has gone quiet moves time on by itself.
 
 Windows close when stream time passes them, and stream time moves with records. Where none come any more, the last
-windows would stay open for ever. So once a task has read all that there is and nothing has come for `idle_advance_ms`,
-its times are moved on by as much, and again after each further `idle_advance_ms`.
+windows would stay open for ever. So once a task has read all that there is and nothing has come for `idle_timeout_ms`,
+its times are moved on by as much, and again after each further `idle_timeout_ms`.
 
 >>> idle = IdleAdvance(100)
 >>> [idle.due_ms(now, {"in": 7}, at_end=True) for now in (1_000, 1_099, 1_100, 1_150, 1_205)]
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class IdleAdvance:
     """One task's patience, in ms of wall-clock time."""
 
-    def __init__(self, idle_advance_ms: int) -> None:
-        self._idle_advance_ms = idle_advance_ms
+    def __init__(self, idle_timeout_ms: int) -> None:
+        self._idle_advance_ms = idle_timeout_ms
         self._positions: Mapping[str, int] = {}
         self._since_ms: int | None = None
         self._marked_ms: int | None = None

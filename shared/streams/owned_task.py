@@ -45,7 +45,7 @@ class OwnedTask:
     def begin(self, task: StreamTask, settings: StreamsSettings, slow: SlowSteps) -> None:
         """A restored task takes records from now on; ProcessingFailed where it is too slow for its group."""
         limits = settings.max_task_idle_ms, settings.max_future_ms, settings.buffered_records_per_partition
-        self.idle = None if settings.idle_advance_ms is None else IdleAdvance(settings.idle_advance_ms)
+        self.idle = None if settings.idle_timeout_ms is None else IdleAdvance(settings.idle_timeout_ms)
         refused = slow.refused(self.partition)
         task.columns_min = slow.columns_min(self.partition)
         self.task, self.inputs = task, TaskInputs(task, task.topology, *limits)

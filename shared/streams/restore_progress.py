@@ -7,7 +7,7 @@ the first record was asked for: a snapshot is loaded before that and is no part 
 >>> progress.moved(1_000, 5_000, now_ms=0)
 >>> progress.moved(3_000, 5_000, now_ms=500)
 >>> progress.describe()
-{'records_left': 2000, 'records_per_second': 4000, 'eta_ms': 500}
+{'remaining_records': 2000, 'records_per_second': 4000, 'eta_ms': 500}
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RestoreProgress:
         self._partition, self._metrics = partition, metrics
         self._first: tuple[int, int] | None = None
         self._said_ms = 0
-        self.records_left: int | None = None
+        self.remaining_records: int | None = None
         self.records_per_second: int | None = None
         self.eta_ms: int | None = None
         self.is_accepted = False
@@ -45,22 +45,22 @@ class RestoreProgress:
         if self._first is None:
             self._first, self._said_ms = (position, now_ms), now_ms
         first, since_ms = self._first
-        self.records_left = max(0, end - position)
+        self.remaining_records = max(0, end - position)
         if now_ms > since_ms and position > first:
             rate = (position - first) * 1000 / (now_ms - since_ms)
-            self.records_per_second, self.eta_ms = round(rate), round(self.records_left * 1000 / rate)
-        elif self.records_left == 0:
+            self.records_per_second, self.eta_ms = round(rate), round(self.remaining_records * 1000 / rate)
+        elif self.remaining_records == 0:
             self.eta_ms = 0
         if self._metrics is not None:
-            self._metrics.progress(self._partition, self.records_left, self.records_per_second, self.eta_ms)
-        if now_ms - self._said_ms >= SAY_INTERVAL_MS and self.records_left:
+            self._metrics.progress(self._partition, self.remaining_records, self.records_per_second, self.eta_ms)
+        if now_ms - self._said_ms >= SAY_INTERVAL_MS and self.remaining_records:
             self._said_ms = now_ms
             log.info("state is being restored", partition=self._partition, position=position, **self.describe())
 
     def describe(self) -> dict[str, int | None]:
         """What is left, the rate so far and the time that it will take, as plain values."""
         return {
-            "records_left": self.records_left,
+            "remaining_records": self.remaining_records,
             "records_per_second": self.records_per_second,
             "eta_ms": self.eta_ms,
         }

@@ -141,7 +141,7 @@ class StreamsSettings(Section, TaskSettings):
     restore_attempts_max: Annotated[int, Field(gt=0)] = Field(
         5, description="times in a row that a task's failed commit or restore is tried again before the worker fails"
     )
-    idle_advance_ms: PositiveMs | None = Field(
+    idle_timeout_ms: PositiveMs | None = Field(
         None, description="a task whose topics are quiet for this long moves its time on by as much; unset: never"
     )
     start_from_group_offsets: bool = Field(

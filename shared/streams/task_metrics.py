@@ -102,7 +102,7 @@ class RestoreMetrics:
         )
         self._left = gauge(
             registry,
-            "streams_restore_records_left",
+            "streams_restore_remaining_records",
             "Changelog records that a running restore has not read yet.",
             "partition",
         )
@@ -118,9 +118,11 @@ class RestoreMetrics:
         foreign = ("streams_foreign_changelog_records", "Changelog records of other writers, which a restore skips.")
         self._foreign = counter(registry, *foreign, "partition")
 
-    def progress(self, partition: int, records_left: int, records_per_second: int | None, eta_ms: int | None) -> None:
+    def progress(
+        self, partition: int, remaining_records: int, records_per_second: int | None, eta_ms: int | None
+    ) -> None:
         """How far a restore is that is under way; what is not known yet is not shown."""
-        self._left.labels(partition=partition).set(records_left)
+        self._left.labels(partition=partition).set(remaining_records)
         if records_per_second is not None:
             self._rate.labels(partition=partition).set(records_per_second)
         if eta_ms is not None:

@@ -1,6 +1,6 @@
 """Marks of time in repartition topics: what one task tells the tasks behind the topic of how far time is.
 
-Where time moves by itself (`idle_advance_ms`) windows close without a record, and their results may have to go through
+Where time moves by itself (`idle_timeout_ms`) windows close without a record, and their results may have to go through
 a repartition topic to further windows. Those must not have moved on by themselves meanwhile, or every result would come
 late. So a task that has read its sources says now and then, in each partition of each such topic it writes to: no
 result still to come from here is earlier than this, but for records that are late already. A mark stands behind the

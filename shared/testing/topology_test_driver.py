@@ -67,7 +67,7 @@ class TopologyTestDriver:
         deduplicate_updates: bool = False,
         handlers: ErrorHandlers = DEAD_LETTERS,
         max_future_ms: int | Literal["as_in_production"] | None = "as_in_production",
-        idle_advance_ms: int | None = None,
+        idle_timeout_ms: int | None = None,
         columns_min: int = COLUMNS_MIN,
         state: StateDirectory | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class TopologyTestDriver:
         self.deduplicate_updates = deduplicate_updates
         if max_future_ms == "as_in_production":
             max_future_ms = None if now_ms is None else MAX_FUTURE_MS
-        self.handlers, self.max_future_ms, self.idle_advance_ms = handlers, max_future_ms, idle_advance_ms
+        self.handlers, self.max_future_ms, self.idle_timeout_ms = handlers, max_future_ms, idle_timeout_ms
         self.columns_min, self.state = columns_min, state
         self._local: LocalState | None = None
         self.restored_entries = 0
@@ -211,7 +211,7 @@ class TopologyTestDriver:
             write_restored(reader, self._local, None)
         task.initialize(self.clock.now_ms())
         self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)
-        self._idle = None if self.idle_advance_ms is None else IdleAdvance(self.idle_advance_ms)
+        self._idle = None if self.idle_timeout_ms is None else IdleAdvance(self.idle_timeout_ms)
         self._inputs.is_paused = self._is_paused
         if self.piped:
             self._take(self.piped)

@@ -48,7 +48,7 @@ async def test_refusals_are_counted_without_names_that_anybody_may_make_up(produ
     assert service.metric("requests", topic="t", status="400") == 1
     read = service.registry.get_sample_value
     for code, count in (("UNKNOWN_TOPIC_OR_PARTITION", 1), ("UNSUPPORTED_MEDIA_TYPE", 1), ("MALFORMED_JSON", 1)):
-        assert read("penstock_ingest_refused_requests_total", {"error_code": code}) == count
+        assert read("penstock_ingest_rejected_requests_total", {"error_code": code}) == count
 
 
 async def test_an_outage_is_counted(producer: Any) -> None:

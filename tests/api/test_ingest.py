@@ -80,7 +80,7 @@ async def test_a_bad_line_fails_alone(producer: Any) -> None:
             "outcome": "not_stored",
         }
     ]
-    assert service.metric("refused_records", error_code="MALFORMED_JSON") == 1
+    assert service.metric("rejected_records", error_code="MALFORMED_JSON") == 1
 
 
 async def test_no_good_line_is_a_problem(producer: Any) -> None:
@@ -329,7 +329,7 @@ async def test_what_may_be_stored_is_504_even_while_kafka_is_away(held_producer:
     assert (body["stored"], body["not_stored"], body["unknown"]) == (0, 1, 1)
     assert [(e["line"], e["outcome"]) for e in body["errors"]] == [(1, "unknown"), (2, "not_stored")]
     assert away.metric("unknown_records", error_code="REQUEST_TIMED_OUT") == 1
-    assert away.metric("refused_records", error_code="MALFORMED_JSON") == 1
+    assert away.metric("rejected_records", error_code="MALFORMED_JSON") == 1
 
 
 async def test_a_timeout_that_surely_wrote_nothing_is_503(producer: Any) -> None:

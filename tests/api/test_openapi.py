@@ -9,12 +9,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from tests.api.test_dead_letters import MemoryLetters
 
 from penstock.api.admin import admin_router
 from penstock.api.app import create_app
+from penstock.api.dead_letters import dead_letters_router
 from penstock.api.health import health_router
 from penstock.api.ingest import Ingest
-from penstock.api.letters import letters_router
 from penstock.api.openapi import operations_of
 from penstock.api.openapi_examples import ANSWERS, BODIES
 from penstock.api.rest_produce import RestProducer
@@ -25,7 +26,6 @@ from penstock.services.admin.more import handed_on
 from penstock.shared.clients.admin import MemberDescription
 from tests.api.conftest import MemoryProducer
 from tests.api.test_admin import F0, MemoryAdmin
-from tests.api.test_letters import MemoryLetters
 from tests.api.test_state import View
 
 OPEN = frozenset({"configs", "checks", "rows", "config"})
@@ -46,7 +46,7 @@ def app() -> FastAPI:
         rest_proxy=rest,
         admin=admin_router(admin),
         streams=streams_router(View()),
-        more=[letters_router(MemoryLetters())],
+        more=[dead_letters_router(MemoryLetters())],
         health=health_router("gateway", {}, CollectorRegistry()),
         handed_on=handed_on,
     )

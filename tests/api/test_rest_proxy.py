@@ -305,7 +305,7 @@ async def test_rest_proxys_requests_are_counted(client: httpx.AsyncClient, regis
     assert read("penstock_ingest_requests_total", {"topic": "t", "status": "422"}) == 1
     assert read("penstock_ingest_stored_records_total", {"topic": "t"}) == 1
     refused = {"topic": "t", "error_code": "INVALID_RECORD"}
-    assert read("penstock_ingest_refused_records_total", refused) == 1
+    assert read("penstock_ingest_rejected_records_total", refused) == 1
     assert read("penstock_ingest_request_seconds_count", {"topic": "t"}) == 1
 
 

@@ -53,7 +53,7 @@ async def test_errors_are_told_as_they_come_and_kept_no_longer(producer: Any) ->
     assert len(said) >= 20
     assert sum(len(row.get("errors", [])) for row in said) == 3_000
     assert said[-1]["total"] == {"stored": 20, "not_stored": 3_000, "unknown": 0}
-    assert service.metric("refused_records", error_code="MALFORMED_JSON") == 3_000
+    assert service.metric("rejected_records", error_code="MALFORMED_JSON") == 3_000
 
 
 async def test_a_damaged_body_ends_the_stream_as_a_bad_request(producer: Any) -> None:

@@ -107,7 +107,7 @@ async def test_a_job_that_succeeds() -> None:
 
 async def test_a_job_that_left_records_is_followed_at_once() -> None:
     """What one job was too small for, the next one does without being asked, until nothing is left."""
-    left = [f"print('{{\"records_left\": {number}}}')" for number in (20, 10, 0)]
+    left = [f"print('{{\"remaining_records\": {number}}}')" for number in (20, 10, 0)]
     jobs = Jobs(*left, DONE)
     async with supervised(jobs) as supervisor:
         supervisor.ask(0)
@@ -156,7 +156,7 @@ async def test_a_failed_job_is_tried_again() -> None:
         assert jobs.started == 3
 
 
-@pytest.mark.parametrize("script", [FAILED, "print('{\"records_left\": 20}')"], ids=["failed", "left"])
+@pytest.mark.parametrize("script", [FAILED, "print('{\"remaining_records\": 20}')"], ids=["failed", "left"])
 async def test_who_lost_partition_0_leaves_the_rest_to_its_owner(script: str) -> None:
     """An instance goes on after a job that failed or left records only while the application's compactions are its."""
 
@@ -171,7 +171,7 @@ async def test_who_lost_partition_0_leaves_the_rest_to_its_owner(script: str) ->
         await asyncio.sleep(0.3)
         assert jobs.started == 2
         assert supervisor.health().facts["state"] == "elsewhere"
-        assert jobs.registry.get_sample_value("penstock_compaction_failures_in_a_row") == 0
+        assert jobs.registry.get_sample_value("penstock_compaction_consecutive_failures") == 0
 
 
 async def test_who_loses_partition_0_stops_its_job(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ async def test_a_job_that_takes_too_long(tmp_path: Path, deaf: bool, monkeypatch
         assert jobs.statuses() == [("failed", "stopped after 2000 ms")]
         health = supervisor.health()
         assert (health.ok, health.detail, health.facts["state"]) == (True, "stopped after 2000 ms", "failing")
-        assert jobs.registry.get_sample_value("penstock_compaction_failures_in_a_row") == 1
+        assert jobs.registry.get_sample_value("penstock_compaction_consecutive_failures") == 1
         assert not lives(int(pid.read_text()))
         await until(lambda: jobs.runs("done") == 1)
         assert jobs.records_max == [100, 50]

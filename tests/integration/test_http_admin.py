@@ -159,26 +159,26 @@ async def test_dead_letters_are_found_by_stage_and_late_records_sent_elsewhere(
     async with Producer(settings) as producer:
         await (await producer.send_many([*letters, *lates, nobodys]))
     async with serving(kafka.bootstrap_servers) as client:
-        listed = {row["topic"]: row for row in (await client.get("/v1/letters")).json()["topics"]}
+        listed = {row["topic"]: row for row in (await client.get("/v1/dead-letters")).json()["topics"]}
         assert (listed[dead]["kind"], listed[dead]["records"]) == ("dead_letters", 60)
         assert (listed[late]["kind"], listed[late]["source"], listed[late]["records"]) == ("late", topic_name, 4)
-        found = (await client.get(f"/v1/letters/{dead}", params={"stage": "produce", "limit": 5})).json()
-        assert sorted(row["source"]["offset"] for row in found["letters"]) == [0, 1]
-        assert found["looked_at"] == 60
-        assert len((await client.get(f"/v1/letters/{dead}", params={"limit": 5})).json()["letters"]) == 5
-        seen = (await client.get(f"/v1/letters/{late}")).json()["letters"]
+        found = (await client.get(f"/v1/dead-letters/{dead}", params={"stage": "produce", "limit": 5})).json()
+        assert sorted(row["source"]["offset"] for row in found["records"]) == [0, 1]
+        assert found["scanned"] == 60
+        assert len((await client.get(f"/v1/dead-letters/{dead}", params={"limit": 5})).json()["records"]) == 5
+        seen = (await client.get(f"/v1/dead-letters/{late}")).json()["records"]
         assert {row.get("message") for row in seen} == {None, *(f"{500 - i} ms too late for visits" for i in range(3))}
         assert {row["source"]["partition"] for row in seen if "source" in row} == {1}
-        url = f"/v1/letters/{late}/replay"
+        url = f"/v1/dead-letters/{late}/replay"
         assert (await client.post(url, json={"to": other, "dry_run": True})).json()["would_send"] == 3
         sent = (await client.post(url, json={"to": other})).json()
         assert (sent["sent"], sent["failed"], sent["faults"]) == (3, 0, 1)
         assert (await client.post(url, json={"to": other})).json()["sent"] == 0
-        assert (await client.post(url, json={"again": True})).json()["sent"] == 3
+        assert (await client.post(url, json={"include_replayed": True})).json()["sent"] == 3
         for wrong, status in (({"to": f"{topic_name}-none"}, 404), ({"to": late}, 400), ({"stage": "process"}, 400)):
             assert (await client.post(url, json=wrong)).status_code == status
-        assert (await client.get(f"/v1/letters/{topic_name}")).status_code == 400
-        assert (await client.get(f"/v1/letters/{topic_name}-none-dlq")).status_code == 404
+        assert (await client.get(f"/v1/dead-letters/{topic_name}")).status_code == 400
+        assert (await client.get(f"/v1/dead-letters/{topic_name}-none-dlq")).status_code == 404
     for topic, partitions in ((other, {0, 1}), (topic_name, {1})):
         back = await read_all(kafka.bootstrap_servers, topic, 2)
         assert sorted((r.key, r.value, r.timestamp, r.headers) for r in back) == [

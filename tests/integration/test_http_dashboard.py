@@ -32,7 +32,7 @@ from tests.integration.test_http_ingest import NDJSON, create, healthy
 
 PICTURES = os.environ.get("PENSTOCK_TEST_PICTURES", "")
 """A folder for a screenshot of each page; docs/ has those of the last time."""
-PAGES = ("overview", "groups", "streams", "sessions", "connectors", "compactions", "letters")
+PAGES = ("overview", "groups", "streams", "sessions", "connectors", "compactions", "dead-letters")
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium (Debian's package: chromium)")
 
@@ -224,10 +224,10 @@ async def test_the_page_lives(kafka: EmbeddedKafka, topic_name: str, tmp_path: P
         await page.until("document.getElementById('said').textContent.includes('restart files: done')")
         assert ("PUT", "files/pause") in others.asked
         assert ("POST", "files/restart") in others.asked
-        await page.run("location.hash = 'letters'")
-        await press(page, "look", "letters", dead)
+        await page.run("location.hash = 'dead-letters'")
+        await press(page, "look", "dead-letters", dead)
         await page.until("document.getElementById('letter-rows').textContent.includes('cannot be handled')")
-        await press(page, "replay", "letters", dead)
+        await press(page, "replay", "dead-letters", dead)
         await page.until("document.getElementById('said').textContent.includes('1 sent, 0 failed')")
         await a_compaction_runs(page, others.streams)
         for name in PAGES:

@@ -26,7 +26,7 @@ from tests.integration.test_stream_worker import Chain, chain_of, offline, runni
 
 USERS = ("ann", "bob", "cat")
 GRACE_MS = 10_000
-IDLE_ADVANCE_MS, WINDOW_MS = 150, 400
+IDLE_TIMEOUT_MS, WINDOW_MS = 150, 400
 SLOW_RECORDS, SLOW_RECORD_MS = 1_000, 1
 FETCH_SECONDS = 0.8
 FIRST_MS = 100  # of the orders: what is known of users and countries is older, so that it comes first wherever it waits
@@ -195,10 +195,10 @@ async def test_an_own_topic_with_other_partitions_is_refused(kafka: EmbeddedKafk
 
 
 async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """With `idle_advance_ms` they close without another record; not while a transaction is open in the topic."""
+    """With `idle_timeout_ms` they close without another record; not while a transaction is open in the topic."""
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         settings = ProducerSettings(transactional_id=f"{topic_name}-writer", linger_ms=0)
-        worker = chain.worker(sessions(topic_name), idle_advance_ms=IDLE_ADVANCE_MS)
+        worker = chain.worker(sessions(topic_name), idle_timeout_ms=IDLE_TIMEOUT_MS)
         async with Producer(chain.kafka, settings) as producer, running(worker):
             await producer.init_transactions()
             async with producer.transaction():
@@ -216,7 +216,7 @@ async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic
                 await producer.flush()
                 await asyncio.sleep(FETCH_SECONDS)  # until the next answer to a fetch tells of the record
                 before = times()
-                await asyncio.sleep(3 * IDLE_ADVANCE_MS / 1000)
+                await asyncio.sleep(3 * IDLE_TIMEOUT_MS / 1000)
                 assert times() == before
 
             async def closed() -> bool:
@@ -241,7 +241,7 @@ async def test_a_quiet_chain_of_windows_loses_nothing(kafka: EmbeddedKafka, topi
     records = [ProducerRecord(topic_name, b"{}", b"k", (), 0, i * 50) for i in range(20)]
     async with chain_of(kafka, topic_name) as chain:
         await send(chain, *records)
-        async with running(chain.worker(builder.build(), idle_advance_ms=IDLE_ADVANCE_MS)):
+        async with running(chain.worker(builder.build(), idle_timeout_ms=IDLE_TIMEOUT_MS)):
 
             async def all_closed() -> bool:
                 return len(await chain.values("out")) + len(await chain.values("late")) >= 10

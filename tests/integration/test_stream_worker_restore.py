@@ -100,7 +100,7 @@ async def work(chain: Chain, number: int, **given: Any) -> dict[int, tuple[int, 
         await chain.wait_processed(worker)
         reports = {p: owned.report for p, owned in worker.tasks().items()}
         progress = [owned.changelog.progress for owned in worker.tasks().values()]
-        assert [one is not None and one.records_left for one in progress] == [0] * chain.partitions
+        assert [one is not None and one.remaining_records for one in progress] == [0] * chain.partitions
     return {p: (report.snapshot_windows, report.changelog_records) for p, report in reports.items()}
 
 

@@ -27,7 +27,7 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running, until
 from tests.integration.test_stream_worker_parts import send
 
-IDLE_ADVANCE_MS = 150
+IDLE_TIMEOUT_MS = 150
 SPAN_MS = 300
 LONG_MS = 100 * SPAN_MS
 
@@ -92,7 +92,7 @@ async def idle_application(
 ) -> None:
     """Records of these keys, after which time moves on by itself; what is near them in time and of key "k" comes too
     late, and so on."""
-    worker = chain.worker(topology(chain.topic, kinds), idle_advance_ms=IDLE_ADVANCE_MS, lake=str(lake))
+    worker = chain.worker(topology(chain.topic, kinds), idle_timeout_ms=IDLE_TIMEOUT_MS, lake=str(lake))
     async with running(worker):
         await feed(chain, worker, lambda now: [max(now, 1_000), max(now, 1_000) + SPAN_MS - 1], keys)
         await feed(chain, worker, lambda now: [now - 3 * SPAN_MS, now - SPAN_MS // 2, now - 1])
@@ -200,7 +200,7 @@ async def test_a_shorter_grace_that_is_taken_back_unused_is_no_matter_to_an_audi
     have closed is open, and nothing is refused or differs, before a compaction and after it."""
     compact, audit = jobs
     async with chain_of(kafka, topic_name, 1) as chain:
-        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_advance_ms=IDLE_ADVANCE_MS)):
+        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_timeout_ms=IDLE_TIMEOUT_MS)):
             await feed(chain, worker, lambda now: [1_000])
         newest = (await chain.confirmed(0)).progress
         assert newest is not None
@@ -221,7 +221,7 @@ async def test_a_shorter_grace_that_is_taken_back_unused_is_no_matter_to_an_audi
         times = [time_ms - 2 * SPAN_MS, 1_000, time_ms + 1, time_ms + 3 * LONG_MS]
         await send(chain, *(ProducerRecord(topic_name, b'{"id":1}', b"k", (), 0, ms) for ms in times))
         chain.sent += [(0, b"k", ms, 1) for ms in times]
-        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_advance_ms=10_000_000)):
+        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_timeout_ms=10_000_000)):
             await chain.wait_processed(worker)
     for _ in range(2):
         report = await asyncio.to_thread(audit, "tumbling")
@@ -243,7 +243,7 @@ async def test_a_longer_grace_after_quiet_is_audited_from_behind_what_was_closed
         return int(found[1])
 
     async with chain_of(kafka, topic_name, 1) as chain:
-        async with running(worker := chain.worker(tumbling(topic_name, 0), idle_advance_ms=IDLE_ADVANCE_MS)):
+        async with running(worker := chain.worker(tumbling(topic_name, 0), idle_timeout_ms=IDLE_TIMEOUT_MS)):
             await feed(chain, worker, lambda now: [1_000])
         newest = (await chain.confirmed(0)).progress
         assert newest is not None
@@ -252,7 +252,7 @@ async def test_a_longer_grace_after_quiet_is_audited_from_behind_what_was_closed
         times = [closed_ms - SPAN_MS, *later]
         await send(chain, *(ProducerRecord(topic_name, b'{"id":1}', b"k", (), 0, ms) for ms in times))
         chain.sent += [(0, b"k", ms, 1) for ms in times]
-        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_advance_ms=10_000_000)):
+        async with running(worker := chain.worker(tumbling(topic_name, LONG_MS), idle_timeout_ms=10_000_000)):
             await chain.wait_processed(worker)
         assert [record.timestamp for record in await chain.read(f"{topic_name}-late")] == times[:1]
     base: dict[str, Any] = {"application": topic_name, "lake": str(tmp_path), "kafka": kafka_of(kafka)}
@@ -295,7 +295,7 @@ def test_rows_are_kept_once_and_as_long_as_the_source_has_their_records(
     for name, stream in (("first", events), ("tumbling", events), ("few", events.filter(lambda record: True))):
         stream.group_by_key().tumbling_window(SPAN_MS).aggregate(name, n=Count()).on_close().to(f"out-{name}")
     built = builder.build()
-    driver = TopologyTestDriver(built, idle_advance_ms=100)
+    driver = TopologyTestDriver(built, idle_timeout_ms=100)
     folder = str(tmp_path)
 
     def kept() -> list[tuple[int, ...]]:

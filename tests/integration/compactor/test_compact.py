@@ -210,11 +210,11 @@ def test_a_backlog_is_made_up_for_in_bounded_runs(simulate: Any, topics: Any, jo
     simulation.feed(80, seed=7)
     topics.write(simulation)
     first = job(simulation, run_records_max=longest * 2 // 3).run()
-    assert first.records_left > 0
+    assert first.remaining_records > 0
     assert first.to_offsets[0] < len(task.changelog)
     assert (first.merged_rows, first.deleted_rows) == (first.live_rows, 0)
-    second = job(simulation, run_records_max=first.records_left + 2).run()
-    assert (second.from_offsets, second.records_left) == (first.to_offsets, 0)
+    second = job(simulation, run_records_max=first.remaining_records + 2).run()
+    assert (second.from_offsets, second.remaining_records) == (first.to_offsets, 0)
     assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
     assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
 

@@ -329,7 +329,7 @@ class Late:
         self.topics.write(self.simulation)
         self.told = []
         settings = self.settings.model_copy(update=more)
-        while (job := Compaction(self.spark, settings, self.told.append)).run().records_left:
+        while (job := Compaction(self.spark, settings, self.told.append)).run().remaining_records:
             assert job.corrected is None
         return job.corrected
 

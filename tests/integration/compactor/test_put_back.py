@@ -222,8 +222,8 @@ def test_without_state_the_whole_changelog_makes_it_again(tables_of: Callable[[]
     read = sum(len(task.changelog) for task in of.simulation.tasks) // 2
     done = of.compact(run_records_max=read)
     assert done.adopted
-    assert done.records_left > 0
-    while done.records_left:
+    assert done.remaining_records > 0
+    while done.remaining_records:
         done = of.compact(0, run_records_max=read)
     of.require_whole()
     assert lake.describe(str(of.root), of.simulation.name)["live_rows"] == done.live_rows

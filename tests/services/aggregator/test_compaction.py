@@ -190,7 +190,7 @@ def test_health_tells_the_state() -> None:
     assert supervisor.health().facts == {
         "state": "waiting",
         "last_success_at_ms": None,
-        "failures_in_a_row": 0,
+        "consecutive_failures": 0,
         "changelog_records": 70,
         "snapshot_at_ms": None,
     }

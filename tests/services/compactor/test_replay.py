@@ -142,14 +142,14 @@ def test_what_the_tasks_counted_comes_out_last(job: ReplayJob) -> None:
 
 
 def test_idle_time_is_not_moved_on(job: ReplayJob) -> None:
-    """History closes what streaming it in one go closes, whatever `idle_advance_ms` is; a topic that was quiet between
+    """History closes what streaming it in one go closes, whatever `idle_timeout_ms` is; a topic that was quiet between
     its records closed other windows, and the progress that is handed over says of no advance."""
     rows = given(0, 30)
     found = run(job, batch(rows))
 
     def streamed(quiet_ms: int) -> list[bytes | None]:
         topology = load_topology(job.topology, {}, job.folder)
-        driver = TopologyTestDriver(topology, idle_advance_ms=1_000)
+        driver = TopologyTestDriver(topology, idle_timeout_ms=1_000)
         for _, _, key, at in rows:
             driver.pipe("in", key=key, value=b'{"a":1}', timestamp=max(at, -1))
             driver.advance_wall_clock(quiet_ms)

@@ -16,12 +16,12 @@ from penstock.shared.streams.time_marks import TimeMark
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
-def driver_of(idle_advance_ms: int | None = 100) -> TopologyTestDriver:
+def driver_of(idle_timeout_ms: int | None = 100) -> TopologyTestDriver:
     builder = StreamsBuilder()
     grouped = builder.stream("in").group_by_key()
     grouped.tumbling_window(50, grace=10).aggregate("w", n=Count()).on_close().to("out")
     grouped.session_window(50).aggregate("s", n=Count()).on_close().to("sessions")
-    return TopologyTestDriver(builder.build(), idle_advance_ms=idle_advance_ms)
+    return TopologyTestDriver(builder.build(), idle_timeout_ms=idle_timeout_ms)
 
 
 def progress(driver: TopologyTestDriver) -> list[Progress]:
@@ -139,7 +139,7 @@ def test_stream_time_punctuation_sees_it() -> None:
 
     builder = StreamsBuilder()
     builder.stream("in").process(Scheduled)
-    driver = TopologyTestDriver(builder.build(), idle_advance_ms=100)
+    driver = TopologyTestDriver(builder.build(), idle_timeout_ms=100)
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
     driver.advance_wall_clock(100)
     assert fired == [20, 120]
@@ -158,7 +158,7 @@ def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:
     sessions = builder.stream("in").group_by_key().session_window(1_000).aggregate("first", n=Count()).on_close()
     windows = sessions.key_by(lambda record: "all", name="all").group_by_key().tumbling_window(10_000)
     windows.aggregate("second", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build(), idle_advance_ms=5_000)
+    driver = TopologyTestDriver(builder.build(), idle_timeout_ms=5_000)
     for i in range(40):
         driver.pipe("in", key=b"ann", value=b"{}", timestamp=i * 2_000)
     for _ in range(10):

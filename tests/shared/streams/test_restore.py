@@ -183,9 +183,9 @@ def gone_on_with(
     """A driver that goes on with the state of another under this topology."""
     driver.commit()
     driver.close()
-    now_ms, idle_ms = driver.clock.now_ms(), driver.idle_advance_ms
+    now_ms, idle_ms = driver.clock.now_ms(), driver.idle_timeout_ms
     other = TopologyTestDriver(
-        topology, columns_min=driver.columns_min, now_ms=now_ms, idle_advance_ms=idle_ms, max_future_ms=None
+        topology, columns_min=driver.columns_min, now_ms=now_ms, idle_timeout_ms=idle_ms, max_future_ms=None
     )
     other.state = state
     other.changelog = list(driver.changelog)
@@ -231,7 +231,7 @@ KINDS = ("tumbling", "hopping", "grace", "gap")
 
 def kinds_driver(kind: str, patience_ms: int) -> TopologyTestDriver:
     return TopologyTestDriver(
-        cut(kind, patience_ms), columns_min=1, now_ms=1_000_000, idle_advance_ms=1, max_future_ms=None
+        cut(kind, patience_ms), columns_min=1, now_ms=1_000_000, idle_timeout_ms=1, max_future_ms=None
     )
 
 

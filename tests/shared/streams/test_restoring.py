@@ -69,12 +69,12 @@ async def test_a_restore_shows_how_far_it_is() -> None:
     owned.changelog.progress = restoring.progress
     steps = Steps(clock, owned)
     await restoring.read_until(300, steps)  # type: ignore[arg-type]
-    assert [(s["state"], s["records_left"], s["records_per_second"], s["eta_ms"]) for s in steps.seen] == [
+    assert [(s["state"], s["remaining_records"], s["records_per_second"], s["eta_ms"]) for s in steps.seen] == [
         ("restoring", 300, None, None),
         ("restoring", 200, 100, 2_000),
         ("restoring", 100, 100, 1_000),
     ]
-    assert owned.describe(2)["records_left"] == 0
+    assert owned.describe(2)["remaining_records"] == 0
 
 
 async def test_the_loop_goes_on_within_a_restore() -> None:

@@ -17,14 +17,14 @@ from penstock.shared.common.log import get_logger
 
 log = get_logger(__name__)
 
-LETTERS_MAX = 1_000
+DEAD_LETTERS_MAX = 1_000
 """Letters in one answer."""
 Stage = Literal["deserialize", "process", "produce"]
 REPLAY_MAX = 100_000
 """Letters that one replay sends at most."""
 
 
-class Letters(Protocol):
+class DeadLetters(Protocol):
     """What the routes need; UnknownTopicOrPartition where there is no such topic."""
 
     async def topics(self) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ class Letters(Protocol):
         ...
 
     async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """The newest `letters` of a topic, newest first, and how many records were `looked_at` for them."""
+        """The newest `records` of a topic, newest first, and how many records were `scanned` for them."""
         ...
 
     async def replay(
@@ -43,7 +43,7 @@ class Letters(Protocol):
         limit: int,
         stage: str | None,
         exception: str | None,
-        again: bool,
+        include_replayed: bool,
         dry_run: bool,
         to: str | None,
     ) -> dict[str, Any]:
@@ -62,24 +62,28 @@ class ReplayRequest(BaseModel):
     stage: Stage | None = Field(None, description="only dead letters of this stage")
     to: str | None = Field(None, description="a topic for them, by key; default: each to the source that it came from")
     exception: str | None = Field(None, description="only those of this exception class")
-    again: bool = Field(False, description="also those that were replayed before")
+    include_replayed: bool = Field(False, description="also those that were replayed before")
     dry_run: bool = Field(False, description="answer how many would be sent, and send none")
 
 
-def letters_router(letters: Letters) -> APIRouter:
-    """The routes under `/v1/letters`."""
-    router = APIRouter(tags=["letters"])
+def dead_letters_router(letters: DeadLetters) -> APIRouter:
+    """The routes under `/v1/dead-letters`."""
+    router = APIRouter(tags=["records"])
 
-    @router.get("/v1/letters", summary="Dead-letter and late topics, with how many records each has")
+    @router.get("/v1/dead-letters", summary="Dead-letter and late topics, with how many records each has")
     async def topics() -> Response:
         return json_response({"topics": await letters.topics()})
 
-    @router.get("/v1/letters/{topic}", summary="The newest records of a dead-letter or late topic, with their reasons")
-    async def look(topic: str, limit: int = Query(50, ge=1, le=LETTERS_MAX), stage: Stage | None = None) -> Response:
+    @router.get(
+        "/v1/dead-letters/{topic}", summary="The newest records of a dead-letter or late topic, with their reasons"
+    )
+    async def look(
+        topic: str, limit: int = Query(50, ge=1, le=DEAD_LETTERS_MAX), stage: Stage | None = None
+    ) -> Response:
         return json_response({"topic": topic} | await letters.look(topic, limit, stage))
 
     @router.post(
-        "/v1/letters/{topic}/replay",
+        "/v1/dead-letters/{topic}/replay",
         summary="Send letters back to where they came from, or to another topic",
     )
     async def replay(topic: str, wanted: ReplayRequest) -> Response:

@@ -1,4 +1,4 @@
-"""Dead-letter and late topics through Kafka: implements `penstock.api.letters.Letters` (an edge)."""
+"""Dead-letter and late topics through Kafka: implements `penstock.api.dead_letters.Letters` (an edge)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 POLL_MS = 500
 LOOK_MS = 15_000
 """How long one look may read."""
-LOOKED_AT_MAX = 20_000
+SCANNED_MAX = 20_000
 """Newest records of a topic that a look reads at most."""
 COUNT_MS = 3_000
 """How long one call reads to count records; what it does not come to, later calls count."""
@@ -122,8 +122,8 @@ async def committed_records(
                 yield columns
 
 
-class KafkaLetters:
-    """See `penstock.api.letters.Letters`."""
+class KafkaDeadLetters:
+    """See `penstock.api.dead_letters.Letters`."""
 
     def __init__(self, kafka: KafkaSettings, admin: Admin) -> None:
         self._kafka, self._admin = kafka, admin
@@ -157,7 +157,7 @@ class KafkaLetters:
         return {tp: (first[tp], ends[tp]) for tp in tps}
 
     async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """See the protocol; of all partitions together about `LOOKED_AT_MAX` records are read.
+        """See the protocol; of all partitions together about `SCANNED_MAX` records are read.
 
         Without a stage the newest offsets may hold fewer records than `limit`, since the markers of transactions take
         offsets too: then more are read.
@@ -165,13 +165,13 @@ class KafkaLetters:
         self._check(topic)
         described = (await self._admin.describe_topics([topic]))[topic]
         spans = {tp: span for tp, span in (await self._spans([described])).items() if span[1] > span[0]}
-        most = max(limit, LOOKED_AT_MAX // max(1, len(spans)))
+        most = max(limit, SCANNED_MAX // max(1, len(spans)))
         each = 2 * limit if stage is None else most
         try:
             async with asyncio.timeout(LOOK_MS / 1000):
                 while True:
                     starts = {tp: max(first, end - each) for tp, (first, end) in spans.items()}
-                    newest, looked_at = await self._look(starts, limit, stage)
+                    newest, scanned = await self._look(starts, limit, stage)
                     is_short = any(len(newest[tp]) < limit and starts[tp] > spans[tp][0] for tp in spans)
                     if not is_short or each >= most:
                         break
@@ -179,22 +179,22 @@ class KafkaLetters:
         except TimeoutError:
             raise KafkaTimeout(f"{topic}: not read within {LOOK_MS} ms") from None
         letters = sorted((row for rows in newest.values() for row in rows), key=lambda row: -row["written_ms"])
-        return {"letters": letters[:limit], "looked_at": looked_at}
+        return {"records": letters[:limit], "scanned": scanned}
 
     async def _look(
         self, starts: Mapping[TopicPartition, int], limit: int, stage: str | None
     ) -> tuple[dict[TopicPartition, deque[dict[str, Any]]], int]:
         """The newest rows of each partition from these offsets on, and how many records there were."""
         newest: dict[TopicPartition, deque[dict[str, Any]]] = {tp: deque(maxlen=limit) for tp in starts}
-        looked_at = 0
+        scanned = 0
         async with aclosing(committed_records(self._kafka, starts)) as batches:
             async for columns in batches:
-                looked_at += len(columns.offsets)
+                scanned += len(columns.offsets)
                 rows = (_row(record) for record in columns.records())
                 newest[columns.topic_partition].extend(
                     row for row in rows if stage is None or row.get("stage") == stage
                 )
-        return newest, looked_at
+        return newest, scanned
 
     async def replay(
         self,
@@ -203,7 +203,7 @@ class KafkaLetters:
         limit: int,
         stage: str | None,
         exception: str | None,
-        again: bool,
+        include_replayed: bool,
         dry_run: bool,
         to: str | None = None,
     ) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class KafkaLetters:
                 async with aclosing(letters.entries()) as entries:
                     async for entry in entries:
                         fits = entry.letter is not None and wanted(entry.letter)
-                        count += fits and (again or not entry.replayed)
+                        count += fits and (include_replayed or not entry.replayed)
                 return {"would_send": min(count, limit)}
             settings = ProducerSettings(
                 max_request_size=LARGEST_RECORD_BYTES,
@@ -229,7 +229,9 @@ class KafkaLetters:
                 compression_type="zstd",
             )
             async with Producer(self._kafka, settings) as producer:
-                return asdict(await letters.replay(producer, wanted, limit=limit, again=again, to=to))
+                return asdict(
+                    await letters.replay(producer, wanted, limit=limit, include_replayed=include_replayed, to=to)
+                )
 
     def _check(self, topic: str) -> None:
         check_topic_name(topic)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.services.admin.letters import Count, KafkaLetters, RecordCounter, Span
+from penstock.services.admin.dead_letters import Count, KafkaDeadLetters, RecordCounter, Span
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -46,7 +46,7 @@ async def write(producer: Producer, *numbers: int, aborted: int = 0) -> None:
 async def test_markers_are_no_dead_letters(kafka: KafkaSettings) -> None:
     """50 of them in 19 transactions are 50, and not 69; neither is what was aborted one. What is new adds to that."""
     async with Admin(kafka) as admin, writer(kafka) as producer:
-        letters = KafkaLetters(kafka, admin)
+        letters = KafkaDeadLetters(kafka, admin)
         await write(producer, *[3] * 12, *[2] * 7)
         assert (await admin.list_offsets({AT: "latest"}))[AT] == 69
         (row,) = await letters.topics()
@@ -63,8 +63,8 @@ async def test_a_look_gives_as_many_letters_as_were_asked_for(kafka: KafkaSettin
     """Though among the newest offsets there are more markers and aborted records than letters."""
     async with Admin(kafka) as admin, writer(kafka) as producer:
         await write(producer, *[1] * 30, aborted=3)
-        found = await KafkaLetters(kafka, admin).look(TOPIC, 20, None)
-    assert len(found["letters"]) == 20
+        found = await KafkaDeadLetters(kafka, admin).look(TOPIC, 20, None)
+    assert len(found["records"]) == 20
 
 
 async def test_what_there_was_no_time_to_count_is_an_upper_bound(kafka: KafkaSettings) -> None:
