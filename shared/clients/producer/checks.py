@@ -9,11 +9,32 @@ from typing import Any
 from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
+from penstock.shared.common.records import Headers, ProducerRecord
 
 TIMESTAMP_END = 2**63
 PARTITION_END = 2**31
 
 HeaderList = list[tuple[str, bytes | None]]
+
+NO_VALUE: Any = object()
+"""In the place of a value that was not given: None is one, a tombstone."""
+
+
+def record_of(
+    topic: str | ProducerRecord, value: Any, key: Any, headers: Headers, partition: int | None, timestamp: int | None
+) -> ProducerRecord:
+    """The record that `send` was called with, whole or in its parts; TypeError where it is neither, or both.
+
+    >>> record_of("clicks", b"{}", b"ann", (), None, None)
+    ProducerRecord(topic='clicks', value=b'{}', key=b'ann', headers=(), partition=None, timestamp=None)
+    """
+    if not isinstance(topic, ProducerRecord):
+        if value is NO_VALUE:
+            raise TypeError("send needs a topic and a value (None for a tombstone), or a ProducerRecord")
+        return ProducerRecord(topic, value, key, headers, partition, timestamp)
+    if value is not NO_VALUE or headers or (key, partition, timestamp) != (None, None, None):
+        raise TypeError("send takes a ProducerRecord alone: value, key, headers, partition and timestamp are its own")
+    return topic
 
 
 def checked_timestamp(topic: str, timestamp: object) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
 from penstock.shared.common.errors import (
+    AuthorizationFailed,
     IllegalState,
     InvalidTimestamp,
     InvalidTopic,
@@ -187,6 +188,56 @@ async def test_closed_while_a_send_waits_for_metadata() -> None:
             await waiting
         with pytest.raises(IllegalState):
             await producer.send("t", b"v")
+
+
+async def test_send_and_wait_gives_the_metadata() -> None:
+    """It gives where the record was stored, and raises what became of it otherwise."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        assert (await producer.send_and_wait("t", b"1", key=b"k", timestamp=7)).offset == 0
+        assert (await producer.send_and_wait(ProducerRecord("t", b"2"))).offset == 1
+        assert values(cluster) == [b"1", b"2"]
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        with pytest.raises(AuthorizationFailed):
+            await producer.send_and_wait("t", b"3")
+
+
+async def test_send_takes_a_record_whole() -> None:
+    """With its key, headers, partition and timestamp, also where it has no hash; the callback is beside it."""
+    told: list[RecordMetadata | None] = []
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        first = await producer.send(ProducerRecord("t", b"1"))
+        whole = ProducerRecord("t", bytearray(b"2"), b"k", (("h", b"1"),), 0, 7)
+        second = await producer.send(whole, on_delivery=lambda metadata, _: told.append(metadata))
+        await first
+        assert told == [await second]
+        (_, stored) = cluster.records("t")
+        assert (stored.key, stored.value, stored.headers, stored.timestamp) == (b"k", b"2", (("h", b"1"),), 7)
+
+
+async def test_send_takes_a_record_or_its_parts() -> None:
+    """Not both, and not a topic without a value: None must be given to write a tombstone."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        send: Any = producer.send
+        for arguments, more in ((("t",), {}), ((ProducerRecord("t", b"1"), b"2"), {})):
+            with pytest.raises(TypeError, match="ProducerRecord"):
+                await send(*arguments, **more)
+        for more in ({"key": b"k"}, {"headers": (("h", b"1"),)}, {"partition": 0}, {"timestamp": 7}):
+            with pytest.raises(TypeError, match="ProducerRecord"):
+                await send(ProducerRecord("t", b"1"), **more)
+        await producer.send_and_wait("t", None)
+        assert values(cluster) == [None]
+
+
+async def test_deliveries_are_waited_for_as_futures_are() -> None:
+    """asyncio.wait, gather and as_completed take deliveries; each says what became of its record."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        sent = [await producer.send("t", b"%d" % number) for number in range(3)]
+        done, pending = await asyncio.wait(sent, timeout=5)
+        assert (done, pending) == (set(sent), set())
+        assert [delivery.result().offset for delivery in sent] == [0, 1, 2]
+        assert [metadata.offset for metadata in await asyncio.gather(*sent)] == [0, 1, 2]
+        again = await producer.send("t", b"3")
+        assert [(await each).offset for each in asyncio.as_completed([again])] == [3]
 
 
 @pytest.mark.parametrize("topic", ["bad name!", "", ".", "..", "x" * 250, None])
