@@ -137,6 +137,19 @@ class KafkaSettings(Section):
     reconnect_backoff_max_ms: PositiveMs = 1_000
     retry_backoff_ms: PositiveMs = 100
 
+    @classmethod
+    def of(cls, given: KafkaSettings | str) -> KafkaSettings:
+        """What a client is given: settings, or bootstrap servers as text; ConfigError for anything else.
+
+        >>> KafkaSettings.of("kafka-1:9092,kafka-2:9092").bootstrap_servers
+        'kafka-1:9092,kafka-2:9092'
+        """
+        if isinstance(given, str):
+            return cls(bootstrap_servers=given)
+        if not isinstance(given, KafkaSettings):
+            raise ConfigError(f'a client needs KafkaSettings(...) or "host:port", got {type(given).__name__}')
+        return given
+
     @model_validator(mode="after")
     def _security_is_complete(self) -> Self:
         if self.security_protocol.startswith("SASL"):

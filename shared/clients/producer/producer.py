@@ -1,6 +1,6 @@
 """The producer: records in, acknowledgements out, with the Java producer's names, defaults and guarantees.
 
-    async with Producer(KafkaSettings(bootstrap_servers="localhost:9092")) as producer:
+    async with Producer("localhost:9092") as producer:
         delivery = await producer.send("clicks", b"{}", key=b"ann")
         metadata = await delivery
 
@@ -52,7 +52,7 @@ class Producer(TransactionalCalls, Intake):
 
     def __init__(
         self,
-        kafka: KafkaSettings,
+        kafka: KafkaSettings | str,
         settings: ProducerSettings | None = None,
         *,
         key_serializer: Serializer = bytes_serializer,
@@ -61,10 +61,11 @@ class Producer(TransactionalCalls, Intake):
         partitioner: Partitioner | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        """`kafka` says where the brokers are: `bootstrap_servers`, by default localhost:9092.
+        """`kafka` says where the brokers are: settings, or bootstrap servers as text.
 
         ConfigError names a setting that is wrong.
         """
+        kafka = KafkaSettings.of(kafka)
         self._settings = settings = with_timeouts_that_fit(kafka, ProducerSettings() if settings is None else settings)
         self._connection = Connection(kafka)
         self._key_serializer, self._value_serializer = key_serializer, value_serializer

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from penstock.shared.common.errors import IllegalState, InvalidTopic
+from penstock.shared.common.errors import IllegalState, InvalidTopic, Wakeup
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
@@ -156,3 +156,30 @@ async def test_a_time_below_the_epoch_is_none(cluster: FakeCluster, time_ms: int
         consumer.assign([A])
         with pytest.raises((ValueError, TypeError), match="t-0"):
             await consumer.offsets_for_times({A: time_ms})
+
+
+async def test_wakeup_ends_the_poll_under_way(cluster: FakeCluster) -> None:
+    """It raises Wakeup at once and takes nothing; the polls after it give every record."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        await consumer.seek_to_end(A)
+        polling = asyncio.ensure_future(consumer.poll(60_000))
+        while not consumer.is_at_end(A):
+            await asyncio.wait([asyncio.ensure_future(consumer.position(A))])
+        consumer.wakeup()
+        with pytest.raises(Wakeup):
+            await polling
+        consumer.seek(A, RECORDS - 1)
+        assert [len(columns) for columns in (await consumer.poll(5_000)).values()] == [1]
+
+
+@pytest.mark.parametrize("way", ["poll", "async for"])
+async def test_wakeup_ends_the_next_poll_where_none_is_under_way(cluster: FakeCluster, way: str) -> None:
+    """Once, however often it was called; what was fetched stays to be given."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        consumer.wakeup()
+        consumer.wakeup()
+        with pytest.raises(Wakeup):
+            await (consumer.poll(5_000) if way == "poll" else anext(consumer))
+        assert (await anext(consumer)).offset == 0
