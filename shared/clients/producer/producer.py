@@ -39,7 +39,7 @@ from penstock.shared.clients.producer.transactions import Transaction, TxnState
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import IllegalState, SendCancelled
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import Headers, ProducerRecord, RecordMetadata
+from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordMetadata
 from penstock.shared.common.serialization import Serializer, bytes_serializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import check_topic_name
@@ -176,7 +176,7 @@ class Producer(TransactionalCalls, Intake):
         value: Any,
         *,
         key: Any = None,
-        headers: Headers = (),
+        headers: AnyHeaders = (),
         partition: int | None = None,
         timestamp: int | None = None,
         on_delivery: OnDelivery | None = None,
@@ -188,7 +188,7 @@ class Producer(TransactionalCalls, Intake):
         value: Any = NO_VALUE,
         *,
         key: Any = None,
-        headers: Headers = (),
+        headers: AnyHeaders = (),
         partition: int | None = None,
         timestamp: int | None = None,
         on_delivery: OnDelivery | None = None,
@@ -238,7 +238,7 @@ class Producer(TransactionalCalls, Intake):
         value: Any,
         *,
         key: Any = None,
-        headers: Headers = (),
+        headers: AnyHeaders = (),
         partition: int | None = None,
         timestamp: int | None = None,
         on_delivery: OnDelivery | None = None,

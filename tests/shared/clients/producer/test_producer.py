@@ -12,9 +12,11 @@ import pytest
 from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
 from penstock.shared.common.errors import (
     AuthorizationFailed,
+    BrokerNotAvailable,
     IllegalState,
     InvalidTimestamp,
     InvalidTopic,
+    PenstockError,
     SendCancelled,
     SerializationError,
     TransactionAborted,
@@ -52,7 +54,9 @@ async def test_an_odd_timestamp_leaves_nothing_behind(timestamp: Any) -> None:
         assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
 
 
-@pytest.mark.parametrize("odd", [{"headers": [("a", "text")]}, {"headers": {"a": b"1"}}, {"key": 5}, {"value": "text"}])
+@pytest.mark.parametrize(
+    "odd", [{"headers": [("a", "text")]}, {"headers": {"a": "text"}}, {"key": 5}, {"value": "text"}]
+)
 async def test_an_odd_record_leaves_nothing_behind(odd: dict[str, Any]) -> None:
     """A SerializationError says what is wrong, in a bulk as the record's own result, and the rest goes its way."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
@@ -212,6 +216,66 @@ async def test_send_takes_a_record_whole() -> None:
         assert told == [await second]
         (_, stored) = cluster.records("t")
         assert (stored.key, stored.value, stored.headers, stored.timestamp) == (b"k", b"2", (("h", b"1"),), 7)
+
+
+async def test_headers_are_pairs_or_a_dict() -> None:
+    """In `send`, a record of it, and a record of a bulk; interceptors see pairs, whatever was given."""
+    seen: list[object] = []
+
+    class Watch(ProducerInterceptor):
+        def on_send(self, record: ProducerRecord) -> ProducerRecord:
+            seen.append(record.headers)
+            return record
+
+        def on_acknowledgement(self, metadata: object, error: object, headers: object) -> None:
+            seen.append(headers)
+
+    for interceptors in ((), (Watch(), Watch())):
+        async with FakeCluster() as cluster, producing(cluster, interceptors=interceptors) as producer:
+            await producer.send("t", b"1", headers={"a": b"1", "b": None})
+            await producer.send(ProducerRecord("t", b"2", headers={"a": b"1", "b": None}))
+            await (await producer.send_many([ProducerRecord("t", b"3", headers={"a": b"1", "b": None})]))
+            await producer.send_and_wait("t", b"4", headers={})
+            headers = [record.headers for record in cluster.records("t")]
+            assert headers == [(("a", b"1"), ("b", None))] * 3 + [()]
+    assert len(seen) == 16
+    assert set(seen) == {(("a", b"1"), ("b", None)), ()}
+
+
+class Broken(Exception):
+    """What a serializer of a user's raises."""
+
+
+@pytest.mark.parametrize("way", ["send", "send_many"])
+@pytest.mark.parametrize("of", ["key", "value"])
+async def test_what_a_serializer_raises_is_a_serialization_error(way: str, of: str) -> None:
+    """It names the topic, and the error is its cause; Penstock's own errors stay what they are."""
+
+    def serializer(topic: str, value: Any) -> bytes:
+        if value == b"later":
+            raise BrokerNotAvailable("registry")
+        raise Broken("no such field")
+
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        serializers: Any = {f"{of}_serializer": serializer}
+        async with Producer(cluster.bootstrap_servers, **serializers) as producer:
+
+            async def error_of(data: bytes) -> BaseException:
+                record = ProducerRecord("t", data, data)
+                if way == "send_many":
+                    (error,) = await (await producer.send_many([record]))
+                    assert isinstance(error, Exception)
+                    return error
+                with pytest.raises(PenstockError) as raised:
+                    await producer.send(record)
+                return raised.value
+
+            error = await error_of(b"odd")
+            assert isinstance(error, SerializationError)
+            assert isinstance(error.__cause__, Broken)
+            assert str(error) == f"topic t: the {of}'s serializer raised Broken('no such field')"
+            assert isinstance(await error_of(b"later"), BrokerNotAvailable)
 
 
 async def test_send_takes_a_record_or_its_parts() -> None:
