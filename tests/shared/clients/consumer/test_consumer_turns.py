@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncIterator
@@ -183,3 +184,22 @@ async def test_wakeup_ends_the_next_poll_where_none_is_under_way(cluster: FakeCl
         with pytest.raises(Wakeup):
             await (consumer.poll(5_000) if way == "poll" else anext(consumer))
         assert (await anext(consumer)).offset == 0
+
+
+async def test_a_library_user_reads_no_lines_of_aiokafka(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the process logs, and however often a member reconnects and its group rebalances."""
+    caplog.set_level(logging.DEBUG)
+    (node,) = cluster.nodes
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        await anext(consumer)
+        await cluster.stop_node(node)
+        consumer.ask_for_answer()
+        await consumer.poll(200, 1)
+        await cluster.start_node(node)
+        consumer.enforce_rebalance()
+        while not await consumer.poll(20, 1):
+            pass
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("aiokafka")] == []
