@@ -18,7 +18,7 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 COMPACTOR = "tests/integration/compactor/"
-QUIETED = ("aiokafka", "httpx", "httpcore", "uvicorn.access", "py4j")
+QUIETED = ("httpx", "httpcore", "uvicorn.access", "py4j")
 """What a service's logging keeps quiet."""
 
 
@@ -66,5 +66,6 @@ def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.setLevel(level)
     for name in QUIETED:
         logging.getLogger(name).setLevel(logging.NOTSET)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # as the clients do where they are imported
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()

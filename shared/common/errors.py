@@ -128,6 +128,10 @@ class TransactionAborted(AbortableError):
     """The transaction a record or offset belonged to was aborted."""
 
 
+class Wakeup(PenstockError):
+    """`Consumer.wakeup` was called: the poll that raises this took nothing, and the next one goes on."""
+
+
 class CommitFailed(PenstockError):
     """Offsets could not be committed since the member no longer owns the partitions; the message says why."""
 

@@ -53,7 +53,7 @@ def configure(settings: LogSettings, service: str) -> None:
     root.setLevel(settings.level.upper())
     for noisy in ("httpx", "httpcore", "uvicorn.access", "py4j"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
-    # What aiokafka reports as errors are mostly retries; what comes of them, our own clients say.
+    # Quiet by itself, see the connection's `security` module.
     logging.getLogger("aiokafka").setLevel(root.level if settings.level == "debug" else logging.CRITICAL)
     structlog.contextvars.bind_contextvars(service=service)
 

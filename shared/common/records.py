@@ -12,19 +12,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast, overload
+from typing import TYPE_CHECKING, NamedTuple, cast, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 Headers = tuple[tuple[str, bytes | None], ...]
+AnyHeaders = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
+"""What a record to be sent is given: pairs, or a dict where no name occurs twice."""
 Int64Array = NDArray[np.int64]
 
 NO_TIMESTAMP = -1
 """Kafka's mark for a record without a timestamp."""
+
+
+def header_pairs(headers: AnyHeaders) -> Headers:
+    """Headers as pairs; what is neither pairs nor a dict stays as it is, for a check to find.
+
+    >>> header_pairs({"trace": b"1"}), header_pairs((("trace", b"1"), ("trace", None)))
+    ((('trace', b'1'),), (('trace', b'1'), ('trace', None)))
+    """
+    return tuple(headers.items()) if isinstance(headers, Mapping) else cast(Headers, headers)
 
 
 class TopicPartition(NamedTuple):
@@ -85,6 +96,23 @@ class ProducerRecord(msgspec.Struct, frozen=True, gc=False):
     headers: Headers = ()
     partition: int | None = None
     timestamp: int | None = None
+
+    if TYPE_CHECKING:  # given in several forms; an interceptor, and all that is behind it, reads pairs
+
+        def __init__(
+            self,
+            topic: str,
+            value: bytes | None,
+            key: bytes | None = None,
+            headers: AnyHeaders = (),
+            partition: int | None = None,
+            timestamp: int | None = None,
+        ) -> None: ...
+
+    def with_header_pairs(self) -> ProducerRecord:
+        """The record with its headers as pairs, whatever they were given as."""
+        pairs = header_pairs(self.headers)
+        return self if pairs is self.headers else msgspec.structs.replace(self, headers=pairs)
 
 
 @dataclass(frozen=True, slots=True)

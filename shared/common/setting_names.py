@@ -162,6 +162,68 @@ def variable(path: Sequence[str]) -> str:
     return f"{ENV_PREFIX}{DELIMITER.join(path).upper()}"
 
 
+_OF_ANOTHER_SECTION = {
+    "KafkaSettings": (
+        *("bootstrap_servers", "client_id", "security_protocol", "sasl_mechanism", "sasl_username", "sasl_password"),
+        *("ssl_cafile", "ssl_certfile", "ssl_keyfile", "request_timeout_ms", "metadata_max_age_ms"),
+        *("connections_max_idle_ms", "retry_backoff_ms", "reconnect_backoff_ms", "reconnect_backoff_max_ms"),
+        *("send_buffer_bytes", "receive_buffer_bytes"),
+    )
+}
+_HINTS = {
+    "enable_auto_commit": 'use commit_strategy="auto", or "none" to commit yourself',
+    "enable_auto_offset_store": "what a poll returned counts as processed when the next is made; see commit_strategy",
+    "key_serializer": "give it to Producer(...)",
+    "value_serializer": "give it to Producer(...)",
+    "key_deserializer": "give it to Consumer(...)",
+    "value_deserializer": "give it to Consumer(...)",
+    "partitioner": "give it to Producer(...)",
+    "max_batch_size": "use batch_size",
+    "batch_num_messages": "use batch_size, in bytes",
+    "queue_buffering_max_ms": "use linger_ms",
+    "queue_buffering_max_kbytes": "use buffer_memory, in bytes",
+    "message_timeout_ms": "use delivery_timeout_ms",
+    "message_send_max_retries": "use retries",
+    "message_max_bytes": "use max_request_size",
+    "request_required_acks": "use acks",
+    "compression_codec": "use compression_type",
+    "max_in_flight": "use max_in_flight_requests_per_connection",
+    "rebalance_timeout_ms": "use max_poll_interval_ms",
+    "consumer_timeout_ms": "use poll(timeout_ms)",
+    "fetch_wait_max_ms": "use fetch_max_wait_ms",
+    "fetch_message_max_bytes": "use max_partition_fetch_bytes",
+    "queued_max_messages_kbytes": "use fetch_buffer_bytes",
+    "sasl_plain_username": "use sasl_username of KafkaSettings",
+    "sasl_plain_password": "use sasl_password of KafkaSettings",
+    "sasl_mechanisms": "use sasl_mechanism of KafkaSettings",
+    "sasl_oauth_token_provider": 'use KafkaSettings(sasl_oauth_token_provider="module:function")',
+    "oauth_cb": 'use KafkaSettings(sasl_oauth_token_provider="module:function")',
+    "ssl_context": "use ssl_cafile, ssl_certfile and ssl_keyfile of KafkaSettings",
+    "ssl_ca_location": "use ssl_cafile of KafkaSettings",
+    "ssl_certificate_location": "use ssl_certfile of KafkaSettings",
+    "ssl_key_location": "use ssl_keyfile of KafkaSettings",
+    "api_version": "it is found out from the broker",
+    **{name: f"it is a setting of {section}" for section, names in _OF_ANOTHER_SECTION.items() for name in names},
+}
+"""Names of other Kafka clients (Java, aiokafka, librdkafka), and of another section here."""
+
+
+def hint(path: Sequence[str], known: Iterable[str]) -> str:
+    """What to use in the place of a setting that there is not, with a space in front; dots are as underscores.
+
+    >>> hint(["enable.auto.commit"], [])
+    ' (use commit_strategy="auto", or "none" to commit yourself)'
+    >>> hint(["group.id"], ["group_id"]), hint(["consumer", "grup_id"], ["group_id"])
+    (' (use group_id)', ' (did you mean consumer.group_id?)')
+    """
+    ours, known = path[-1].replace(".", "_").lower(), set(known)
+    if ours in known:
+        return f" (use {ours})"
+    if ours in _HINTS:
+        return f" ({_HINTS[ours]})"
+    return nearest(".".join(path), [".".join([*path[:-1], one]) for one in known])
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The hint at the name that was probably meant, with a space in front; empty where none is near."""
     found = difflib.get_close_matches(name, sorted(set(known)), n=1)

@@ -33,7 +33,7 @@ from penstock.shared.common.setting_names import (
     DELIMITER,
     ENV_PREFIX,
     flag,
-    nearest,
+    hint,
     siblings,
     unknown_flags,
     unknown_keys,
@@ -125,6 +125,8 @@ class KafkaSettings(Section):
         description="bootstrap_servers are asked again once no known broker has given metadata for so long",
     )
     connections_max_idle_ms: PositiveMs = 540_000
+    send_buffer_bytes: int = Field(-1, ge=-1, description="the sockets' SO_SNDBUF; -1: the system's default")
+    receive_buffer_bytes: int = Field(-1, ge=-1, description="the sockets' SO_RCVBUF; -1: the system's default")
     client_dns_lookup: Literal["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"] = Field(
         "use_all_dns_ips",
         description="try all addresses of a host in turn; or first replace bootstrap_servers by their addresses' names",
@@ -136,6 +138,19 @@ class KafkaSettings(Section):
     reconnect_backoff_ms: PositiveMs = 50
     reconnect_backoff_max_ms: PositiveMs = 1_000
     retry_backoff_ms: PositiveMs = 100
+
+    @classmethod
+    def of(cls, given: KafkaSettings | str) -> KafkaSettings:
+        """What a client is given: settings, or bootstrap servers as text; ConfigError for anything else.
+
+        >>> KafkaSettings.of("kafka-1:9092,kafka-2:9092").bootstrap_servers
+        'kafka-1:9092,kafka-2:9092'
+        """
+        if isinstance(given, str):
+            return cls(bootstrap_servers=given)
+        if not isinstance(given, KafkaSettings):
+            raise ConfigError(f'a client needs KafkaSettings(...) or "host:port", got {type(given).__name__}')
+        return given
 
     @model_validator(mode="after")
     def _security_is_complete(self) -> Self:
@@ -314,7 +329,7 @@ def _said(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     name, message = ".".join(path), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"{name}: no such setting{nearest(name, ['.'.join([*path[:-1], one]) for one in siblings(cls, path)])}"
+        return f"{name}: no such setting{hint(path, siblings(cls, path))}"
     if not name:
         return str(message)
     is_shown = error["type"] != "missing" and not isinstance(error["input"], dict | BaseModel)

@@ -3,9 +3,9 @@
 `security.protocol` is `security_protocol`, and so on; `sasl.jaas.config` gives user and password; a truststore must be
 PEM. What our clients have no counterpart for is left out and named, to be logged once.
 
->>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "send.buffer.bytes": "1"})
+>>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "metric.reporters": "1"})
 >>> kafka.bootstrap_servers, unknown
-('a:9092', ['send.buffer.bytes'])
+('a:9092', ['metric.reporters'])
 """
 
 from __future__ import annotations

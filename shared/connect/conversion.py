@@ -147,7 +147,7 @@ class Conversion:
         timestamp = record.timestamp
         if timestamp is not None and timestamp < 0:
             raise DataError(f"Invalid record timestamp {timestamp}")
-        return ProducerRecord(topic, value, key, tuple(headers), record.partition, timestamp)
+        return ProducerRecord(topic, value, key, tuple(headers), record.kafka_partition, timestamp)
 
     async def _transformed(self, record: Any) -> Any:
         current = record

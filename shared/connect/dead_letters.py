@@ -75,7 +75,8 @@ def log_fields(
         "attempt": failure.attempt,
     }
     if messages:
-        fields |= {"topic": record.topic, "partition": record.partition, "timestamp": record.timestamp}
+        partition = record.partition if isinstance(record, ConsumerRecord) else record.kafka_partition
+        fields |= {"topic": record.topic, "partition": partition, "timestamp": record.timestamp}
         if isinstance(record, ConsumerRecord):
             fields["offset"] = record.offset
         else:

@@ -1,8 +1,8 @@
 """Records on their way through Connect: decoded keys and values, each with a schema or without.
 
 >>> record = SinkRecord("clicks", 0, None, "ann", None, {"n": 1}, timestamp=1_000, kafka_offset=7)
->>> record.with_value(None, {"n": 2}).value, record.kafka_offset
-({'n': 2}, 7)
+>>> record.with_value(None, {"n": 2}).value, record.kafka_partition, record.kafka_offset
+({'n': 2}, 0, 7)
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
-    """What source and sink records share. `timestamp` is ms since the epoch or None; the partition None means any."""
+    """Of source and sink records: `timestamp` is ms since the epoch or None, `kafka_partition` None means any."""
 
     topic: str
-    partition: int | None
+    kafka_partition: int | None
     key_schema: Schema | None
     key: Any
     value_schema: Schema | None
@@ -70,7 +70,7 @@ class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
         """Topic, partition and offset it was read at."""
         if self.original_topic:
             return self.original_topic, self.original_partition, self.kafka_offset
-        return self.topic, -1 if self.partition is None else self.partition, self.kafka_offset
+        return self.topic, -1 if self.kafka_partition is None else self.kafka_partition, self.kafka_offset
 
 
 class SourceRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):

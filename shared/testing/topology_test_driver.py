@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.records import Columns, ConsumerRecord, Headers, ProducerRecord
+from penstock.shared.common.records import AnyHeaders, Columns, ConsumerRecord, Headers, ProducerRecord, header_pairs
 from penstock.shared.streams.changelog_format import Takeover, encode_takeover
 from penstock.shared.streams.changelog_reader import ChangelogReader
 from penstock.shared.streams.column_path import COLUMNS_MIN
@@ -93,7 +93,7 @@ class TopologyTestDriver:
         self.restore()
 
     def pipe(
-        self, topic: str, *, value: bytes | None, key: bytes | None = None, timestamp: int = 0, headers: Headers = ()
+        self, topic: str, *, value: bytes | None, key: bytes | None = None, timestamp: int = 0, headers: AnyHeaders = ()
     ) -> None:
         """Append one record to a source topic, or a global table's, and process it."""
         self._require_topic(topic)
@@ -101,7 +101,7 @@ class TopologyTestDriver:
         if tables:
             tables[0].apply(key, value)
             return
-        self._append([(topic, key, value, timestamp, headers)])
+        self._append([(topic, key, value, timestamp, header_pairs(headers))])
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
         """Append (key, value, timestamp) records and process them as one poll's columns."""

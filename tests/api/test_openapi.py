@@ -9,7 +9,6 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from tests.api.test_dead_letters import MemoryLetters
 
 from penstock.api.admin import admin_router
 from penstock.api.app import create_app
@@ -26,6 +25,7 @@ from penstock.services.admin.more import handed_on
 from penstock.shared.clients.admin import MemberDescription
 from tests.api.conftest import MemoryProducer
 from tests.api.test_admin import F0, MemoryAdmin
+from tests.api.test_dead_letters import MemoryLetters
 from tests.api.test_state import View
 
 OPEN = frozenset({"configs", "checks", "rows", "config"})

@@ -15,8 +15,9 @@ DEFAULT_TIMEOUT_MS = 60_000
 class Admin(GroupsAdmin):
     """`async with Admin(kafka) as admin`: every call has a deadline and names what it failed on."""
 
-    def __init__(self, kafka: KafkaSettings, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-        self._connection = Connection(kafka)
+    def __init__(self, kafka: KafkaSettings | str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
+        """`kafka` says where the brokers are: settings, or bootstrap servers as text."""
+        self._connection = Connection(KafkaSettings.of(kafka))
         self._timeout_ms = timeout_ms
         self._open = False
 

@@ -18,7 +18,10 @@ Found = list[tuple[int, Any]]
 class Addresses:
     """What one client remembers of the hosts that it connects to."""
 
-    def __init__(self) -> None:
+    def __init__(self, send_buffer_bytes: int = -1, receive_buffer_bytes: int = -1) -> None:
+        """The buffers are those of the sockets, -1 for the system's default."""
+        sizes = {socket.SO_SNDBUF: send_buffer_bytes, socket.SO_RCVBUF: receive_buffer_bytes}
+        self._buffers = {option: size for option, size in sizes.items() if size >= 0}
         self._silent: dict[tuple[str, int], Any] = {}
 
     def __repr__(self) -> str:
@@ -31,6 +34,8 @@ class Addresses:
             connecting = socket.socket(family, socket.SOCK_STREAM)
             connecting.setblocking(False)
             try:
+                for option, size in self._buffers.items():  # before the window is negotiated, which depends on it
+                    connecting.setsockopt(socket.SOL_SOCKET, option, size)
                 await asyncio.get_running_loop().sock_connect(connecting, address)
             except OSError as e:
                 connecting.close()

@@ -1,7 +1,8 @@
-"""What a socket needs to be let in: the TLS context, SASL options, OAUTHBEARER tokens; and secrets kept out of logs.
+"""What a socket needs to be let in: the TLS context, SASL options, OAUTHBEARER tokens; and what aiokafka may log.
 
-Secrets are read where the socket is set up. aiokafka logs each request and response at DEBUG, SASL's with the password
-in it: those are logged without their bytes.
+What aiokafka reports as errors are mostly retries, and what comes of them, our own clients report. So its loggers are
+quiet, unless the process has given the logger `aiokafka` a level. Secrets are read where the socket is set up. At DEBUG
+aiokafka logs each request and response, SASL's with the password in it: those are logged without their bytes.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ class HideSecrets(logging.Filter):
 
 
 logging.getLogger("aiokafka.conn").addFilter(HideSecrets())
+if logging.getLogger("aiokafka").level == logging.NOTSET:
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 def _imported(path: str) -> Callable[[], Any]:

@@ -88,7 +88,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         self._refusals: dict[int | str, PenstockError] = {}
         self._backoffs: dict[int | str, tuple[int, float]] = {}  # by node: failures in a row, and not before
         self._is_closed = False
-        self._addresses = Addresses()
+        self._addresses = Addresses(kafka_settings.send_buffer_bytes, kafka_settings.receive_buffer_bytes)
         self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def bootstrap(self, timeout_ms: float | None = None) -> None:

@@ -1,6 +1,6 @@
 """The consumer: records as columns, positions that are committed only when they were processed.
 
-    async with Consumer(kafka, ConsumerSettings(group_id="g", auto_offset_reset="earliest")) as consumer:
+    async with Consumer("localhost:9092", ConsumerSettings(group_id="g", auto_offset_reset="earliest")) as consumer:
         consumer.subscribe(["clicks"])
         while True:
             for tp, columns in (await consumer.poll(timeout_ms=1_000)).items():
@@ -41,7 +41,7 @@ from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
 from penstock.shared.clients.consumer.unread import Taken
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import IllegalState, PenstockError
+from penstock.shared.common.errors import IllegalState, PenstockError, Wakeup
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.offset_checks import checked_offset
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, TopicPartition
@@ -63,7 +63,7 @@ class Consumer(Committing):
 
     def __init__(
         self,
-        kafka: KafkaSettings,
+        kafka: KafkaSettings | str,
         settings: ConsumerSettings | None = None,
         *,
         key_deserializer: Deserializer = bytes_deserializer,
@@ -71,7 +71,9 @@ class Consumer(Committing):
         registry: CollectorRegistry | None = None,
         assignor: Assignor | None = None,
     ) -> None:
-        """Deserializers are `(topic, bytes | None) -> value`; what they give is in the columns and the records.
+        """`kafka` says where the brokers are: settings, or bootstrap servers as text.
+
+        Deserializers are `(topic, bytes | None) -> value`; what they give is in the columns and the records.
 
         An `assignor` of the caller's own takes the place of the settings' one, and should have its name.
         """
@@ -79,7 +81,7 @@ class Consumer(Committing):
         self._decoding = Decoding(key_deserializer, value_deserializer)
         self._undecodable: dict[TopicPartition, Undecodable] = {}
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")
-        self._fetching = Fetching(kafka, settings, self._metrics)
+        self._fetching = Fetching(KafkaSettings.of(kafka), settings, self._metrics)
         self._fetching.assignor = assignor
         self._committer = Committer(
             self._fetching.connection,
@@ -96,7 +98,7 @@ class Consumer(Committing):
         self._state = "new"
         self._wanted: _Subscription | list[TopicPartition] | None = None
         self._positions = self._membership.positions
-        self._is_polling = False
+        self._is_polling = self._is_woken = False
         self._iterating: asyncio.Task[object] | None = None
         self._yielded_ms = 0
 
@@ -179,8 +181,9 @@ class Consumer(Committing):
 
         Raises what a listener raised, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`),
         CorruptRecord, SerializationError (a deserializer's, with the record's place), AuthorizationFailed, IllegalState
-        (closed); under a `commit_strategy` CommitFailed, once, where partitions were lost with records that were handed
-        out and not committed; under `sync` what `commit` raises; ValueError for `max_records` below 1.
+        (closed), Wakeup (after `wakeup`); under a `commit_strategy` CommitFailed, once, where partitions were lost with
+        records that were handed out and not committed; under `sync` what `commit` raises; ValueError for `max_records`
+        below 1.
         """
         taken = await self._poll(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in taken.items()}
@@ -208,6 +211,7 @@ class Consumer(Committing):
                 await self._fetching.call_listener()
                 self._check_reading("poll")
                 self._membership.raise_pending()
+                self._raise_wakeup()
                 self._fetching.check_errors()
                 self._raise_undecodable()
                 if taken := await self._take(limit):
@@ -217,6 +221,20 @@ class Consumer(Committing):
                     return {}
                 self._fetching.look_for_topics(now_ms)
                 await self._membership.wait(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
+
+    def wakeup(self) -> None:
+        """End the poll, or the wait for the next record, that is under way with Wakeup; the next one where none is.
+
+        It ends before it takes records, and the call after it goes on. From another thread:
+        `loop.call_soon_threadsafe(consumer.wakeup)`.
+        """
+        self._is_woken = True
+        self._fetching.wake_poll()
+
+    def _raise_wakeup(self) -> None:
+        woken, self._is_woken = self._is_woken, False
+        if woken:
+            raise Wakeup(f"client {self._fetching.client_id}: wakeup was called")
 
     def __aiter__(self) -> Self:
         """Records one by one; one counts as processed when the next is asked for. Raises what `poll` raises; another

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from typing import overload
 
 from penstock.shared.clients.connection import list_offsets
 from penstock.shared.clients.consumer.committer import Committer
@@ -76,12 +77,24 @@ class OffsetLookups:
         self._check_open()
         self._committer.keep(())
 
-    async def committed(self, tp: TopicPartition) -> OffsetAndMetadata | None:
-        """What the group has committed, None without a commit."""
+    @overload
+    async def committed(self, partitions: TopicPartition) -> OffsetAndMetadata | None: ...
+
+    @overload
+    async def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]: ...
+
+    async def committed(
+        self, partitions: TopicPartition | Iterable[TopicPartition]
+    ) -> OffsetAndMetadata | dict[TopicPartition, OffsetAndMetadata | None] | None:
+        """What the group has committed of a partition, or of each of several in one request; None without a commit."""
         self._check_open()
         if self._settings.group_id is None:
             raise IllegalState("committed needs a group_id")
-        return (await self._committer.fetch([tp], self._fetching.settings.request_timeout_ms)).get(tp)
+        wanted = [partitions] if isinstance(partitions, TopicPartition) else list(partitions)
+        found = await self._committer.fetch(wanted, self._fetching.settings.request_timeout_ms) if wanted else {}
+        return found.get(partitions) if isinstance(partitions, TopicPartition) else {tp: found.get(tp) for tp in wanted}
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset each partition holds."""

@@ -81,7 +81,7 @@ class Subscribing:
             self,
             SYSTEM_CLOCK,
             idle_ms=lambda: self.idle_ms,
-            on_news=self._wake_poll,
+            on_news=self.wake_poll,
             before_step=self._note_metadata,
         )
 
@@ -297,7 +297,8 @@ class Subscribing:
             if every != self._assignment:
                 self._read(every, every & self._assignment)
 
-    def _wake_poll(self) -> None:
+    def wake_poll(self) -> None:
+        """Have a poll that waits look again."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

@@ -18,6 +18,7 @@ import asyncio
 import struct
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from contextvars import Context
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -84,6 +85,7 @@ class Batch:
         "compression",
         "count",
         "created_ms",
+        "done_callbacks",
         "error",
         "fate_unknown",
         "future",
@@ -122,6 +124,8 @@ class Batch:
         self.held_up_by = ""
         """Why it could not be sent when it expired in its queue, if that is known."""
         self.callbacks: list[Callback] = []
+        self.done_callbacks: dict[int, list[tuple[Callable[[Any], object], Context]]] = {}
+        """Of deliveries that are used as futures, by the record's index; `callbacks` has one entry for each."""
         self.on_taken_back: Callable[[SendCancelled], None] | None = None
         """Who wants to hear that records were taken back, though not of each."""
         self.removed: list[int] = []

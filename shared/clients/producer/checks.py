@@ -8,12 +8,34 @@ from typing import Any
 
 from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
+from penstock.shared.common.errors import DataError, InvalidTimestamp, PenstockError, RecordTooLarge, SerializationError
+from penstock.shared.common.records import AnyHeaders, ProducerRecord
+from penstock.shared.common.serialization import Serializer
 
 TIMESTAMP_END = 2**63
 PARTITION_END = 2**31
 
 HeaderList = list[tuple[str, bytes | None]]
+
+NO_VALUE: Any = object()
+"""In the place of a value that was not given: None is one, a tombstone."""
+
+
+def record_of(
+    topic: str | ProducerRecord, value: Any, key: Any, headers: AnyHeaders, partition: int | None, timestamp: int | None
+) -> ProducerRecord:
+    """The record that `send` was called with, whole or in its parts; TypeError where it is neither, or both.
+
+    >>> record_of("clicks", b"{}", b"ann", (), None, None)
+    ProducerRecord(topic='clicks', value=b'{}', key=b'ann', headers=(), partition=None, timestamp=None)
+    """
+    if not isinstance(topic, ProducerRecord):
+        if value is NO_VALUE:
+            raise TypeError("send needs a topic and a value (None for a tombstone), or a ProducerRecord")
+        return ProducerRecord(topic, value, key, headers, partition, timestamp)
+    if value is not NO_VALUE or headers or (key, partition, timestamp) != (None, None, None):
+        raise TypeError("send takes a ProducerRecord alone: value, key, headers, partition and timestamp are its own")
+    return topic
 
 
 def checked_timestamp(topic: str, timestamp: object) -> None:
@@ -58,8 +80,21 @@ def checked_headers(topic: str, headers: Any) -> HeaderList:
     return [(name, value if value is None else bytes(value)) for name, value in pairs]
 
 
-def checked_bytes(topic: str, what: str, data: Any) -> bytes | None:
-    """What a serializer gave for a key or a value; SerializationError unless it is bytes or None."""
+def serialized(topic: str, what: str, serializer: Serializer, value: Any) -> bytes | None:
+    """The key or value as bytes; SerializationError where the serializer raises (Penstock's own errors stay what they
+    are), or gives anything else than bytes or None.
+
+    >>> serialized("clicks", "key", lambda topic, value: value["id"], {})
+    Traceback (most recent call last):
+        ...
+    penstock.errors.SerializationError: topic clicks: the key's serializer raised KeyError('id')
+    """
+    try:
+        data = serializer(topic, value)
+    except PenstockError:
+        raise
+    except Exception as e:  # user code
+        raise SerializationError(f"topic {topic}: the {what}'s serializer raised {e!r}") from e
     if data is not None and not isinstance(data, bytes):
         raise SerializationError(f"topic {topic}: the {what}'s serializer gave {type(data).__name__}, not bytes")
     return data

@@ -4,17 +4,21 @@ Cancelling whoever waits takes the record back if it is not under way yet; after
 record's fate still reaches callbacks, interceptors and metrics. A transaction that a record was taken back from can
 only be aborted: the rest of it would be committed without that record. `asyncio.shield(delivery)` takes
 nothing back when it is cancelled.
+
+A `Delivery` is no `asyncio.Future`, which would cost each record one, but it has a future's methods: `asyncio.wait`,
+`gather`, `wait_for` and `as_completed` take it as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextvars import Context, copy_context
 from typing import Any
 
 import msgspec
 
-from penstock.shared.clients.producer.batch import Batch, BatchState, located
+from penstock.shared.clients.producer.batch import Batch, BatchState, Callback, located
 from penstock.shared.clients.producer.places import Places
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
@@ -26,6 +30,9 @@ def fresh(error: PenstockError) -> PenstockError:
     again.__cause__ = error.__cause__
     again.maybe_written, again.abortable = error.maybe_written, error.abortable
     return again
+
+
+DoneCallback = Callable[["Delivery"], object]
 
 
 class Delivery(msgspec.Struct, eq=False, gc=False):
@@ -54,6 +61,55 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         if removed:
             self._batch.taken_back()
         return removed
+
+    def cancelled(self) -> bool:
+        """Whether the record was taken back."""
+        return located(self._batch, self._index)[1] < 0
+
+    def result(self) -> RecordMetadata:
+        """What awaiting it gives or raises, without waiting; asyncio.InvalidStateError while it is not done."""
+        if (error := self.exception()) is not None:
+            raise error
+        batch, index = located(self._batch, self._index)
+        return batch.metadata(index, self._timestamp, self._key_size, self._value_size)
+
+    def exception(self) -> PenstockError | None:
+        """The error that ended the record, SendCancelled where it was taken back; None where it was stored.
+
+        asyncio.InvalidStateError while it is not done.
+        """
+        batch, index = located(self._batch, self._index)
+        if index < 0:
+            return batch.cancelled_error()
+        if batch.state is not BatchState.DONE:
+            raise asyncio.InvalidStateError(f"{self!r} is not done")
+        return None if batch.error is None else fresh(batch.error)
+
+    def add_done_callback(self, call: DoneCallback, *, context: Context | None = None) -> None:
+        """Have the event loop call `call(delivery)` once the record's fate is known."""
+        loop, context = asyncio.get_running_loop(), context or copy_context()
+        if self.done():
+            loop.call_soon(call, self, context=context)
+            return
+        known = self._batch.done_callbacks.get(self._index)
+        if known is None:
+            known = self._batch.done_callbacks[self._index] = []
+            # A batch that is open knows a record by the index it was appended with, one that is sent by its place.
+            is_open = self._batch.state is BatchState.OPEN
+            batch, place = (self._batch, self._index) if is_open else located(self._batch, self._index)
+            batch.callbacks.append(Callback(place, self._timestamp, self._key_size, self._value_size, self._is_done))
+        known.append((call, context))
+
+    def remove_done_callback(self, call: DoneCallback) -> int:
+        """Do not call it; gives how often it would have been called."""
+        known = self._batch.done_callbacks.get(self._index, [])
+        left = [each for each in known if each[0] != call]
+        removed, known[:] = len(known) - len(left), left
+        return removed
+
+    def _is_done(self, *_: object) -> None:
+        for call, context in self._batch.done_callbacks.pop(self._index):
+            asyncio.get_running_loop().call_soon(call, self, context=context)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         batch, index = self._batch, self._index

@@ -20,12 +20,12 @@ from penstock.shared.clients.producer.buffer_memory import BufferMemory
 from penstock.shared.clients.producer.bulk import NO_HEADERS, Bulk
 from penstock.shared.clients.producer.checks import (
     HeaderList,
-    checked_bytes,
     checked_callback,
     checked_headers,
     checked_partition,
     checked_size,
     checked_timestamp,
+    serialized,
 )
 from penstock.shared.clients.producer.delivery import Delivery, size_of
 from penstock.shared.clients.producer.held_up_share import HeldUpShare
@@ -37,6 +37,7 @@ from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transactions import Transaction, TxnState
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import (
+    BufferExhausted,
     FatalError,
     IllegalState,
     PenstockError,
@@ -117,7 +118,7 @@ class Intake:
             raise wrong
         try:
             if (known := bulk.refused(record)) is not None:
-                self._metrics.failed(record.topic, 1)
+                self._count_refused(record, known)
                 raise known
             if record.timestamp is None:
                 record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
@@ -129,6 +130,11 @@ class Intake:
             bulk.failed(record, self._own_error(record, e), whole_topic=unknown)
         else:
             bulk.taken(delivery)
+
+    def _count_refused(self, record: ProducerRecord, error: Exception) -> None:
+        self._metrics.failed(record.topic, 1)
+        if isinstance(error, BufferExhausted):
+            self._metrics.buffer_exhausted()
 
     def _own_error(self, record: ProducerRecord, error: Exception) -> Exception:
         """The transaction is lost to an earlier record; one that could not be sent anyway says why all the same."""
@@ -146,13 +152,14 @@ class Intake:
         try:
             self._check_open()
             checked_callback(on_delivery)
+            record = record.with_header_pairs()
             if self._interceptors:
                 record, told = self._interceptors.on_send(record), True
                 on_delivery = self._interceptors.told_too(record, on_delivery)
             return await self._enqueue(record, on_delivery, patient=patient)
         except Exception as e:
             if not isinstance(e, IllegalState):
-                self._metrics.failed(record.topic, 1)
+                self._count_refused(record, e)
                 self._fail_transaction(e)
             if told:
                 self._interceptors.on_acknowledgement(None, e, record.headers)
@@ -208,8 +215,8 @@ class Intake:
     def _encoded(self, record: ProducerRecord) -> tuple[bytes | None, bytes | None, HeaderList, int]:
         """Key, value and headers as they are sent, and how many bytes that is at most."""
         topic = record.topic
-        key = checked_bytes(topic, "key", self._key_serializer(topic, record.key))
-        value = checked_bytes(topic, "value", self._value_serializer(topic, record.value))
+        key = serialized(topic, "key", self._key_serializer, record.key)
+        value = serialized(topic, "value", self._value_serializer, record.value)
         headers = checked_headers(topic, record.headers) if record.headers else NO_HEADERS
         return key, value, headers, checked_size(topic, key, value, headers, self._settings)
 

@@ -42,7 +42,7 @@ class Interceptors:
                 changed = interceptor.on_send(record)
                 if not isinstance(changed, ProducerRecord):
                     raise TypeError(f"on_send gave {type(changed).__name__}, not a ProducerRecord")
-                record = changed
+                record = changed.with_header_pairs()
             except Exception:
                 log.exception(
                     "interceptor failed", interceptor=type(interceptor).__name__, on="send", topic=record.topic

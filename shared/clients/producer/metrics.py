@@ -26,6 +26,7 @@ TOTALS = (
     "batch_total",
     "batch_bytes_total",
     "request_total",
+    "buffer_exhausted_total",
 )
 
 
@@ -46,6 +47,9 @@ class ProducerMetrics:
         self._now_ms = now_ms
         self._sent = counter(registry, "producer_record_send", "Records acknowledged by the broker.", "topic")
         self._errors = counter(registry, "producer_record_error", "Records that were not sent.", "topic")
+        self._exhausted = counter(
+            registry, "producer_buffer_exhausted", "Records that were not taken because the buffer stayed full."
+        )
         self._record_retries = counter(registry, "producer_record_retry", "Records sent again.", "topic")
         self._retries = counter(registry, "producer_batch_retry", "Batches sent again.", "topic")
         self._bytes = counter(
@@ -86,7 +90,7 @@ class ProducerMetrics:
 
         self._sends, self._failures, self._again = samples(), samples(), samples()
         self._sizes, self._latencies, self._queue_times = samples(), samples(), samples()
-        self._throttles = samples()
+        self._throttles, self._exhaustions = samples(), samples()
         me = weakref.ref(self)
         for name, what in (
             ("record_send_rate", "Records acknowledged per second, over the last 30 to 60 seconds."),
@@ -119,6 +123,7 @@ class ProducerMetrics:
             "record_send_rate": self._sends.per_second(now_ms),
             "record_error_rate": self._failures.per_second(now_ms),
             "record_retry_rate": self._again.per_second(now_ms),
+            "buffer_exhausted_rate": self._exhaustions.per_second(now_ms),
             "batch_size_avg": self._sizes.average(now_ms),
             "batch_size_max": self._sizes.highest(now_ms),
             "request_latency_avg": self._latencies.average(now_ms),
@@ -151,6 +156,12 @@ class ProducerMetrics:
         self._errors.labels(topic=topic).inc(records)
         self.totals["record_error_total"] += records
         self._failures.record(records, self._now_ms())
+
+    def buffer_exhausted(self) -> None:
+        """A record was not taken because the buffer stayed full for `max_block_ms`; it has failed as well."""
+        self._exhausted.inc()
+        self.totals["buffer_exhausted_total"] += 1
+        self._exhaustions.record(1, self._now_ms())
 
     def retried(self, topic: str, records: int) -> None:
         """A batch goes back into its queue."""

@@ -1,6 +1,6 @@
 """The producer: records in, acknowledgements out, with the Java producer's names, defaults and guarantees.
 
-    async with Producer(KafkaSettings(bootstrap_servers="localhost:9092")) as producer:
+    async with Producer("localhost:9092") as producer:
         delivery = await producer.send("clicks", b"{}", key=b"ann")
         metadata = await delivery
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from time import time_ns
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from prometheus_client import CollectorRegistry
 
@@ -24,7 +24,7 @@ from penstock.shared.clients.producer.accumulator import RecordAccumulator
 from penstock.shared.clients.producer.batch import Callback, OnDelivery
 from penstock.shared.clients.producer.buffer_memory import BufferMemory
 from penstock.shared.clients.producer.bulk import NO_HEADERS, bulk_of
-from penstock.shared.clients.producer.checks import is_callback
+from penstock.shared.clients.producer.checks import NO_VALUE, is_callback, record_of
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery
 from penstock.shared.clients.producer.held_up_share import HeldUpShare
 from penstock.shared.clients.producer.intake import Intake, UntilClosed
@@ -39,7 +39,7 @@ from penstock.shared.clients.producer.transactions import Transaction, TxnState
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import IllegalState, SendCancelled
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import Headers, ProducerRecord
+from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordMetadata
 from penstock.shared.common.serialization import Serializer, bytes_serializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import check_topic_name
@@ -52,7 +52,7 @@ class Producer(TransactionalCalls, Intake):
 
     def __init__(
         self,
-        kafka: KafkaSettings,
+        kafka: KafkaSettings | str,
         settings: ProducerSettings | None = None,
         *,
         key_serializer: Serializer = bytes_serializer,
@@ -61,10 +61,11 @@ class Producer(TransactionalCalls, Intake):
         partitioner: Partitioner | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        """`kafka` says where the brokers are: `bootstrap_servers`, by default localhost:9092.
+        """`kafka` says where the brokers are: settings, or bootstrap servers as text.
 
         ConfigError names a setting that is wrong.
         """
+        kafka = KafkaSettings.of(kafka)
         self._settings = settings = with_timeouts_that_fit(kafka, ProducerSettings() if settings is None else settings)
         self._connection = Connection(kafka)
         self._key_serializer, self._value_serializer = key_serializer, value_serializer
@@ -165,18 +166,34 @@ class Producer(TransactionalCalls, Intake):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @overload
+    async def send(self, record: ProducerRecord, /, *, on_delivery: OnDelivery | None = None) -> Delivery: ...
+
+    @overload
     async def send(
         self,
         topic: str,
         value: Any,
         *,
         key: Any = None,
-        headers: Headers = (),
+        headers: AnyHeaders = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery: ...
+
+    async def send(
+        self,
+        topic: str | ProducerRecord,
+        value: Any = NO_VALUE,
+        *,
+        key: Any = None,
+        headers: AnyHeaders = (),
         partition: int | None = None,
         timestamp: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Take a record; `timestamp` is in ms since the epoch, by default now.
+        """Take a record, given whole or in its parts; `timestamp` is in ms since the epoch, by default now.
 
         Raises before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp, DataError (no number
         of a partition), UnknownTopicOrPartition (not known within `max_block_ms`), BufferExhausted, IllegalState
@@ -185,15 +202,15 @@ class Producer(TransactionalCalls, Intake):
         `on_delivery(metadata, None)` or `(None, error)` is called once, on the event loop; not where this raises.
         """
         # A call, a property or an object here is felt.
-        known, transaction = self._direct.get(topic), self._transaction
-        if (
-            known is not None
-            and partition is None
-            and not headers
-            and (transaction is None or transaction.state is TxnState.IN_TRANSACTION)
-            and (on_delivery is None or is_callback(on_delivery))
-        ):
-            try:
+        try:
+            known, transaction = self._direct.get(topic), self._transaction  # type: ignore[arg-type]
+            if (
+                known is not None
+                and partition is None
+                and not headers
+                and (transaction is None or transaction.state is TxnState.IN_TRANSACTION)
+                and (on_delivery is None or is_callback(on_delivery))
+            ):
                 queue = known.sticky_queue if key is None else known.by_key.get(key) or known.for_key(key)
                 if queue is not None and (batch := queue.open) is not None:
                     at = time_ns() // 1_000_000 if timestamp is None else timestamp
@@ -204,9 +221,36 @@ class Producer(TransactionalCalls, Intake):
                         if on_delivery is not None:
                             batch.callbacks.append(Callback(index, at, key_size, value_size, on_delivery))
                         return Delivery(batch, index, at, key_size, value_size)
-            except (TypeError, OverflowError):
-                pass  # not bytes, or no timestamp: the long way says so
-        return await self._take(ProducerRecord(topic, value, key, headers, partition, timestamp), on_delivery)
+        except (TypeError, OverflowError):
+            pass  # not bytes, no timestamp, or a record that has no hash: the long way says so
+        record = record_of(topic, value, key, headers, partition, timestamp)
+        return await self._take(record, on_delivery)
+
+    @overload
+    async def send_and_wait(
+        self, record: ProducerRecord, /, *, on_delivery: OnDelivery | None = None
+    ) -> RecordMetadata: ...
+
+    @overload
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: AnyHeaders = (),
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> RecordMetadata: ...
+
+    async def send_and_wait(self, topic: Any, value: Any = NO_VALUE, **rest: Any) -> RecordMetadata:
+        """Take a record as `send` does, and wait until it is acknowledged. Raises what `send` raises, or what awaiting
+        its delivery raises.
+
+        One record after the other: each waits for `linger_ms` and the broker. `send` and `send_many` do not wait.
+        """
+        return await (await self.send(topic, value, **rest))
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
         """Take many records, in order; the order of each partition is theirs.

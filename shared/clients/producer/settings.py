@@ -104,10 +104,8 @@ def with_timeouts_that_fit(kafka: KafkaSettings, settings: ProducerSettings) -> 
     """The settings, with a default `delivery_timeout_ms` raised where it is too short; ConfigError where it was set,
     and where something else was given in the place of settings.
     """
-    for given, wanted in ((kafka, KafkaSettings), (settings, ProducerSettings)):
-        if not isinstance(given, wanted):
-            name = wanted.__name__
-            raise ConfigError(f"a producer needs {name}, got {type(given).__name__}: make it {name}(...)")
+    if not isinstance(settings, ProducerSettings):
+        raise ConfigError(f"a producer needs ProducerSettings(...), got {type(settings).__name__}")
     least = settings.linger_ms + kafka.request_timeout_ms
     if settings.delivery_timeout_ms >= least:
         return settings

@@ -75,7 +75,7 @@ class _InsertField(OnPart):
         if what == "timestamp":
             at: int | None = getattr(record, "timestamp", None)
             return at if plain or at is None else timestamp_of(at)
-        return getattr(record, what)
+        return record.kafka_partition if what == "partition" else record.topic
 
 
 class _MaskField(OnPart):

@@ -41,5 +41,5 @@ def test_wrong_values_are_named() -> None:
 
 def test_what_has_no_counterpart_is_known() -> None:
     """Properties that do nothing here can be listed, those that need no word are not."""
-    props = {"send.buffer.bytes": "1", "key.serializer": "x", "linger.ms": "1"}
-    assert unknown_properties(props) == ["send.buffer.bytes"]
+    props = {"metric.reporters": "1", "key.serializer": "x", "linger.ms": "1"}
+    assert unknown_properties(props) == ["metric.reporters"]

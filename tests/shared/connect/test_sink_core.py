@@ -191,7 +191,7 @@ def test_what_goes_is_forgotten_what_stays_is_kept() -> None:
     task.batch = [record(A, 4), record(B, 1)]
     task.delivery_failed()
     task.closed([B])
-    assert [one.partition for one in task.batch] == [0]
+    assert [one.kafka_partition for one in task.batch] == [0]
     assert task.opened({}) == {A}
     assert task.delivered() == {A}
     assert task.current == {A: FIVE}

@@ -294,7 +294,7 @@ async def test_a_partition_that_is_not_there_fails_the_task() -> None:
     """A record for a partition beyond the topic's waits no longer than one without a topic."""
     async with running(topic_wait_timeout_ms="300") as run:
         id = await started(run)
-        task().batches.put_nowait([replace(source_record("a", 1), partition=7)])
+        task().batches.put_nowait([replace(source_record("a", 1), kafka_partition=7)])
         await run.until(lambda: "failure" in run.listener.of(id))
         assert "partition 7 of topic t, which has 1 partitions" in run.listener.traces[0]
 

@@ -145,3 +145,12 @@ def test_a_paused_task_stays_so_over_a_crash() -> None:
     assert driver.metrics()["records"] == 0
     driver.resume()
     assert driver.metrics()["records"] == 1
+
+
+def test_headers_are_piped_as_a_dict() -> None:
+    """As well as in pairs: a record goes on with them."""
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", value=b"{}", headers={"trace": b"1"})
+    assert [record.headers for record in driver.read("out")] == [(("trace", b"1"),)]

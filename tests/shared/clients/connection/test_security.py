@@ -155,7 +155,7 @@ async def test_oauthbearer_is_seen_through() -> None:
 
 def test_sasl_exchanges_are_logged_without_their_bytes(caplog: pytest.LogCaptureFixture) -> None:
     """aiokafka's log of requests shows that there was an exchange, not what was in it."""
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, "aiokafka"):
         request = SaslAuthenticateRequest_v0(f"\0ali\0{SECRET}".encode())
         logging.getLogger("aiokafka.conn").debug("Request to %s:%d %d: %s", "h", 1, 2, request)
     assert "SaslAuthenticateRequest_v0(hidden)" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiokafka import errors as kafka
+from aiokafka.client import ConnectionGroup
 from aiokafka.protocol.admin import ApiVersionResponse_v0
 from aiokafka.protocol.metadata import MetadataResponse_v0
 
@@ -315,3 +317,18 @@ async def test_bootstrap_servers_that_are_gone_as_well() -> None:
         assert not await client._metadata_update(client.cluster, set())
         assert [broker.port for broker in client.cluster.brokers()] == [other]
         await client.close()
+
+
+async def test_buffers_of_the_sockets_have_the_size_that_is_set() -> None:
+    """By default they are the system's, as Kafka's -1 says."""
+    sizes, kinds = {}, dict[str, Any]
+    async with serving(answering) as [(_, port)]:
+        for name, more in (("system", kinds()), ("set", {"send_buffer_bytes": 20_000, "receive_buffer_bytes": 30_000})):
+            client = Client(settings(port, **more), name)
+            await client.bootstrap()
+            assert await client.ready(1)
+            at = client._conns[1, ConnectionGroup.DEFAULT]._writer.get_extra_info("socket")
+            sizes[name] = [at.getsockopt(socket.SOL_SOCKET, each) for each in (socket.SO_SNDBUF, socket.SO_RCVBUF)]
+            await client.close()
+    assert sizes["set"] in ([20_000, 30_000], [40_000, 60_000])  # Linux doubles what it is given
+    assert sizes["system"] != sizes["set"]

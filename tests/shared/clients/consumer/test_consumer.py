@@ -6,16 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     BrokerError,
     CommitFailed,
+    ConfigError,
     FencedInstanceId,
     IllegalState,
     InvalidRequest,
@@ -98,6 +101,21 @@ async def test_offsets_are_committed_with_their_text(cluster: FakeCluster) -> No
         assert await told(consumer, {B: 4}) is None
         assert await consumer.committed(A) == OffsetAndMetadata(3, "hello")
     assert cluster.committed("g") == {A: OffsetAndMetadata(3, "hello"), B: OffsetAndMetadata(4)}
+
+
+async def test_committed_takes_several_partitions(cluster: FakeCluster) -> None:
+    """One request gives the commit of each, None where there is none; a single partition gives its own."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A, B])
+        await consumer.commit({A: 3})
+        requests: list[Request] = []
+        cluster.control(Api.OFFSET_FETCH, requests.append)
+        assert await consumer.committed([A, B]) == {A: OffsetAndMetadata(3), B: None}
+        assert len(requests) == 1
+        assert await consumer.committed(iter([A])) == {A: OffsetAndMetadata(3)}
+        assert await consumer.committed([]) == {}
+        assert await consumer.committed(A) == OffsetAndMetadata(3)
+        assert await consumer.committed(B) is None
 
 
 @pytest.mark.parametrize("is_managed", [True, False])
@@ -463,3 +481,20 @@ async def test_a_log_that_is_whole_is_read_on(cluster: FakeCluster) -> None:
         consumer.assign([A])
         await read(consumer, RECORDS - 3)
         assert consumer.known_position(A) == RECORDS
+
+
+async def test_bootstrap_servers_are_settings_enough(cluster: FakeCluster) -> None:
+    """Each client takes them as text in the place of KafkaSettings."""
+    servers = cluster.bootstrap_servers
+    async with Producer(servers) as producer, Consumer(servers) as consumer, Admin(servers) as admin:
+        assert await producer.partitions_for("t") == [0, 1]
+        assert await consumer.end_offsets([A]) == {A: RECORDS}
+        assert "t" in await admin.list_topics()
+
+
+@pytest.mark.parametrize("client", [Producer, Consumer, Admin])
+@pytest.mark.parametrize("odd", ["host", {"bootstrap_servers": "host:9092"}, ["host:9092"]])
+def test_what_says_no_place_of_brokers(client: Any, odd: object) -> None:
+    """A text that is not host:port, and anything that is neither text nor KafkaSettings, is a ConfigError."""
+    with pytest.raises(ConfigError, match="host"):
+        client(odd)

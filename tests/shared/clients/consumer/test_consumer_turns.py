@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from penstock.shared.common.errors import IllegalState, InvalidTopic
+from penstock.shared.common.errors import IllegalState, InvalidTopic, Wakeup
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, FakeCluster, Request
@@ -156,3 +157,49 @@ async def test_a_time_below_the_epoch_is_none(cluster: FakeCluster, time_ms: int
         consumer.assign([A])
         with pytest.raises((ValueError, TypeError), match="t-0"):
             await consumer.offsets_for_times({A: time_ms})
+
+
+async def test_wakeup_ends_the_poll_under_way(cluster: FakeCluster) -> None:
+    """It raises Wakeup at once and takes nothing; the polls after it give every record."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        await consumer.seek_to_end(A)
+        polling = asyncio.ensure_future(consumer.poll(60_000))
+        while not consumer.is_at_end(A):
+            await asyncio.wait([asyncio.ensure_future(consumer.position(A))])
+        consumer.wakeup()
+        with pytest.raises(Wakeup):
+            await polling
+        consumer.seek(A, RECORDS - 1)
+        assert [len(columns) for columns in (await consumer.poll(5_000)).values()] == [1]
+
+
+@pytest.mark.parametrize("way", ["poll", "async for"])
+async def test_wakeup_ends_the_next_poll_where_none_is_under_way(cluster: FakeCluster, way: str) -> None:
+    """Once, however often it was called; what was fetched stays to be given."""
+    async with opened(cluster) as consumer:
+        consumer.assign([A])
+        consumer.wakeup()
+        consumer.wakeup()
+        with pytest.raises(Wakeup):
+            await (consumer.poll(5_000) if way == "poll" else anext(consumer))
+        assert (await anext(consumer)).offset == 0
+
+
+async def test_a_library_user_reads_no_lines_of_aiokafka(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the process logs, and however often a member reconnects and its group rebalances."""
+    caplog.set_level(logging.DEBUG)
+    (node,) = cluster.nodes
+    async with opened(cluster) as consumer:
+        consumer.subscribe(["t"])
+        await anext(consumer)
+        await cluster.stop_node(node)
+        consumer.ask_for_answer()
+        await consumer.poll(200, 1)
+        await cluster.start_node(node)
+        consumer.enforce_rebalance()
+        while not await consumer.poll(20, 1):
+            pass
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("aiokafka")] == []

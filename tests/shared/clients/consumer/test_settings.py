@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.producer import ProducerSettings
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import KafkaSettings, Section
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,26 @@ def test_a_reset_by_duration() -> None:
     """Besides the names, a duration in either notation."""
     for text in ("none", "by_duration:P7D", "by_duration:90m"):
         assert ConsumerSettings(auto_offset_reset=text).auto_offset_reset == text
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "use"),
+    [
+        (ConsumerSettings, "enable_auto_commit", 'commit_strategy="auto"'),
+        (ConsumerSettings, "enable.auto.commit", 'commit_strategy="auto"'),
+        (ConsumerSettings, "group.id", "use group_id"),
+        (ConsumerSettings, "bootstrap.servers", "KafkaSettings"),
+        (ConsumerSettings, "value_deserializer", "Consumer("),
+        (ProducerSettings, "client_id", "KafkaSettings"),
+        (ProducerSettings, "max_batch_size", "use batch_size"),
+        (ProducerSettings, "queue.buffering.max.ms", "use linger_ms"),
+        (ProducerSettings, "linger.ms", "use linger_ms"),
+        (KafkaSettings, "sasl_plain_password", "use sasl_password"),
+    ],
+)
+def test_names_of_other_clients_are_refused_with_ours(settings: type[Section], name: str, use: str) -> None:
+    """The error says what to use instead, and does not show the value."""
+    with pytest.raises(ConfigError, match="no such setting") as raised:
+        settings(**{name: "given"})
+    assert use in str(raised.value)
+    assert "given" not in str(raised.value)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from penstock.shared.clients.producer.checks import (
-    checked_bytes,
     checked_callback,
     checked_headers,
     checked_partition,
     checked_size,
     checked_timestamp,
+    serialized,
 )
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import DataError, InvalidTimestamp, RecordTooLarge, SerializationError
@@ -71,10 +71,10 @@ def test_odd_headers(headers: Any, said: str) -> None:
 
 def test_what_a_serializer_gives() -> None:
     """Bytes or nothing."""
-    assert checked_bytes("t", "key", None) is None
-    assert checked_bytes("t", "key", b"k") == b"k"
+    assert serialized("t", "key", lambda _, data: data, None) is None
+    assert serialized("t", "key", lambda _, data: data, b"k") == b"k"
     with pytest.raises(SerializationError, match="topic t: the key's serializer gave str, not bytes"):
-        checked_bytes("t", "key", "k")
+        serialized("t", "key", lambda _, data: data, "k")
 
 
 @pytest.mark.parametrize("limit", ["max_request_size", "buffer_memory"])

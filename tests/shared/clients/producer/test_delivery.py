@@ -168,3 +168,68 @@ def test_a_fresh_error_keeps_its_cause() -> None:
     again = fresh(error)
     assert (type(again), again.args, again.__cause__) == (DeliveryTimeout, ("late",), error.__cause__)
     assert repr(delivery_of(batch_of(1), 0)) == "<Delivery of record 0 in <Batch t-0, 1 records, OPEN, attempt 0>>"
+
+
+async def turn() -> None:
+    """What the event loop was handed so far is called."""
+    await asyncio.sleep(0)
+
+
+async def test_a_delivery_tells_as_a_future_does() -> None:
+    """A callback is called once, in the next turn, also where the fate is known before; a removed one is not."""
+    batch, told = batch_of(3), list[tuple[str, Delivery]]()
+    delivery = delivery_of(batch, 1)
+    with pytest.raises(asyncio.InvalidStateError):
+        delivery.result()
+
+    def other(done: Delivery) -> None:
+        told.append(("other", done))
+
+    delivery.add_done_callback(lambda done: told.append(("first", done)))
+    delivery.add_done_callback(other)
+    delivery.add_done_callback(other)
+    assert delivery.remove_done_callback(other) == 2
+    assert delivery.remove_done_callback(other) == 0
+    delivery_of(batch, 0).cancel()
+    drained(batch).complete(40, -1)
+    for callback in batch.callbacks:
+        callback.tell(batch.metadata(*callback[:-1]), None)
+    assert told == []
+    await turn()
+    assert told == [("first", delivery)]
+    delivery.add_done_callback(other)
+    await turn()
+    assert told[1:] == [("other", delivery)]
+    assert (delivery.result().offset, delivery.exception(), delivery.cancelled()) == (40, None, False)
+
+
+async def test_a_delivery_tells_of_its_error_and_of_being_taken_back() -> None:
+    """`exception` is the error, SendCancelled where the record was taken back; `result` raises it."""
+    batch, told = batch_of(2), list[Delivery]()
+    failed, cancelled = delivery_of(batch, 0), delivery_of(batch, 1)
+    cancelled.add_done_callback(told.append)
+    cancelled.cancel()
+    await turn()
+    assert told == [cancelled]
+    assert cancelled.cancelled()
+    assert isinstance(cancelled.exception(), SendCancelled)
+    drained(batch).fail(DeliveryTimeout("late"))
+    assert isinstance(failed.exception(), DeliveryTimeout)
+    assert not failed.cancelled()
+    with pytest.raises(DeliveryTimeout):
+        failed.result()
+
+
+async def test_a_delivery_tells_through_a_split() -> None:
+    """A callback that was added while the batch was under way is called once the part with the record is done."""
+    batch, told = drained(batch_of(4)), list[Delivery]()
+    delivery = delivery_of(batch, 3)
+    delivery.add_done_callback(told.append)
+    _, second = batch.split()
+    delivery.add_done_callback(told.append)
+    drained(second).complete(10, -1)
+    for callback in second.callbacks:
+        callback.tell(None, None)
+    await turn()
+    assert told == [delivery, delivery]
+    assert delivery.result().offset == 10 + second.count - 1

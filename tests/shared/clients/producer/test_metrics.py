@@ -19,6 +19,7 @@ def test_by_topic_and_in_total() -> None:
     metrics.acknowledged("a", 2, 50, 10.0)
     metrics.acknowledged("b", 1, 10, 10.0)
     metrics.failed("a", 4)
+    metrics.buffer_exhausted()
     metrics.retried("a", 7)
     metrics.split("b")
     metrics.drained(5.0)
@@ -32,6 +33,7 @@ def test_by_topic_and_in_total() -> None:
     assert sample("record_error_total", topic="a") == 4
     assert sample("batch_retry_total", topic="a") == 1
     assert sample("batch_split_total", topic="b") == 1
+    assert sample("buffer_exhausted_total") == 1
     assert sample("record_queue_seconds_sum") == 0.005
     assert sample("request_latency_seconds_sum") == 0.007
     assert sample("ack_latency_seconds_count") == 3
@@ -47,6 +49,7 @@ def test_by_topic_and_in_total() -> None:
         "batch_total": 3,
         "batch_bytes_total": 160,
         "request_total": 1,
+        "buffer_exhausted_total": 1,
     }
 
 
@@ -97,6 +100,7 @@ def test_the_figures_of_java_by_their_names() -> None:
         metrics.acknowledged("a", 20, size, 5.0)
     metrics.failed("a", 4)
     metrics.retried("a", 8)
+    metrics.buffer_exhausted()
     for ms in (2.0, 6.0):
         metrics.requested(ms)
         metrics.drained(10 * ms)
@@ -107,6 +111,7 @@ def test_the_figures_of_java_by_their_names() -> None:
         "record_send_rate": 10,
         "record_error_rate": 1,
         "record_retry_rate": 2,
+        "buffer_exhausted_rate": 0.25,
         "batch_size_avg": 200,
         "batch_size_max": 300,
         "request_latency_avg": 4,

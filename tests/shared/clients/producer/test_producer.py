@@ -11,9 +11,12 @@ import pytest
 
 from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
 from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    BrokerNotAvailable,
     IllegalState,
     InvalidTimestamp,
     InvalidTopic,
+    PenstockError,
     SendCancelled,
     SerializationError,
     TransactionAborted,
@@ -51,7 +54,9 @@ async def test_an_odd_timestamp_leaves_nothing_behind(timestamp: Any) -> None:
         assert producer.metrics()["buffer_available_bytes"] == ProducerSettings().buffer_memory
 
 
-@pytest.mark.parametrize("odd", [{"headers": [("a", "text")]}, {"headers": {"a": b"1"}}, {"key": 5}, {"value": "text"}])
+@pytest.mark.parametrize(
+    "odd", [{"headers": [("a", "text")]}, {"headers": {"a": "text"}}, {"key": 5}, {"value": "text"}]
+)
 async def test_an_odd_record_leaves_nothing_behind(odd: dict[str, Any]) -> None:
     """A SerializationError says what is wrong, in a bulk as the record's own result, and the rest goes its way."""
     async with FakeCluster() as cluster, producing(cluster) as producer:
@@ -187,6 +192,116 @@ async def test_closed_while_a_send_waits_for_metadata() -> None:
             await waiting
         with pytest.raises(IllegalState):
             await producer.send("t", b"v")
+
+
+async def test_send_and_wait_gives_the_metadata() -> None:
+    """It gives where the record was stored, and raises what became of it otherwise."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        assert (await producer.send_and_wait("t", b"1", key=b"k", timestamp=7)).offset == 0
+        assert (await producer.send_and_wait(ProducerRecord("t", b"2"))).offset == 1
+        assert values(cluster) == [b"1", b"2"]
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        with pytest.raises(AuthorizationFailed):
+            await producer.send_and_wait("t", b"3")
+
+
+async def test_send_takes_a_record_whole() -> None:
+    """With its key, headers, partition and timestamp, also where it has no hash; the callback is beside it."""
+    told: list[RecordMetadata | None] = []
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        first = await producer.send(ProducerRecord("t", b"1"))
+        whole = ProducerRecord("t", bytearray(b"2"), b"k", (("h", b"1"),), 0, 7)
+        second = await producer.send(whole, on_delivery=lambda metadata, _: told.append(metadata))
+        await first
+        assert told == [await second]
+        (_, stored) = cluster.records("t")
+        assert (stored.key, stored.value, stored.headers, stored.timestamp) == (b"k", b"2", (("h", b"1"),), 7)
+
+
+async def test_headers_are_pairs_or_a_dict() -> None:
+    """In `send`, a record of it, and a record of a bulk; interceptors see pairs, whatever was given."""
+    seen: list[object] = []
+
+    class Watch(ProducerInterceptor):
+        def on_send(self, record: ProducerRecord) -> ProducerRecord:
+            seen.append(record.headers)
+            return record
+
+        def on_acknowledgement(self, metadata: object, error: object, headers: object) -> None:
+            seen.append(headers)
+
+    for interceptors in ((), (Watch(), Watch())):
+        async with FakeCluster() as cluster, producing(cluster, interceptors=interceptors) as producer:
+            await producer.send("t", b"1", headers={"a": b"1", "b": None})
+            await producer.send(ProducerRecord("t", b"2", headers={"a": b"1", "b": None}))
+            await (await producer.send_many([ProducerRecord("t", b"3", headers={"a": b"1", "b": None})]))
+            await producer.send_and_wait("t", b"4", headers={})
+            headers = [record.headers for record in cluster.records("t")]
+            assert headers == [(("a", b"1"), ("b", None))] * 3 + [()]
+    assert len(seen) == 16
+    assert set(seen) == {(("a", b"1"), ("b", None)), ()}
+
+
+class Broken(Exception):
+    """What a serializer of a user's raises."""
+
+
+@pytest.mark.parametrize("way", ["send", "send_many"])
+@pytest.mark.parametrize("of", ["key", "value"])
+async def test_what_a_serializer_raises_is_a_serialization_error(way: str, of: str) -> None:
+    """It names the topic, and the error is its cause; Penstock's own errors stay what they are."""
+
+    def serializer(topic: str, value: Any) -> bytes:
+        if value == b"later":
+            raise BrokerNotAvailable("registry")
+        raise Broken("no such field")
+
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        serializers: Any = {f"{of}_serializer": serializer}
+        async with Producer(cluster.bootstrap_servers, **serializers) as producer:
+
+            async def error_of(data: bytes) -> BaseException:
+                record = ProducerRecord("t", data, data)
+                if way == "send_many":
+                    (error,) = await (await producer.send_many([record]))
+                    assert isinstance(error, Exception)
+                    return error
+                with pytest.raises(PenstockError) as raised:
+                    await producer.send(record)
+                return raised.value
+
+            error = await error_of(b"odd")
+            assert isinstance(error, SerializationError)
+            assert isinstance(error.__cause__, Broken)
+            assert str(error) == f"topic t: the {of}'s serializer raised Broken('no such field')"
+            assert isinstance(await error_of(b"later"), BrokerNotAvailable)
+
+
+async def test_send_takes_a_record_or_its_parts() -> None:
+    """Not both, and not a topic without a value: None must be given to write a tombstone."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        send: Any = producer.send
+        for arguments, more in ((("t",), {}), ((ProducerRecord("t", b"1"), b"2"), {})):
+            with pytest.raises(TypeError, match="ProducerRecord"):
+                await send(*arguments, **more)
+        for more in ({"key": b"k"}, {"headers": (("h", b"1"),)}, {"partition": 0}, {"timestamp": 7}):
+            with pytest.raises(TypeError, match="ProducerRecord"):
+                await send(ProducerRecord("t", b"1"), **more)
+        await producer.send_and_wait("t", None)
+        assert values(cluster) == [None]
+
+
+async def test_deliveries_are_waited_for_as_futures_are() -> None:
+    """asyncio.wait, gather and as_completed take deliveries; each says what became of its record."""
+    async with FakeCluster() as cluster, producing(cluster) as producer:
+        sent = [await producer.send("t", b"%d" % number) for number in range(3)]
+        done, pending = await asyncio.wait(sent, timeout=5)
+        assert (done, pending) == (set(sent), set())
+        assert [delivery.result().offset for delivery in sent] == [0, 1, 2]
+        assert [metadata.offset for metadata in await asyncio.gather(*sent)] == [0, 1, 2]
+        again = await producer.send("t", b"3")
+        assert [(await each).offset for each in asyncio.as_completed([again])] == [3]
 
 
 @pytest.mark.parametrize("topic", ["bad name!", "", ".", "..", "x" * 250, None])

@@ -235,6 +235,20 @@ async def test_what_was_waited_for_metadata_is_not_waited_for_memory() -> None:
         await producer.close(timeout_ms=0)
 
 
+async def test_what_found_no_room_is_counted() -> None:
+    """Each record that ends in BufferExhausted, those of a bulk that need not wait again among them."""
+    async with producing(max_block_ms=50, buffer_memory=1_000, batch_size=1_000) as (cluster, producer):
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS))
+        await producer.send("t", b"x" * 900)
+        with pytest.raises(BufferExhausted):
+            await producer.send("t", b"x" * 900)
+        await producer.send_many([ProducerRecord("t", b"x" * 900)] * 3)
+        figures = producer.metrics()
+        assert (figures["buffer_exhausted_total"], figures["record_error_total"]) == (4, 4)
+        assert figures["buffer_exhausted_rate"] > 0
+        await producer.close(timeout_ms=0)
+
+
 async def test_a_failed_abort_is_said_and_finished_by_the_next_begin() -> None:
     """While the coordinator is away the block's error carries a note; begin says why, and goes on once it is back."""
     async with producing(transactional_id="x", max_block_ms=300) as (cluster, producer):
@@ -308,8 +322,8 @@ async def test_the_gauge_of_free_memory_follows_what_expires_in_flight() -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("host:9092",), "a producer needs KafkaSettings, got str"),
-        ((KafkaSettings(), {"linger_ms": 5}), "a producer needs ProducerSettings, got dict"),
+        (({"bootstrap_servers": "host:9092"},), "a client needs KafkaSettings.*dict"),
+        ((KafkaSettings(), {"linger_ms": 5}), "a producer needs ProducerSettings.*dict"),
     ],
 )
 async def test_what_is_no_settings_is_refused(given: Any, said: str) -> None:
