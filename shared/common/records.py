@@ -14,14 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast, overload
+from typing import Generic, NamedTuple, cast, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
 
 Headers = tuple[tuple[str, bytes | None], ...]
 Int64Array = NDArray[np.int64]
+
+K = TypeVar("K", covariant=True, default=bytes | None)
+V = TypeVar("V", covariant=True, default=bytes | None)
 
 NO_TIMESTAMP = -1
 """Kafka's mark for a record without a timestamp."""
@@ -76,12 +80,12 @@ class GroupMetadata:
     group_instance_id: str | None = None
 
 
-class ProducerRecord(msgspec.Struct, frozen=True, gc=False):
+class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """A record to be sent. `timestamp` is in ms since the epoch; None means now."""
 
     topic: str
-    value: bytes | None
-    key: bytes | None = None
+    value: V
+    key: K = None  # type: ignore[assignment]
     headers: Headers = ()
     partition: int | None = None
     timestamp: int | None = None
@@ -132,15 +136,15 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     serialized_value_size: int = -1
 
 
-class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
+class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """A record as read from a partition; `timestamp` is ms since the epoch."""
 
     topic: str
     partition: int
     offset: int
     timestamp: int
-    key: bytes | None
-    value: bytes | None
+    key: K
+    value: V
     headers: Headers = ()
 
     @property

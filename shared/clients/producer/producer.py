@@ -208,7 +208,7 @@ class Producer(TransactionalCalls, Intake):
                 pass  # not bytes, or no timestamp: the long way says so
         return await self._take(ProducerRecord(topic, value, key, headers, partition, timestamp), on_delivery)
 
-    async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
+    async def send_many(self, records: Iterable[ProducerRecord[Any, Any]]) -> Deliveries:
         """Take many records, in order; the order of each partition is theirs.
 
         What would make `send` raise for one record is that record's result instead, and makes a transaction abortable.
