@@ -59,61 +59,80 @@ HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 class TopicSettings(Section):
     """What ingest makes of an event for one topic."""
 
-    allowed: bool = Field(True, description="false: events for this topic are refused")
+    allowed: bool = Field(default=True, description="false: events for this topic are refused")
     key: tuple[Pointer, ...] = Field(
-        (), description="JSON pointers whose values, joined with '-', are the record's key"
+        default=(), description="JSON pointers whose values, joined with '-', are the record's key"
     )
-    time: Pointer | None = Field(None, description="JSON pointer to the event time; default: the time of arrival")
-    time_unit: TimeUnit = Field("ms", description="of event times that are numbers: s, ms, us or ns since the epoch")
-    min_event_time: EventTime | None = Field(None, description="the earliest event time; default: that of [ingest]")
-    key_header: HeaderName | None = Field(None, description="request header with the key of events that have none")
-    time_header: HeaderName | None = Field(None, description="request header with the time of events that have none")
+    time: Pointer | None = Field(
+        default=None, description="JSON pointer to the event time; default: the time of arrival"
+    )
+    time_unit: TimeUnit = Field(
+        default="ms", description="of event times that are numbers: s, ms, us or ns since the epoch"
+    )
+    min_event_time: EventTime | None = Field(
+        default=None, description="the earliest event time; default: that of [ingest]"
+    )
+    key_header: HeaderName | None = Field(
+        default=None, description="request header with the key of events that have none"
+    )
+    time_header: HeaderName | None = Field(
+        default=None, description="request header with the time of events that have none"
+    )
     cloudevents: CloudEventsForm = Field(
-        "data", description="what is stored of a CloudEvent: data, with the attributes as headers; or envelope"
+        default="data", description="what is stored of a CloudEvent: data, with the attributes as headers; or envelope"
     )
-    json_schema: Path | None = Field(None, description="file with the JSON Schema that an event must fulfil")
+    json_schema: Path | None = Field(default=None, description="file with the JSON Schema that an event must fulfil")
 
 
 class IngestSettings(Section):
     """What ingest accepts, and the most that one request may hold in memory."""
 
-    topics: dict[str, TopicSettings] = Field({}, description="settings by topic name")
-    default_topic: TopicSettings = Field(TopicSettings(), description="for topics that have no entry")
+    topics: dict[str, TopicSettings] = Field(default={}, description="settings by topic name")
+    default_topic: TopicSettings = Field(default=TopicSettings(), description="for topics that have no entry")
     max_line_bytes: PositiveCount = Field(
-        1_048_576, description="the longest NDJSON line, JSON object or array element"
+        default=1_048_576, description="the longest NDJSON line, JSON object or array element"
     )
     max_body_bytes: PositiveCount = Field(
-        4_194_304, description="the longest JSON body, after decompression; NDJSON has no such limit"
+        default=4_194_304, description="the longest JSON body, after decompression; NDJSON has no such limit"
     )
     max_in_flight_records: PositiveCount = Field(
-        20_000, description="unacknowledged records of one request, and of all bulk requests together"
+        default=20_000, description="unacknowledged records of one request, and of all bulk requests together"
     )
     bulk_requests_at_once: PositiveCount = Field(
-        4, description="bulk requests (over 64 KiB or 1,000 events) that produce at a time, in order of arrival"
+        default=4, description="bulk requests (over 64 KiB or 1,000 events) that produce at a time, in order of arrival"
     )
-    max_errors: PositiveCount = Field(1_000, description="errors in one request after which it is stopped")
-    max_offsets: PositiveCount = Field(100_000, description="offsets in one answer to ?offsets=true")
-    max_future_ms: PositiveMs = Field(HOUR_MS, description="how far ahead of the clock an event time may be")
+    max_errors: PositiveCount = Field(default=1_000, description="errors in one request after which it is stopped")
+    max_offsets: PositiveCount = Field(default=100_000, description="offsets in one answer to ?offsets=true")
+    max_future_ms: PositiveMs = Field(default=HOUR_MS, description="how far ahead of the clock an event time may be")
     min_event_time: EventTime = Field(
-        "2000-01-01", description="the earliest event time, as ISO 8601; an event with an earlier one is rejected"
+        default="2000-01-01",
+        description="the earliest event time, as ISO 8601; an event with an earlier one is rejected",
     )
-    ack_timeout_ms: PositiveMs = Field(30_000, description="how long a record may wait for its acknowledgement")
+    ack_timeout_ms: PositiveMs = Field(default=30_000, description="how long a record may wait for its acknowledgement")
     body_timeout_ms: PositiveMs = Field(
-        30_000, description="how long a client may pause within a body, and take for a line of NDJSON"
+        default=30_000, description="how long a client may pause within a body, and take for a line of NDJSON"
     )
-    whole_body_timeout_ms: PositiveMs = Field(60_000, description="how long a body that is read whole may take to come")
-    max_body_events: PositiveCount = Field(100_000, description="events of a body that is read whole; then 413")
-    max_concurrent_requests: PositiveCount = Field(1_000, description="of one client at a time; then 429")
-    max_requests_per_second: PositiveCount | None = Field(None, description="of one client; default: no limit")
-    max_records_per_second: PositiveCount | None = Field(None, description="of one client; default: no limit")
-    atomic_producers: PositiveCount = Field(4, description="transactions of ?atomic=true that may run at once")
+    whole_body_timeout_ms: PositiveMs = Field(
+        default=60_000, description="how long a body that is read whole may take to come"
+    )
+    max_body_events: PositiveCount = Field(default=100_000, description="events of a body that is read whole; then 413")
+    max_concurrent_requests: PositiveCount = Field(default=1_000, description="of one client at a time; then 429")
+    max_requests_per_second: PositiveCount | None = Field(default=None, description="of one client; default: no limit")
+    max_records_per_second: PositiveCount | None = Field(default=None, description="of one client; default: no limit")
+    atomic_producers: PositiveCount = Field(default=4, description="transactions of ?atomic=true that may run at once")
     idempotency_topic: str = Field(
-        "penstock-ingest-keys", description="where Idempotency-Keys are kept; made if missing"
+        default="penstock-ingest-keys", description="where Idempotency-Keys are kept; made if missing"
     )
-    idempotency_partitions: PositiveCount = Field(8, description="of that topic, where it is made")
-    idempotency_ttl_ms: PositiveMs = Field(24 * HOUR_MS, description="how long an Idempotency-Key is remembered")
-    max_idempotency_keys: PositiveCount = Field(100_000, description="remembered at once, a partition; then 429")
-    max_idempotency_bytes: PositiveCount = Field(33_554_432, description="memory for them, a partition; then 429")
+    idempotency_partitions: PositiveCount = Field(default=8, description="of that topic, where it is made")
+    idempotency_ttl_ms: PositiveMs = Field(
+        default=24 * HOUR_MS, description="how long an Idempotency-Key is remembered"
+    )
+    max_idempotency_keys: PositiveCount = Field(
+        default=100_000, description="remembered at once, a partition; then 429"
+    )
+    max_idempotency_bytes: PositiveCount = Field(
+        default=33_554_432, description="memory for them, a partition; then 429"
+    )
 
     def for_topic(self, topic: str) -> TopicSettings:
         """The settings of a topic, or the default ones."""
@@ -129,16 +148,20 @@ class Credential(Section):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     secret: SecretStr
-    scopes: tuple[Scope, ...] = Field(("read",), description="ingest, read, admin (which opens read too)")
+    scopes: tuple[Scope, ...] = Field(default=("read",), description="ingest, read, admin (which opens read too)")
 
 
 class GuardedSettings(ServiceSettings):
     """Settings of a service whose address must not be open to everyone."""
 
-    auth_token: SecretStr | None = Field(None, description="opens everything, as Authorization: Bearer")
-    credentials: dict[str, Credential] = Field({}, description="clients by name, each with secret and scopes")
-    cors_origins: tuple[str, ...] = Field((), description="web pages that may ask, as https://host; default: none")
-    insecure_no_auth: bool = Field(False, description="serve other machines without a token (a trusted network)")
+    auth_token: SecretStr | None = Field(default=None, description="opens everything, as Authorization: Bearer")
+    credentials: dict[str, Credential] = Field(default={}, description="clients by name, each with secret and scopes")
+    cors_origins: tuple[str, ...] = Field(
+        default=(), description="web pages that may ask, as https://host; default: none"
+    )
+    insecure_no_auth: bool = Field(
+        default=False, description="serve other machines without a token (a trusted network)"
+    )
 
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:

@@ -29,6 +29,7 @@ NO_MODULE = {
     "tests/shared/connect/herder/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/test_packaging.py": "the wheel",
     "tests/test_public_modules.py": "the public modules together",
+    "tests/typing/test_type_checkers.py": "mypy and pyright on users' programs",
     "tests/test_ci_run.py": ".ci/run",
     "tests/test_scripts_install.py": "scripts/install",
     "tests/test_scripts_test.py": "scripts/test",

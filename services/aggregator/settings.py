@@ -31,45 +31,50 @@ class CompactionSettings(Section):
     """When and how the instance that owns partition 0 starts a compaction; without a lake none is started."""
 
     enabled: bool = True
-    interval_ms: PositiveMs = Field(300_000, description="wall-clock time between two starts, on a grid")
+    interval_ms: PositiveMs = Field(default=300_000, description="wall-clock time between two starts, on a grid")
     changelog_bytes: Annotated[int, Field(gt=0)] | None = Field(
-        None, description="also start once so many bytes of the changelog are in no snapshot; unset: by time alone"
+        default=None,
+        description="also start once so many bytes of the changelog are in no snapshot; unset: by time alone",
     )
-    retry_backoff_ms: PositiveMs = Field(10_000, description="after a failed job; doubles up to the interval")
-    timeout_ms: PositiveMs = Field(3_600_000, description="a job that runs longer is stopped and counts as failed")
+    retry_backoff_ms: PositiveMs = Field(default=10_000, description="after a failed job; doubles up to the interval")
+    timeout_ms: PositiveMs = Field(
+        default=3_600_000, description="a job that runs longer is stopped and counts as failed"
+    )
     run_records_max: Annotated[int, Field(gt=0)] = Field(
-        10_000_000,
+        default=10_000_000,
         description="changelog records that one job reads, the next one at once after it; after a job that was "
         "stopped by its timeout while it read half as many, after each that counts twice as many again",
     )
     spark_master: str = Field(
-        "local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
+        default="local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
     )
     spark_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
     spark_conf: SparkConf = Field(default={}, description="passed on to Spark")
     delete_covered: bool = Field(
-        True, description="delete changelog records that the snapshot before the current one covers"
+        default=True, description="delete changelog records that the snapshot before the current one covers"
     )
     skip_corrupt: bool = Field(
-        False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
+        default=False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
     )
-    with_late: bool = Field(False, description="merge late records into closed windows, as rows with a higher revision")
+    with_late: bool = Field(
+        default=False, description="merge late records into closed windows, as rows with a higher revision"
+    )
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
-        20, description="rewrite a table's partition into one file once it has more files than this; 0: never"
+        default=20, description="rewrite a table's partition into one file once it has more files than this; 0: never"
     )
     retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
-        168,
+        default=168,
         description="remove files that no table version younger than this needs; unset: never. A restore or a reader "
         "that takes longer finds its version gone",
     )
     closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
-        None, description="delete closed windows that end so many days before the newest event; unset: never"
+        default=None, description="delete closed windows that end so many days before the newest event; unset: never"
     )
     vacuum_every: Annotated[int, Field(ge=1)] = Field(
-        20, description="compactions from one such removal to the next, which lists every file"
+        default=20, description="compactions from one such removal to the next, which lists every file"
     )
     backlog_interval_ms: PositiveMs = Field(
-        15_000, description="how often the distance between changelog and lake is measured"
+        default=15_000, description="how often the distance between changelog and lake is measured"
     )
 
 
@@ -77,22 +82,23 @@ class QueriesSettings(Section):
     """How the application's instances answer for each other."""
 
     all_instances: bool = Field(
-        True, description="ask the other instances too, and be asked; false: each answers for itself alone"
+        default=True, description="ask the other instances too, and be asked; false: each answers for itself alone"
     )
     application_server: str | None = Field(
-        None,
+        default=None,
         pattern=r"^https?://[^/\s]+(/[^\s]*[^/\s])?$",
         description="where the others reach this one; default: http.host and port (0.0.0.0: the machine's name)",
     )
-    timeout_ms: PositiveMs = Field(1_500, description="how long another instance may take to answer")
+    timeout_ms: PositiveMs = Field(default=1_500, description="how long another instance may take to answer")
     ssl_cafile: Path | None = Field(
-        None, description="PEM file of the authorities that the others' certificates are checked by"
+        default=None, description="PEM file of the authorities that the others' certificates are checked by"
     )
     changelog_timeout_ms: PositiveMs = Field(
-        10_000, description="how long one answer with closed windows may read the changelog"
+        default=10_000, description="how long one answer with closed windows may read the changelog"
     )
     changelog_records_max: Annotated[int, Field(gt=0)] = Field(
-        500_000, description="changelog records that one such answer reads where no lake has them; then: continuation"
+        default=500_000,
+        description="changelog records that one such answer reads where no lake has them; then: continuation",
     )
 
 
@@ -103,29 +109,34 @@ class SessionsSettings(CommandSettings):
     application: str = Field(
         pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX, description="the aggregator's application id"
     )
-    lake: str | None = Field(None, min_length=1, description="folder or URI of the Delta tables; unset: none")
-    lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
-    store: str | None = Field(None, description="the store to ask; default: the only one")
-    key: str | None = Field(None, description="the windows' key, as text; default: all keys")
-    key_base64: Base64Bytes | None = Field(None, description="the windows' key, as bytes")
-    key_from: str | None = Field(None, description="only keys from here on")
-    key_to: str | None = Field(None, description="only keys up to here")
-    status: Literal["open", "closed", "all"] = Field("all", description="only these")
-    rows_max: Annotated[int, Field(ge=1, le=100_000)] = Field(10_000, description="windows, those that begin first")
-    continuation: str | None = Field(None, description="what the page before ended with, where there was more")
+    lake: str | None = Field(default=None, min_length=1, description="folder or URI of the Delta tables; unset: none")
+    lake_options: dict[str, str] = Field(
+        default={}, description="object store options for the lake, as deltalake takes them"
+    )
+    store: str | None = Field(default=None, description="the store to ask; default: the only one")
+    key: str | None = Field(default=None, description="the windows' key, as text; default: all keys")
+    key_base64: Base64Bytes | None = Field(default=None, description="the windows' key, as bytes")
+    key_from: str | None = Field(default=None, description="only keys from here on")
+    key_to: str | None = Field(default=None, description="only keys up to here")
+    status: Literal["open", "closed", "all"] = Field(default="all", description="only these")
+    rows_max: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=10_000, description="windows, those that begin first"
+    )
+    continuation: str | None = Field(default=None, description="what the page before ended with, where there was more")
     from_: str = Field(
-        "1970-01-01", alias="from", description="windows that end before it are left out: ISO 8601 (UTC), or ms"
+        default="1970-01-01", alias="from", description="windows that end before it are left out: ISO 8601 (UTC), or ms"
     )
     to: str = Field(
-        str(TIME_MS_MAX), description="windows that begin after it are left out: ISO 8601 (UTC), or ms; default: none"
+        default=str(TIME_MS_MAX),
+        description="windows that begin after it are left out: ISO 8601 (UTC), or ms; default: none",
     )
     skip_changelog_records: str = Field(
-        "",
+        default="",
         pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
         description="partition:offset, comma-separated: corrupt changelog records to leave out",
     )
-    json_line: bool = Field(False, description="print one JSON object a window; --json is the same")
-    kafka_timeout_ms: PositiveMs = Field(30_000, description="how long reading the changelog's tail may take")
+    json_line: bool = Field(default=False, description="print one JSON object a window; --json is the same")
+    kafka_timeout_ms: PositiveMs = Field(default=30_000, description="how long reading the changelog's tail may take")
 
     @field_validator("lake")
     @classmethod
@@ -183,13 +194,15 @@ class AggregatorSettings(GuardedSettings):
     """Runs a topology: windows, punctuation, exactly-once state, periodic compaction."""
 
     http: HttpSettings = HttpSettings(port=8083)
-    kafka_silence_max_ms: PositiveMs = Field(15_000, description="no answer from any broker for this long is unhealthy")
-    topology: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
-        "", validate_default=True, description="module:function that returns a penstock.shared.streams Topology"
+    kafka_silence_max_ms: PositiveMs = Field(
+        default=15_000, description="no answer from any broker for this long is unhealthy"
     )
-    topology_options: dict[str, str] = Field({}, description="keyword arguments for that function")
+    topology: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
+        default="", validate_default=True, description="module:function that returns a penstock.shared.streams Topology"
+    )
+    topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
     workers: Annotated[int, Field(ge=1, le=WORKERS_MAX)] = Field(
-        1,
+        default=1,
         description="processes that share the partitions, each a member of the group, under one that looks after them",
     )
     streams: StreamsSettings = StreamsSettings()

@@ -44,9 +44,11 @@ def hadoop_uri(place: str) -> str:
 class SparkSettings(Section):
     """Where Spark runs, and with what."""
 
-    master: str = Field("local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…")
+    master: str = Field(
+        default="local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
+    )
     driver_memory: str = Field(
-        "1g", pattern=r"^\d+[mgMG]$", description="the driver's heap, and with local[…] all of Spark's"
+        default="1g", pattern=r"^\d+[mgMG]$", description="the driver's heap, and with local[…] all of Spark's"
     )
     shuffle_partitions: Annotated[int, Field(ge=1)] = 4
     conf: SparkConf = Field(default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…")
@@ -71,10 +73,10 @@ class JobSettings(CommandSettings):
     kafka: KafkaSettings = KafkaSettings()
     application: str = Field(pattern=DELTA_NAME, description="the aggregator's application id")
     lake: str = Field(min_length=1, description="folder or URI that holds the Delta tables of all applications")
-    changelog: str | None = Field(None, description="changelog topic; default: <application>-changelog")
+    changelog: str | None = Field(default=None, description="changelog topic; default: <application>-changelog")
     spark: SparkSettings = SparkSettings()
     kafka_timeout_ms: PositiveMs = Field(
-        60_000, description="how long Kafka may take to answer about topics and offsets"
+        default=60_000, description="how long Kafka may take to answer about topics and offsets"
     )
 
     @field_validator("lake")
@@ -106,17 +108,18 @@ class UpkeepSettings(JobSettings):
     """What the jobs that write the tables do for them afterwards."""
 
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
-        20, description="rewrite a partition of a table into one file once it has more files than this; 0: never"
+        default=20,
+        description="rewrite a partition of a table into one file once it has more files than this; 0: never",
     )
     retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
-        None,
+        default=None,
         description="remove files that no version younger than this needs from the tables; default: never",
     )
     closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
-        None, description="delete closed windows that end so many days before the newest event; default: never"
+        default=None, description="delete closed windows that end so many days before the newest event; default: never"
     )
     vacuum_every: Annotated[int, Field(ge=1)] = Field(
-        1, description="compactions from one such removal to the next, which lists every file"
+        default=1, description="compactions from one such removal to the next, which lists every file"
     )
 
 
@@ -124,25 +127,27 @@ class CompactSettings(UpkeepSettings):
     """`penstock compact`: fold the changelog into Delta tables."""
 
     skip_changelog_records: str = Field(
-        "",
+        default="",
         pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
         description="partition:offset, comma-separated: corrupt changelog records to leave out",
     )
     skip_corrupt: bool = Field(
-        False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
+        default=False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
     )
     run_records_max: Annotated[int, Field(gt=0)] = Field(
-        RUN_RECORDS_MAX, description="changelog records that one run reads; the next one goes on where it stops"
+        default=RUN_RECORDS_MAX, description="changelog records that one run reads; the next one goes on where it stops"
     )
     runs_max: Annotated[int, Field(ge=0)] = Field(
-        0, description="runs after each other that the command makes; 0: as many as there are records for"
+        default=0, description="runs after each other that the command makes; 0: as many as there are records for"
     )
     accept_lost_windows: bool = Field(
-        False, description="go on although a table `closed` that was put back lacks windows that `state` covers"
+        default=False, description="go on although a table `closed` that was put back lacks windows that `state` covers"
     )
-    with_late: bool = Field(False, description="merge late records into closed windows, as rows with a higher revision")
+    with_late: bool = Field(
+        default=False, description="merge late records into closed windows, as rows with a higher revision"
+    )
     delete_covered: bool = Field(
-        False, description="afterwards delete changelog records that the snapshot before this one covers"
+        default=False, description="afterwards delete changelog records that the snapshot before this one covers"
     )
 
 
@@ -152,30 +157,37 @@ class BackfillSettings(UpkeepSettings, TaskSettings):
     topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
         description="module:function that returns a penstock.shared.streams Topology: the aggregator's own"
     )
-    topology_options: dict[str, str] = Field({}, description="keyword arguments for that function")
-    start: Place = Field("earliest", description=f"first record of each source topic: {PLACES}")
-    end: Place = Field("latest", description=f"where to stop, and the aggregator goes on: {PLACES}")
-    files: str | None = Field(None, min_length=1, description="read this folder, file or pattern, not the topics")
-    format: Literal["parquet", "delta", "json", "csv"] = Field("parquet", description="of `files`")
-    reader_options: dict[str, str] = Field({}, description="of Spark's reader of `files`, such as header=false")
-    topic: str | None = Field(None, description="source topic that `files` stand for; default: the only one")
-    key_column: str | None = Field(None, description="of `files`: the record key; without it, records have none")
-    timestamp_column: str = Field("timestamp", min_length=1, description="of `files`: a time, a number or text")
-    time_unit: TimeUnit = Field("ms", description="of `files`: what numbers in timestamp_column count since the epoch")
+    topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
+    start: Place = Field(default="earliest", description=f"first record of each source topic: {PLACES}")
+    end: Place = Field(default="latest", description=f"where to stop, and the aggregator goes on: {PLACES}")
+    files: str | None = Field(
+        default=None, min_length=1, description="read this folder, file or pattern, not the topics"
+    )
+    format: Literal["parquet", "delta", "json", "csv"] = Field(default="parquet", description="of `files`")
+    reader_options: dict[str, str] = Field(default={}, description="of Spark's reader of `files`, such as header=false")
+    topic: str | None = Field(default=None, description="source topic that `files` stand for; default: the only one")
+    key_column: str | None = Field(
+        default=None, description="of `files`: the record key; without it, records have none"
+    )
+    timestamp_column: str = Field(default="timestamp", min_length=1, description="of `files`: a time, a number or text")
+    time_unit: TimeUnit = Field(
+        default="ms", description="of `files`: what numbers in timestamp_column count since the epoch"
+    )
     value_column: str | None = Field(
-        None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
+        default=None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
     )
     order_column: str | None = Field(
-        None, description="of `files`: rows are taken in this order; default: file order (not with delta)"
+        default=None, description="of `files`: rows are taken in this order; default: file order (not with delta)"
     )
     hand_over: Place = Field(
-        "earliest", description=f"with `files`: where in the topics the aggregator goes on: {PLACES}"
+        default="earliest", description=f"with `files`: where in the topics the aggregator goes on: {PLACES}"
     )
     outputs: Literal["none", "refused", "all"] = Field(
-        "refused", description="what is written to its topic: late records and dead letters, results too, or nothing"
+        default="refused",
+        description="what is written to its topic: late records and dead letters, results too, or nothing",
     )
     commit_records: Annotated[int, Field(gt=0)] = Field(
-        100_000, description="source records between two commits of a task, which bound its memory"
+        default=100_000, description="source records between two commits of a task, which bound its memory"
     )
 
     @property
@@ -200,36 +212,44 @@ class AuditSettings(JobSettings):
     """`penstock audit`: compare the stream's windows with Spark's own over the source topic."""
 
     skip_changelog_records: str = Field(
-        "",
+        default="",
         pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
         description="partition:offset, comma-separated: corrupt changelog records to leave out",
     )
-    store: str | None = Field(None, description="the store to audit; default: the only one")
-    source: str | None = Field(None, description="source topic, where it is not what the changelog says")
+    store: str | None = Field(default=None, description="the store to audit; default: the only one")
+    source: str | None = Field(default=None, description="source topic, where it is not what the changelog says")
     start: str | None = Field(
-        None, description="compare what lies from this event time on: ISO 8601 (UTC) or ms since the epoch"
+        default=None, description="compare what lies from this event time on: ISO 8601 (UTC) or ms since the epoch"
     )
-    end: str | None = Field(None, description="compare what lies before this event time; as start")
+    end: str | None = Field(default=None, description="compare what lies before this event time; as start")
     began_at: Place | None = Field(
-        None,
+        default=None,
         description=f"the first source record that the application took, where it is not what the lake says: {PLACES}",
     )
-    results: str | None = Field(None, description="topic of closed windows, where it is not what the changelog says")
-    late: str | None = Field(None, description="late topic, where it is not what the changelog says")
-    dead_letters: str | None = Field(None, description="dead-letter topic, where it is not what the changelog says")
-    gap_ms: PositiveMs | None = Field(None, description="inactivity gap, where it is not what the changelog says")
+    results: str | None = Field(
+        default=None, description="topic of closed windows, where it is not what the changelog says"
+    )
+    late: str | None = Field(default=None, description="late topic, where it is not what the changelog says")
+    dead_letters: str | None = Field(
+        default=None, description="dead-letter topic, where it is not what the changelog says"
+    )
+    gap_ms: PositiveMs | None = Field(
+        default=None, description="inactivity gap, where it is not what the changelog says"
+    )
     grace_ms: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="grace, where it is not what the changelog says"
+        default=None, description="grace, where it is not what the changelog says"
     )
     expect_records: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="the source must hold exactly so many records"
+        default=None, description="the source must hold exactly so many records"
     )
-    allow_unprocessed: bool = Field(False, description="records that no commit covers yet are no difference")
+    allow_unprocessed: bool = Field(default=False, description="records that no commit covers yet are no difference")
     sample: Annotated[float, Field(ge=1 / SAMPLE_PARTS, le=1)] = Field(
-        1.0, description="share of the keys that are compared; all records are read, since they move time"
+        default=1.0, description="share of the keys that are compared; all records are read, since they move time"
     )
-    differences_max: Annotated[int, Field(ge=0)] = Field(20, description="how many differences of each kind are listed")
-    json_line: bool = Field(False, description="print one JSON object as the last line; --json is the same")
+    differences_max: Annotated[int, Field(ge=0)] = Field(
+        default=20, description="how many differences of each kind are listed"
+    )
+    json_line: bool = Field(default=False, description="print one JSON object as the last line; --json is the same")
 
     @property
     def named(self) -> dict[str, Any]:

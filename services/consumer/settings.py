@@ -48,12 +48,12 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 class RetrySettings(Section):
     """How long a failed record waits, and which exceptions are worth it."""
 
-    backoff_ms: int = Field(100, ge=0, description="the wait before the second attempt; doubled each time")
-    backoff_max_ms: int = Field(30_000, ge=0)
-    multiplier: float = Field(2.0, ge=1, allow_inf_nan=False)
-    jitter: float = Field(0.2, ge=0, lt=1, description="the share by which a wait varies either way")
-    retriable: Names = Field(("Exception",), description="exception classes, by name or module.name")
-    not_retriable: Names = Field(("penstock.errors.DataError",), description="given up at once")
+    backoff_ms: int = Field(default=100, ge=0, description="the wait before the second attempt; doubled each time")
+    backoff_max_ms: int = Field(default=30_000, ge=0)
+    multiplier: float = Field(default=2.0, ge=1, allow_inf_nan=False)
+    jitter: float = Field(default=0.2, ge=0, lt=1, description="the share by which a wait varies either way")
+    retriable: Names = Field(default=("Exception",), description="exception classes, by name or module.name")
+    not_retriable: Names = Field(default=("penstock.errors.DataError",), description="given up at once")
 
 
 class ConsumerServiceSettings(ServiceSettings):
@@ -65,34 +65,41 @@ class ConsumerServiceSettings(ServiceSettings):
     handler: str = Field(
         min_length=1, description="module:function, async, taking a ConsumerRecord or a Sequence of them"
     )
-    value: str = Field("bytes", min_length=1, description="bytes, json or module:Struct (a msgspec struct)")
+    value: str = Field(default="bytes", min_length=1, description="bytes, json or module:Struct (a msgspec struct)")
     ordering: Literal["key", "partition", "unordered"] = "key"
-    max_concurrency: PositiveCount = Field(64, description="handler calls in flight")
-    batch_records_max: PositiveCount = Field(500, description="records of one call, for a batch handler")
+    max_concurrency: PositiveCount = Field(default=64, description="handler calls in flight")
+    batch_records_max: PositiveCount = Field(default=500, description="records of one call, for a batch handler")
     buffered_records_max: PositiveCount = Field(
-        BUFFERED_RECORDS_MAX, description="unfinished records of a partition above which it is paused"
+        default=BUFFERED_RECORDS_MAX, description="unfinished records of a partition above which it is paused"
     )
     max_attempts: PositiveCount = 5
-    handler_timeout_ms: PositiveMs = Field(60_000, description="a call that takes longer is cancelled and has failed")
-    dead_letter_topic: str = Field("{topic}-dlq", min_length=1, description="{topic} stands for the record's topic")
-    create_dead_letter_topics: bool = Field(True, description="create them at start-up where they are missing")
+    handler_timeout_ms: PositiveMs = Field(
+        default=60_000, description="a call that takes longer is cancelled and has failed"
+    )
+    dead_letter_topic: str = Field(
+        default="{topic}-dlq", min_length=1, description="{topic} stands for the record's topic"
+    )
+    create_dead_letter_topics: bool = Field(default=True, description="create them at start-up where they are missing")
     processing_guarantee: Literal["at_least_once", "exactly_once"] = Field(
-        "at_least_once",
+        default="at_least_once",
         description="exactly_once: what handlers return, dead letters and offsets go into one transaction a commit; "
         "what they do elsewhere is done again after a crash all the same",
     )
     commit_interval_ms: PositiveMs | None = Field(
-        None, description="how often what is finished is committed; by default 5000, under exactly_once 100"
+        default=None, description="how often what is finished is committed; by default 5000, under exactly_once 100"
     )
     lag_interval_ms: PositiveMs = 5_000
     stuck_after_ms: PositiveMs = Field(
-        60_000, description="a partition's lag without a record finished, or a rebalance, for this long is unhealthy"
+        default=60_000,
+        description="a partition's lag without a record finished, or a rebalance, for this long is unhealthy",
     )
-    kafka_silence_max_ms: PositiveMs = Field(15_000, description="no answer from any broker for this long is unhealthy")
+    kafka_silence_max_ms: PositiveMs = Field(
+        default=15_000, description="no answer from any broker for this long is unhealthy"
+    )
     retry: RetrySettings = RetrySettings()
     consumer: ReadingSettings = ReadingSettings()
     producer: ProducerSettings = Field(
-        ProducerSettings(),
+        default=ProducerSettings(),
         description="for dead letters, and for what handlers return; compression_type is zstd by default",
     )
 

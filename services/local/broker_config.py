@@ -73,14 +73,15 @@ HeapMb = Annotated[int, Field(ge=128, le=65_536)]
 class EmbeddedKafkaSettings(Section):
     """The single-node Kafka that Penstock starts itself."""
 
-    host: str = Field("127.0.0.1", min_length=1, description="the address to listen on and to tell clients")
-    port: Port = Field(0, description="0: a free one, printed at start-up")
-    heap_mb: HeapMb = Field(512, description="the most memory that the broker's heap may take")
+    host: str = Field(default="127.0.0.1", min_length=1, description="the address to listen on and to tell clients")
+    port: Port = Field(default=0, description="0: a free one, printed at start-up")
+    heap_mb: HeapMb = Field(default=512, description="the most memory that the broker's heap may take")
     jvm_options: tuple[str, ...] = ()
     start_timeout_ms: PositiveMs = Field(
-        60_000, description="how long a broker that does not answer yet may log nothing; its formatting takes as long"
+        default=60_000,
+        description="how long a broker that does not answer yet may log nothing; its formatting takes as long",
     )
-    stop_timeout_ms: PositiveMs = Field(4_000, description="after this long a graceful stop becomes SIGKILL")
+    stop_timeout_ms: PositiveMs = Field(default=4_000, description="after this long a graceful stop becomes SIGKILL")
     listeners: dict[str, str] = Field(
         default_factory=dict,
         description="further listeners on free ports: name to security protocol (SSL, SASL_SSL, …)",

@@ -29,9 +29,9 @@ STRING_CONVERTER = "org.apache.kafka.connect.storage.StringConverter"
 class ConnectWorkerSettings(GuardedSettings):
     """The Connect worker of a local set-up."""
 
-    connect: dict[str, str] = Field({}, description="settings of the worker, by Kafka Connect's names")
+    connect: dict[str, str] = Field(default={}, description="settings of the worker, by Kafka Connect's names")
     connect_files: Path | None = Field(
-        None, description="the folder that file connectors may use, unless connect has connect.files.allowed"
+        default=None, description="the folder that file connectors may use, unless connect has connect.files.allowed"
     )
 
 

@@ -29,8 +29,10 @@ PROGRAM = "penstock gateway"
 class GatewaySettings(ProducerServiceSettings):
     """The one address of a local set-up."""
 
-    services: dict[str, str] = Field({}, description="addresses of the other services by name, for the dashboard")
-    services_timeout_ms: PositiveMs = Field(2_000, description="how long a service may take to tell its health")
+    services: dict[str, str] = Field(
+        default={}, description="addresses of the other services by name, for the dashboard"
+    )
+    services_timeout_ms: PositiveMs = Field(default=2_000, description="how long a service may take to tell its health")
 
 
 class GatewayDaemon(ProducerDaemon):

@@ -48,23 +48,27 @@ class UpSettings(DaemonSettings):
 
     http: HttpSettings = HttpSettings(host=HOST, port=8080)
     log: LogSettings = LogSettings(level="warning")
-    shutdown_timeout_ms: PositiveMs = Field(30_000, description="how long each service's shutdown may take")
-    data_dir: Path = Field(Path(".penstock"), description="Kafka's data, the lake, connectors' files and the logs")
+    shutdown_timeout_ms: PositiveMs = Field(default=30_000, description="how long each service's shutdown may take")
+    data_dir: Path = Field(
+        default=Path(".penstock"), description="Kafka's data, the lake, connectors' files and the logs"
+    )
     broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
-    topic: str = Field("events", description="created where it is missing, for event-time data")
-    partitions: int = Field(4, gt=0, description="of that topic, where it is created")
-    key: tuple[Pointer, ...] = Field(("/key",), description="JSON pointers to the parts of an event's key")
-    time: Pointer | None = Field(None, description="JSON pointer to an event's time; default: its arrival")
-    time_unit: TimeUnit = Field("ms", description="of event times that are numbers: s, ms, us or ns since the epoch")
+    topic: str = Field(default="events", description="created where it is missing, for event-time data")
+    partitions: int = Field(default=4, gt=0, description="of that topic, where it is created")
+    key: tuple[Pointer, ...] = Field(default=("/key",), description="JSON pointers to the parts of an event's key")
+    time: Pointer | None = Field(default=None, description="JSON pointer to an event's time; default: its arrival")
+    time_unit: TimeUnit = Field(
+        default="ms", description="of event times that are numbers: s, ms, us or ns since the epoch"
+    )
     topology: str = "penstock.services.local.topologies:sessions"
-    topology_options: dict[str, str] = Field({}, description="keyword arguments for the topology's function")
-    workers: int = Field(1, gt=0, description="the aggregator's processes, which share the topic's partitions")
-    topics: str = Field("sessions", description="what the consumer handles, comma-separated")
+    topology_options: dict[str, str] = Field(default={}, description="keyword arguments for the topology's function")
+    workers: int = Field(default=1, gt=0, description="the aggregator's processes, which share the topic's partitions")
+    topics: str = Field(default="sessions", description="what the consumer handles, comma-separated")
     handler: str = "penstock.services.local.handlers:log_record"
     group_id: str = "handler"
-    connect_worker: bool = Field(True, description="run a Connect worker as well")
+    connect_worker: bool = Field(default=True, description="run a Connect worker as well")
     connect_port: int = Field(
-        8083, ge=0, le=65_535, description="port of the Connect worker's own REST, at http.host; 0: a free one"
+        default=8083, ge=0, le=65_535, description="port of the Connect worker's own REST, at http.host; 0: a free one"
     )
 
 

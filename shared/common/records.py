@@ -14,16 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Generic, NamedTuple, cast, overload
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
 
 Headers = tuple[tuple[str, bytes | None], ...]
 AnyHeaders = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
 """What a record to be sent is given: pairs, or a dict where no name occurs twice."""
 Int64Array = NDArray[np.int64]
+
+K = TypeVar("K", covariant=True, default=bytes | None)
+V = TypeVar("V", covariant=True, default=bytes | None)
 
 NO_TIMESTAMP = -1
 """Kafka's mark for a record without a timestamp."""
@@ -87,12 +91,12 @@ class GroupMetadata:
     group_instance_id: str | None = None
 
 
-class ProducerRecord(msgspec.Struct, frozen=True, gc=False):
+class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """A record to be sent. `timestamp` is in ms since the epoch; None means now."""
 
     topic: str
-    value: bytes | None
-    key: bytes | None = None
+    value: V
+    key: K = None  # type: ignore[assignment]
     headers: Headers = ()
     partition: int | None = None
     timestamp: int | None = None
@@ -102,14 +106,14 @@ class ProducerRecord(msgspec.Struct, frozen=True, gc=False):
         def __init__(
             self,
             topic: str,
-            value: bytes | None,
-            key: bytes | None = None,
+            value: V,
+            key: K = None,  # type: ignore[assignment]
             headers: AnyHeaders = (),
             partition: int | None = None,
             timestamp: int | None = None,
         ) -> None: ...
 
-    def with_header_pairs(self) -> ProducerRecord:
+    def with_header_pairs(self) -> ProducerRecord[K, V]:
         """The record with its headers as pairs, whatever they were given as."""
         pairs = header_pairs(self.headers)
         return self if pairs is self.headers else msgspec.structs.replace(self, headers=pairs)
@@ -160,15 +164,15 @@ class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
     serialized_value_size: int = -1
 
 
-class ConsumerRecord(msgspec.Struct, frozen=True, gc=False):
+class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     """A record as read from a partition; `timestamp` is ms since the epoch."""
 
     topic: str
     partition: int
     offset: int
     timestamp: int
-    key: bytes | None
-    value: bytes | None
+    key: K
+    value: V
     headers: Headers = ()
 
     @property

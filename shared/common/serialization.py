@@ -20,11 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import SerializationError
 
 Serializer = Callable[[str, Any], bytes | None]
-Deserializer = Callable[[str, bytes | None], Any]
+T = TypeVar("T", default=Any)
+Deserializer = Callable[[str, bytes | None], T]
 
 
 def bytes_serializer(topic: str, value: Any) -> bytes | None:
@@ -177,17 +179,17 @@ def json_deserializer(topic: str, data: bytes | None) -> Any:
     return None if data is None else _decode(topic, data, _json_decode)
 
 
-def struct_deserializer(kind: type) -> Deserializer:
+def struct_deserializer(kind: type[T]) -> Deserializer[T | None]:
     """JSON to one msgspec struct (or any type msgspec knows); a missing or ill-typed field is refused by its path."""
-    decode: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
+    decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
 
-    def deserialize(topic: str, data: bytes | None) -> Any:
+    def deserialize(topic: str, data: bytes | None) -> T | None:
         return None if data is None else _decode(topic, data, decode)
 
     return deserialize
 
 
-def _decode(topic: str, data: bytes, decode: Callable[[bytes], Any]) -> Any:
+def _decode(topic: str, data: bytes, decode: Callable[[bytes], T]) -> T:
     try:
         return decode(data)
     except msgspec.ValidationError as e:

@@ -41,16 +41,10 @@ from penstock.shared.common.setting_names import (
     variable,
 )
 
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
-
 DEFAULT_FILE = "penstock.toml"
 SASL_CREDENTIALS = ("sasl_username", "sasl_password")
 
 S = TypeVar("S", bound="CommandSettings")
-M = TypeVar("M")
 
 _SERVER = re.compile(r"(?:\[[0-9a-fA-F:.]+(?:%\w+)?\]|[^\s:/\[\],@]+):(?P<port>\d{1,5})")
 
@@ -70,20 +64,21 @@ def _is_servers(text: str) -> str:
     return text
 
 
-class _Refusing(ModelMetaclass):
-    """Says what is wrong with a section that is made by itself; within a command's settings, `load` does."""
-
-    def __call__(cls: type[M], *args: Any, **values: Any) -> M:  # noqa: N805 - a class of classes
-        try:
-            return cast(M, super().__call__(*args, **values))  # type: ignore[misc]
-        except ValidationError as e:
-            raise _refused(cast(type[BaseModel], cls), e) from None
-
-
-class Section(BaseModel, metaclass=_Refusing):
+class Section(BaseModel):
     """A table of settings; ConfigError names each that is wrong, contradicts another, or is not there."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    if not TYPE_CHECKING:  # type checkers and editors derive the signature from the fields
+
+        def __init__(self, /, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as e:
+                raise _refused(type(self), e) from None
+
+        # Pydantic then fills a section within other settings without calling this, and errors keep their whole path.
+        __init__.__pydantic_base_init__ = True
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -100,27 +95,29 @@ class KafkaSettings(Section):
     model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all that is in it
 
     bootstrap_servers: Annotated[str, AfterValidator(_is_servers)] = Field(
-        "localhost:9092", description="host:port, comma-separated"
+        default="localhost:9092", description="host:port, comma-separated"
     )
-    client_id: str | None = Field(None, min_length=1, description="default: the service's name, host and process id")
+    client_id: str | None = Field(
+        default=None, min_length=1, description="default: the service's name, host and process id"
+    )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
     sasl_oauth_token_provider: str | None = Field(
-        None,
+        default=None,
         pattern=r"^[\w.]+:[\w.]+$",
         description="module:function that gives an OAUTHBEARER token",
     )
-    ssl_cafile: Path | None = Field(None, description="PEM file of the certificate authorities to trust")
-    ssl_certfile: Path | None = Field(None, description="PEM file of the client's certificate")
-    ssl_keyfile: Path | None = Field(None, description="PEM file of the client's key")
+    ssl_cafile: Path | None = Field(default=None, description="PEM file of the certificate authorities to trust")
+    ssl_certfile: Path | None = Field(default=None, description="PEM file of the client's certificate")
+    ssl_keyfile: Path | None = Field(default=None, description="PEM file of the client's key")
     ssl_key_password: SecretStr | None = None
     request_timeout_ms: PositiveMs = 30_000
     metadata_max_age_ms: PositiveMs = 300_000
     metadata_recovery_strategy: Literal["none", "rebootstrap"] = "rebootstrap"
     metadata_recovery_rebootstrap_trigger_ms: int = Field(
-        300_000,
+        default=300_000,
         ge=0,
         description="bootstrap_servers are asked again once no known broker has given metadata for so long",
     )
@@ -128,11 +125,11 @@ class KafkaSettings(Section):
     send_buffer_bytes: int = Field(-1, ge=-1, description="the sockets' SO_SNDBUF; -1: the system's default")
     receive_buffer_bytes: int = Field(-1, ge=-1, description="the sockets' SO_RCVBUF; -1: the system's default")
     client_dns_lookup: Literal["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"] = Field(
-        "use_all_dns_ips",
+        default="use_all_dns_ips",
         description="try all addresses of a host in turn; or first replace bootstrap_servers by their addresses' names",
     )
     socket_connection_setup_timeout_ms: PositiveMs = Field(
-        10_000, description="TCP, TLS and SASL together; doubled with each failure in a row"
+        default=10_000, description="TCP, TLS and SASL together; doubled with each failure in a row"
     )
     socket_connection_setup_timeout_max_ms: PositiveMs = 30_000
     reconnect_backoff_ms: PositiveMs = 50
@@ -168,15 +165,17 @@ class HttpSettings(Section):
     """Where a service's HTTP address is; each service has a default port of its own."""
 
     host: str = "127.0.0.1"
-    port: Port = Field(0, description="0: a free one, printed at start-up")
-    ssl_certfile: Path | None = Field(None, description="PEM file of the certificate; with it the address is https")
-    ssl_keyfile: Path | None = Field(None, description="PEM file of its key, where it is not in the same file")
+    port: Port = Field(default=0, description="0: a free one, printed at start-up")
+    ssl_certfile: Path | None = Field(
+        default=None, description="PEM file of the certificate; with it the address is https"
+    )
+    ssl_keyfile: Path | None = Field(default=None, description="PEM file of its key, where it is not in the same file")
     ssl_key_password: SecretStr | None = None
     forwarded_allow_ips: tuple[str, ...] = Field(
-        (), description="proxies whose X-Forwarded-For and -Proto are believed: addresses or networks"
+        default=(), description="proxies whose X-Forwarded-For and -Proto are believed: addresses or networks"
     )
     max_head_bytes: Annotated[int, Field(ge=HEAD_BYTES_MIN)] = Field(
-        65_536, description="the longest request line and header fields of a request together; then 431 or 414"
+        default=65_536, description="the longest request line and header fields of a request together; then 431 or 414"
     )
 
     @model_validator(mode="after")
@@ -189,7 +188,9 @@ class HttpSettings(Section):
 class LogSettings(Section):
     """How a service logs, to standard error."""
 
-    format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal, else json")
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console on a terminal, else json"
+    )
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
@@ -268,7 +269,7 @@ class DaemonSettings(CommandSettings):
 
     http: HttpSettings = HttpSettings()
     shutdown_timeout_ms: PositiveMs = Field(
-        30_000, description="how long a graceful shutdown may take before it is cut off"
+        default=30_000, description="how long a graceful shutdown may take before it is cut off"
     )
 
 

@@ -55,25 +55,28 @@ class TaskSettings(BaseModel):
     """What a task goes by, whoever runs it: the worker over a topic, or a backfill over history."""
 
     processing_guarantee: Literal["exactly_once", "at_least_once"] = Field(
-        "exactly_once", description="at_least_once: no transactions, unless the topology has repartition topics"
+        default="exactly_once", description="at_least_once: no transactions, unless the topology has repartition topics"
     )
     deserialization_exception_handler: ExceptionHandler = Field(
-        "dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
+        default="dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
     )
     processing_exception_handler: ExceptionHandler = Field(
-        "dead_letter", description="where a node or a punctuation raises: dead letter, leave it out, or stop"
+        default="dead_letter", description="where a node or a punctuation raises: dead letter, leave it out, or stop"
     )
     production_exception_handler: ExceptionHandler = Field(
-        "dead_letter", description="where a result cannot be written: the same"
+        default="dead_letter", description="where a result cannot be written: the same"
     )
     max_future_ms: PositiveMs | None = Field(
-        MAX_FUTURE_MS, description="a record further ahead of the clock cannot be decoded; unset: any may move time"
+        default=MAX_FUTURE_MS,
+        description="a record further ahead of the clock cannot be decoded; unset: any may move time",
     )
     max_request_size: Annotated[int, Field(gt=0)] = Field(
-        1024 * 1024, description="bytes of a result or a changelog entry; the topic's max.message.bytes must fit"
+        default=1024 * 1024,
+        description="bytes of a result or a changelog entry; the topic's max.message.bytes must fit",
     )
     key_bytes_max: Annotated[int, Field(gt=0)] | None = Field(
-        None, description="bytes of a windowed key, twice as JSON; more: dead letter; unset: max_request_size - 16 KiB"
+        default=None,
+        description="bytes of a windowed key, twice as JSON; more: dead letter; unset: max_request_size - 16 KiB",
     )
 
     @model_validator(mode="after")
@@ -98,85 +101,99 @@ class StreamsSettings(Section, TaskSettings):
     """Names are Kafka Streams', with underscores, where it has one."""
 
     application_id: Annotated[str, Field(pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX)] = Field(
-        "penstock", description="names the consumer group, the changelog and the transactional ids"
+        default="penstock", description="names the consumer group, the changelog and the transactional ids"
     )
     commit_interval_ms: PositiveMs = 100
-    poll_ms: PositiveMs = Field(100, description="how long one turn waits for records")
-    max_poll_records: Annotated[int, Field(gt=0)] = Field(50_000, description="records one turn takes at most")
+    poll_ms: PositiveMs = Field(default=100, description="how long one turn waits for records")
+    max_poll_records: Annotated[int, Field(gt=0)] = Field(default=50_000, description="records one turn takes at most")
     max_task_idle_ms: Annotated[int, Field(ge=-1)] = Field(
-        0, description="how long a task waits for a record of each of its topics; -1: takes what there is"
+        default=0, description="how long a task waits for a record of each of its topics; -1: takes what there is"
     )
     buffered_records_per_partition: Annotated[int, Field(gt=0)] = Field(
-        BUFFERED_RECORDS_MAX,
+        default=BUFFERED_RECORDS_MAX,
         description="a partition with more at hand is not fetched from; from 1000 on, with more than one run takes",
     )
     input_buffer_max_bytes: Annotated[int, Field(gt=0)] = Field(
-        INPUT_BUFFER_MAX_BYTES,
+        default=INPUT_BUFFER_MAX_BYTES,
         description="with more bytes of records at hand in all tasks, partitions that have some are not fetched from",
     )
     repartition_purge_interval_ms: PositiveMs = Field(
-        30_000, description="how often records that were read are deleted from the application's own topics"
+        default=30_000, description="how often records that were read are deleted from the application's own topics"
     )
     replication_factor: Annotated[int, Field(ge=-1)] = Field(
-        -1, description="of topics it creates; -1: the broker's default"
+        default=-1, description="of topics it creates; -1: the broker's default"
     )
     group_instance_id: str | None = Field(
-        None, description="this instance's own name: it gets its partitions back at once when it starts again"
+        default=None, description="this instance's own name: it gets its partitions back at once when it starts again"
     )
     partition_assignment_strategy: Literal["range", "cooperative-sticky"] = Field(
-        "range", description="cooperative-sticky: tasks that stay run on through a rebalance; for one source topic"
+        default="range",
+        description="cooperative-sticky: tasks that stay run on through a rebalance; for one source topic",
     )
-    session_timeout_ms: PositiveMs = Field(45_000, description="the group gives up a silent instance after this")
+    session_timeout_ms: PositiveMs = Field(
+        default=45_000, description="the group gives up a silent instance after this"
+    )
     heartbeat_interval_ms: PositiveMs = 3_000
     max_poll_interval_ms: PositiveMs = Field(
-        300_000, description="an instance whose turn takes longer leaves the group: its partitions go to others"
+        default=300_000, description="an instance whose turn takes longer leaves the group: its partitions go to others"
     )
     slow_record_attempts_max: Annotated[int, Field(gt=0)] = Field(
-        3, description="times in a row that a record slower than the session may cost the partitions; then: refused"
+        default=3,
+        description="times in a row that a record slower than the session may cost the partitions; then: refused",
     )
     transaction_timeout_ms: PositiveMs = Field(
-        10_000, description="the broker aborts an owner's transaction after this"
+        default=10_000, description="the broker aborts an owner's transaction after this"
     )
-    topic_wait_ms: PositiveMs = Field(60_000, description="how long start-up waits for the source topics")
+    topic_wait_ms: PositiveMs = Field(default=60_000, description="how long start-up waits for the source topics")
     restore_attempts_max: Annotated[int, Field(gt=0)] = Field(
-        5, description="times in a row that a task's failed commit or restore is tried again before the worker fails"
+        default=5,
+        description="times in a row that a task's failed commit or restore is tried again before the worker fails",
     )
     idle_timeout_ms: PositiveMs | None = Field(
-        None, description="a task whose topics are quiet for this long moves its time on by as much; unset: never"
+        default=None,
+        description="a task whose topics are quiet for this long moves its time on by as much; unset: never",
     )
     start_from_group_offsets: bool = Field(
-        False, description="start with empty state at the group's offsets, where the changelog holds no progress"
+        default=False,
+        description="start with empty state at the group's offsets, where the changelog holds no progress",
     )
     on_missing_source_offsets: Literal["fail", "skip"] = Field(
-        "fail", description="where source records were deleted before they were read: stop, or count the gap and go on"
+        default="fail",
+        description="where source records were deleted before they were read: stop, or count the gap and go on",
     )
     skip_changelog_records: str = Field(
-        "",
+        default="",
         pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
         description="partition:offset, comma-separated: corrupt changelog records to leave out",
     )
     default_dsl_store: Literal["in_memory", "rocksDB"] = Field(
-        "in_memory", description="where stores are kept; rocksDB: on disk, for state larger than memory (extra rocksdb)"
+        default="in_memory",
+        description="where stores are kept; rocksDB: on disk, for state larger than memory (extra rocksdb)",
     )
     state_dir: str = Field(
-        ".penstock/state", min_length=1, description="the folder of rocksDB's stores; each instance needs its own"
+        default=".penstock/state",
+        min_length=1,
+        description="the folder of rocksDB's stores; each instance needs its own",
     )
     state_cleanup_delay_ms: PositiveMs = Field(
-        600_000, description="state on disk of a partition that is neither owned nor stood by for is kept this long"
+        default=600_000,
+        description="state on disk of a partition that is neither owned nor stood by for is kept this long",
     )
     num_standby_replicas: Annotated[int, Field(ge=0)] = Field(
-        0, description="instances beside its owner that keep each partition's state, to take it over at once"
+        default=0, description="instances beside its owner that keep each partition's state, to take it over at once"
     )
     statestore_cache_max_bytes: Annotated[int, Field(ge=0)] = Field(
-        64 * 1024 * 1024, description="of rows that are on disk, all tasks keep about so many bytes in memory"
+        default=64 * 1024 * 1024, description="of rows that are on disk, all tasks keep about so many bytes in memory"
     )
     rocksdb_memory_max_bytes: Annotated[int, Field(ge=4 * 1024 * 1024)] = Field(
-        128 * 1024 * 1024, description="RocksDB's block cache and write buffers, of all tasks together"
+        default=128 * 1024 * 1024, description="RocksDB's block cache and write buffers, of all tasks together"
     )
     lake: str | None = Field(
-        None, min_length=1, description="URI or path of the Delta tables that compaction keeps; unset: none"
+        default=None, min_length=1, description="URI or path of the Delta tables that compaction keeps; unset: none"
     )
-    lake_options: dict[str, str] = Field({}, description="object store options for the lake, as deltalake takes them")
+    lake_options: dict[str, str] = Field(
+        default={}, description="object store options for the lake, as deltalake takes them"
+    )
 
     @field_validator("lake")
     @classmethod

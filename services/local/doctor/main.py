@@ -30,8 +30,10 @@ class DoctorSettings(CommandSettings):
 
     log: LogSettings = LogSettings(level="warning")
     kafka: KafkaSettings = KafkaSettings(request_timeout_ms=10_000)
-    topics: Names = Field((), description="topics that hold event times, comma-separated; default: all are looked at")
-    data_dir: Path = Field(DEFAULT_DATA_DIR, description="where an embedded Kafka keeps its data")
+    topics: Names = Field(
+        default=(), description="topics that hold event times, comma-separated; default: all are looked at"
+    )
+    data_dir: Path = Field(default=DEFAULT_DATA_DIR, description="where an embedded Kafka keeps its data")
 
 
 def main(arguments: list[str]) -> int:

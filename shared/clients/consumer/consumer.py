@@ -25,9 +25,10 @@ import contextlib
 import re
 from asyncio import current_task
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, Self
+from typing import Any, Generic, Literal, Self, overload
 
 from prometheus_client import CollectorRegistry
+from typing_extensions import TypeVar
 
 from penstock.shared.clients.consumer.assignors import Assignor
 from penstock.shared.clients.consumer.committer import Committer
@@ -55,19 +56,66 @@ ITERATION_TIMEOUT_MS = 1_000
 ITERATION_YIELD_MS = 5
 """An iteration whose body never awaits lets the event loop run so often, for heartbeats, joins and fetches."""
 
+K = TypeVar("K", default=bytes | None)
+V = TypeVar("V", default=bytes | None)
+
 _Subscription = tuple[Sequence[str] | re.Pattern[str], RebalanceListener | None]
 
 
-class Consumer(Committing):
+class Consumer(Committing, Generic[K, V]):
     """Reads records; use it from one event loop, in `async with`."""
+
+    @overload
+    def __init__(
+        self: Consumer[bytes | None, bytes | None],
+        kafka: KafkaSettings,
+        settings: ConsumerSettings | None = None,
+        *,
+        registry: CollectorRegistry | None = None,
+        assignor: Assignor | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Consumer[K, bytes | None],
+        kafka: KafkaSettings,
+        settings: ConsumerSettings | None = None,
+        *,
+        key_deserializer: Deserializer[K],
+        registry: CollectorRegistry | None = None,
+        assignor: Assignor | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Consumer[bytes | None, V],
+        kafka: KafkaSettings,
+        settings: ConsumerSettings | None = None,
+        *,
+        value_deserializer: Deserializer[V],
+        registry: CollectorRegistry | None = None,
+        assignor: Assignor | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        settings: ConsumerSettings | None = None,
+        *,
+        key_deserializer: Deserializer[K],
+        value_deserializer: Deserializer[V],
+        registry: CollectorRegistry | None = None,
+        assignor: Assignor | None = None,
+    ) -> None: ...
 
     def __init__(
         self,
         kafka: KafkaSettings | str,
         settings: ConsumerSettings | None = None,
         *,
-        key_deserializer: Deserializer = bytes_deserializer,
-        value_deserializer: Deserializer = bytes_deserializer,
+        key_deserializer: Deserializer[Any] = bytes_deserializer,
+        value_deserializer: Deserializer[Any] = bytes_deserializer,
         registry: CollectorRegistry | None = None,
         assignor: Assignor | None = None,
     ) -> None:
@@ -242,7 +290,7 @@ class Consumer(Committing):
         self._iterating = None
         return self
 
-    async def __anext__(self) -> ConsumerRecord:
+    async def __anext__(self) -> ConsumerRecord[K, V]:
         task = current_task()
         if task is not self._iterating or self._state != "open":
             self._check_reading("the next record")

@@ -26,29 +26,30 @@ def _is_reset_policy(text: str) -> str:
 class ReadingSettings(Section):
     """What is read and how, and when a member counts as dead: all but who commits which group's positions."""
 
-    group_instance_id: str | None = Field(None, min_length=1, description="static membership")
+    group_instance_id: str | None = Field(default=None, min_length=1, description="static membership")
     auto_offset_reset: Annotated[str, AfterValidator(_is_reset_policy)] = Field(
-        "latest", description="earliest, latest, none, or by_duration:<P7D, PT1H30M, 90m, ...>"
+        default="latest", description="earliest, latest, none, or by_duration:<P7D, PT1H30M, 90m, ...>"
     )
     isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
-    commit_timeout_ms: PositiveMs = Field(60_000, description="a commit that is waited for is retried so long")
+    commit_timeout_ms: PositiveMs = Field(default=60_000, description="a commit that is waited for is retried so long")
     session_timeout_ms: GroupMs = 45_000
     heartbeat_interval_ms: PositiveMs = 3_000
     max_poll_interval_ms: GroupMs = Field(
-        300_000, description="between two polls; the group waits so long for a member to take part in a rebalance"
+        default=300_000,
+        description="between two polls; the group waits so long for a member to take part in a rebalance",
     )
     listener_timeout_ms: PositiveMs = Field(
-        60_000, description="one call of the rebalance listener; max_poll_interval_ms where that is shorter"
+        default=60_000, description="one call of the rebalance listener; max_poll_interval_ms where that is shorter"
     )
     partition_assignment_strategy: Literal["range", "roundrobin", "sticky", "cooperative-sticky"] = "range"
-    fetch_min_bytes: int = Field(1, ge=1)
-    fetch_max_bytes: int = Field(50 * 1024 * 1024, ge=1)
-    fetch_max_wait_ms: int = Field(500, ge=0)
-    max_partition_fetch_bytes: int = Field(1024 * 1024, ge=1)
+    fetch_min_bytes: int = Field(default=1, ge=1)
+    fetch_max_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
+    fetch_max_wait_ms: int = Field(default=500, ge=0)
+    max_partition_fetch_bytes: int = Field(default=1024 * 1024, ge=1)
     fetch_buffer_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024, description="fetched ahead and not yet polled, at most; the brokers share it"
+        default=64 * 1024 * 1024, ge=1024, description="fetched ahead and not yet polled, at most; the brokers share it"
     )
-    max_poll_records: int | None = Field(500, ge=1, description="None: no bound")
+    max_poll_records: int | None = Field(default=500, ge=1, description="None: no bound")
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> Self:
@@ -63,9 +64,9 @@ class ReadingSettings(Section):
 class ConsumerSettings(ReadingSettings):
     """What is read, how positions are committed, and when a member counts as dead."""
 
-    group_id: str | None = Field(None, min_length=1, description="none: no commits, no shared assignment")
+    group_id: str | None = Field(default=None, min_length=1, description="none: no commits, no shared assignment")
     commit_strategy: CommitStrategy = Field(
-        "none",
+        default="none",
         description="what polls before the current one returned is committed: none: only on request; auto: every "
         "auto_commit_interval_ms, in poll; sync: by every poll, which waits; async: by every poll, beside it",
     )

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 
@@ -56,7 +57,7 @@ class Unread:
         for tp, each in taken.items():
             self._rests.setdefault(tp, deque()).appendleft(_Rest(each))
 
-    def next(self, held: Collection[TopicPartition]) -> tuple[ConsumerRecord, int, int] | None:
+    def next(self, held: Collection[TopicPartition]) -> tuple[ConsumerRecord[Any, Any], int, int] | None:
         """The next record of a partition that is not held, the position after it and its leader epoch."""
         for tp, rests in self._rests.items():
             if tp in held:

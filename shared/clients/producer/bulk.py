@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.shared.clients.producer.accumulator import PartitionQueue
 from penstock.shared.clients.producer.batch import Batch
@@ -190,7 +190,7 @@ class ColumnBulk(Bulk):
                 self._places.of += [batch] * (index - first)
 
 
-def bulk_of(records: Iterable[ProducerRecord], timestamp: int) -> Bulk:
+def bulk_of(records: Iterable[ProducerRecord[Any, Any]], timestamp: int) -> Bulk:
     """The way that suits what the records are in."""
     if isinstance(records, RecordColumns):
         return ColumnBulk(records, timestamp)

@@ -252,7 +252,7 @@ class Producer(TransactionalCalls, Intake):
         """
         return await (await self.send(topic, value, **rest))
 
-    async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
+    async def send_many(self, records: Iterable[ProducerRecord[Any, Any]]) -> Deliveries:
         """Take many records, in order; the order of each partition is theirs.
 
         What would make `send` raise for one record is that record's result instead, and makes a transaction abortable.

@@ -24,39 +24,41 @@ class ProducerSettings(Section):
 
     acks: Annotated[Literal["all", 1, 0], BeforeValidator(_acks)] = "all"
     enable_idempotence: bool = True
-    linger_ms: int = Field(5, ge=0)
-    batch_size: int = Field(16_384, gt=0, description="bytes of one batch before compression")
+    linger_ms: int = Field(default=5, ge=0)
+    batch_size: int = Field(default=16_384, gt=0, description="bytes of one batch before compression")
     buffer_memory: int = Field(
-        32 * 1024 * 1024,
+        default=32 * 1024 * 1024,
         gt=0,
         description="bytes of records not yet acknowledged; partitions that do not get on share half of them",
     )
-    max_block_ms: int = Field(60_000, ge=0, description="for metadata and buffer memory together")
-    delivery_timeout_ms: PositiveMs = Field(120_000, description="from being handed over to being acknowledged")
-    max_request_size: int = Field(1024 * 1024, gt=0, description="bytes")
+    max_block_ms: int = Field(default=60_000, ge=0, description="for metadata and buffer memory together")
+    delivery_timeout_ms: PositiveMs = Field(default=120_000, description="from being handed over to being acknowledged")
+    max_request_size: int = Field(default=1024 * 1024, gt=0, description="bytes")
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
-    compression_gzip_level: int = Field(-1, ge=-1, le=9, description="1 to 9; -1: zlib's default")
-    compression_lz4_level: int = Field(9, ge=1, le=17)
-    compression_zstd_level: int = Field(3, ge=-131_072, le=22)
-    transactional_id: str | None = Field(None, min_length=1)
+    compression_gzip_level: int = Field(default=-1, ge=-1, le=9, description="1 to 9; -1: zlib's default")
+    compression_lz4_level: int = Field(default=9, ge=1, le=17)
+    compression_zstd_level: int = Field(default=3, ge=-131_072, le=22)
+    transactional_id: str | None = Field(default=None, min_length=1)
     transaction_timeout_ms: PositiveMs = 60_000
     max_in_flight_requests_per_connection: int = Field(
-        5, gt=0, description="without idempotence, more than 1 may change the order of a partition when one is retried"
+        default=5,
+        gt=0,
+        description="without idempotence, more than 1 may change the order of a partition when one is retried",
     )
-    partitioner_ignore_keys: bool = Field(False, description="treat records with a key like those without one")
+    partitioner_ignore_keys: bool = Field(default=False, description="treat records with a key like those without one")
     partitioner_adaptive_partitioning_enable: bool = Field(
-        True, description="send more records without a key to partitions with shorter queues"
+        default=True, description="send more records without a key to partitions with shorter queues"
     )
     partitioner_availability_timeout_ms: int = Field(
-        0, ge=0, description="pass over brokers that leave batches lying for longer; 0: never"
+        default=0, ge=0, description="pass over brokers that leave batches lying for longer; 0: never"
     )
-    retries: int = Field(2**31 - 1, ge=0, description="bounded by delivery_timeout_ms in any case")
+    retries: int = Field(default=2**31 - 1, ge=0, description="bounded by delivery_timeout_ms in any case")
     retry_backoff_max_ms: PositiveMs = 1_000
     metadata_max_idle_ms: int = Field(
-        300_000, ge=5_000, description="a topic that is not sent to for longer is left out of the metadata"
+        default=300_000, ge=5_000, description="a topic that is not sent to for longer is left out of the metadata"
     )
     metrics_sample_window_ms: PositiveMs = 30_000
-    metrics_num_samples: int = Field(2, ge=1, description="windows that rates, averages and maxima are of")
+    metrics_num_samples: int = Field(default=2, ge=1, description="windows that rates, averages and maxima are of")
 
     @field_validator("compression_gzip_level")
     @classmethod
