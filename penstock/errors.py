@@ -63,6 +63,7 @@ from penstock.shared.common.errors import (
     UnknownTopicOrPartition,
     UnstableOffsets,
     UnsupportedVersion,
+    Wakeup,
     WriterFenced,
     WrongJava,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "UnknownTopicOrPartition",
     "UnstableOffsets",
     "UnsupportedVersion",
+    "Wakeup",
     "WriterFenced",
     "WrongJava",
 ]

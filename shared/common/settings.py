@@ -122,8 +122,8 @@ class KafkaSettings(Section):
         description="bootstrap_servers are asked again once no known broker has given metadata for so long",
     )
     connections_max_idle_ms: PositiveMs = 540_000
-    send_buffer_bytes: int = Field(-1, ge=-1, description="the sockets' SO_SNDBUF; -1: the system's default")
-    receive_buffer_bytes: int = Field(-1, ge=-1, description="the sockets' SO_RCVBUF; -1: the system's default")
+    send_buffer_bytes: int = Field(default=-1, ge=-1, description="the sockets' SO_SNDBUF; -1: the system's default")
+    receive_buffer_bytes: int = Field(default=-1, ge=-1, description="the sockets' SO_RCVBUF; -1: the system's default")
     client_dns_lookup: Literal["use_all_dns_ips", "resolve_canonical_bootstrap_servers_only"] = Field(
         default="use_all_dns_ips",
         description="try all addresses of a host in turn; or first replace bootstrap_servers by their addresses' names",

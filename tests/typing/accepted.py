@@ -8,7 +8,7 @@ from typing import Any, assert_type
 import msgspec
 
 from penstock import Consumer, ConsumerRecord, ConsumerSettings, KafkaSettings, Producer, ProducerRecord
-from penstock.shared.common.serialization import json_deserializer, string_deserializer, struct_deserializer
+from penstock.clients import json_deserializer, string_deserializer, struct_deserializer
 from penstock.shared.common.settings import ServiceSettings
 
 

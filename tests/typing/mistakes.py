@@ -13,7 +13,7 @@ from penstock import (
     ProducerSettings,
     StreamsSettings,
 )
-from penstock.shared.common.serialization import string_deserializer, struct_deserializer
+from penstock.clients import string_deserializer, struct_deserializer
 
 
 class Click(msgspec.Struct):

@@ -68,7 +68,7 @@ class Consumer(Committing, Generic[K, V]):
     @overload
     def __init__(
         self: Consumer[bytes | None, bytes | None],
-        kafka: KafkaSettings,
+        kafka: KafkaSettings | str,
         settings: ConsumerSettings | None = None,
         *,
         registry: CollectorRegistry | None = None,
@@ -78,7 +78,7 @@ class Consumer(Committing, Generic[K, V]):
     @overload
     def __init__(
         self: Consumer[K, bytes | None],
-        kafka: KafkaSettings,
+        kafka: KafkaSettings | str,
         settings: ConsumerSettings | None = None,
         *,
         key_deserializer: Deserializer[K],
@@ -89,7 +89,7 @@ class Consumer(Committing, Generic[K, V]):
     @overload
     def __init__(
         self: Consumer[bytes | None, V],
-        kafka: KafkaSettings,
+        kafka: KafkaSettings | str,
         settings: ConsumerSettings | None = None,
         *,
         value_deserializer: Deserializer[V],
@@ -100,7 +100,7 @@ class Consumer(Committing, Generic[K, V]):
     @overload
     def __init__(
         self,
-        kafka: KafkaSettings,
+        kafka: KafkaSettings | str,
         settings: ConsumerSettings | None = None,
         *,
         key_deserializer: Deserializer[K],
