@@ -25,7 +25,6 @@ from penstock.api.connect_body import (
     name_of,
     patch_of,
     task_number,
-    text_map,
 )
 from penstock.api.connect_errors import install
 from penstock.api.connect_forwarding import Forwarding
@@ -36,6 +35,7 @@ from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.herder.connector_offsets import rows_of
 from penstock.shared.connect.herder.distributed_requests import DistributedRequests
 from penstock.shared.connect.herder.standalone import StandaloneHerder
+from penstock.shared.connect.properties import text_map
 from penstock.shared.connect.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import RestartRequest
 

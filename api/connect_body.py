@@ -1,10 +1,4 @@
-"""What a request to Kafka Connect's REST says: its body, its path and its flags; BadRequest names what is wrong.
-
-Values of configs are texts. Numbers and truth values are taken as the texts that they are written as; null is no value.
-
->>> text_map({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
-{'tasks.max': '1', 'enabled': 'true', 'name': 'a'}
-"""
+"""What a request to Kafka Connect's REST says: its body, its path and its flags; BadRequest names what is wrong."""
 
 from __future__ import annotations
 
@@ -16,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from penstock.api.cross_site import is_simple
 from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.properties import text_map
 from penstock.shared.connect.states import TargetState
 
 SLASH = "\x00"
@@ -96,21 +91,6 @@ def patch_of(body: Any, name: str) -> dict[str, str | None]:
 def _check_name(given: str | None, name: str) -> None:
     if given is not None and given != name:
         raise BadRequest(f"Connector name configuration ({given}) doesn't match connector name in the URL ({name})")
-
-
-def text_map(body: Any, what: str) -> dict[str, str]:
-    """An object whose values are texts, or stand for texts."""
-    if not isinstance(body, dict):
-        raise BadRequest(f"The {what} must be a JSON object of settings")
-    found = {}
-    for name, value in body.items():
-        if isinstance(value, str):
-            found[name] = value
-        elif isinstance(value, bool | int | float):
-            found[name] = msgspec.json.encode(value).decode()
-        elif value is not None:
-            raise BadRequest(f"The {what}'s {name!r} must be a text, not {type(value).__name__}")
-    return found
 
 
 def name_of(request: Request) -> str:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.api.connect_body import flag, json_body, name_of, text_map
+from penstock.api.connect_body import flag, json_body, name_of
 from penstock.api.problem import json_response
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.herder.errors import BadRequest
 from penstock.shared.connect.herder.loggers import level_number
+from penstock.shared.connect.properties import text_map
 
 if TYPE_CHECKING:
     from penstock.api.connect import Herder

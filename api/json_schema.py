@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.extras import needs
 
 Validate = Callable[[Any], str | None]
 """What is wrong with a value, or None."""
@@ -34,10 +35,8 @@ def load_schema(path: Path) -> Validate:
 
 def compile_schema(schema: Any, name: str) -> Validate:
     """The validation of a schema; `name` is what an error calls it."""
-    try:
+    with needs(f"json_schema: {name}:"):
         import jsonschema_rs
-    except ImportError:
-        raise ConfigError(f"json_schema: {name}: needs the package jsonschema-rs (penstock[schemas])") from None
     try:
         validator = jsonschema_rs.validator_for(schema)
     except ValueError as e:

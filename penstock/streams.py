@@ -1,24 +1,27 @@
 """The streams engine: the DSL, the Processor API, aggregations, and the worker that runs a topology."""
 
+from penstock.shared.common.extras import needs as _needs
 from penstock.shared.common.public_names import publish as _publish
-from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
-from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
-from penstock.shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
-from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup, WindowedTable
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
-from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule
-from penstock.shared.streams.quantiles import Quantiles
-from penstock.shared.streams.session_windows import SessionWindows
-from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.sliding_windows import SlidingWindows
-from penstock.shared.streams.state.key_value_store import KeyValueStore
-from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.stream_join import JoinWindows
-from penstock.shared.streams.stream_worker import StreamWorker
-from penstock.shared.streams.time_windows import TimeWindows
-from penstock.shared.streams.topology import StoreBuilder, Topology
-from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
+
+with _needs("penstock.streams", "streams"):
+    from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
+    from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+    from penstock.shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
+    from penstock.shared.streams.error_handlers import ErrorHandlers
+    from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup, WindowedTable
+    from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+    from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+    from penstock.shared.streams.quantiles import Quantiles
+    from penstock.shared.streams.session_windows import SessionWindows
+    from penstock.shared.streams.settings import StreamsSettings
+    from penstock.shared.streams.sliding_windows import SlidingWindows
+    from penstock.shared.streams.state.key_value_store import KeyValueStore
+    from penstock.shared.streams.state.state_directory import StateDirectory
+    from penstock.shared.streams.stream_join import JoinWindows
+    from penstock.shared.streams.stream_worker import StreamWorker
+    from penstock.shared.streams.time_windows import TimeWindows
+    from penstock.shared.streams.topology import StoreBuilder, Topology
+    from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 
 __all__ = [
     "Aggregate",

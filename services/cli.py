@@ -8,7 +8,8 @@ from importlib.metadata import version
 
 import typer
 
-from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.errors import MissingExtra, PenstockError
+from penstock.shared.common.extras import needs
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -24,73 +25,115 @@ SERVICES = "Services (SERVICE --help lists the settings)"
 JOBS = "Spark jobs"
 LOCAL = "On one machine"
 
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "up": (LOCAL, "penstock.services.local.up:main", "Start Kafka and every service, with one HTTP address."),
+COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "up": (
+        LOCAL,
+        "penstock.services.local.up:main",
+        "Start Kafka and every service, with one HTTP address.",
+        ("demo",),
+    ),
     "demo": (
         LOCAL,
         "penstock.services.local.demo.main:main",
         "Replay real events through the whole chain and audit it.",
+        ("demo",),
     ),
-    "kafka": (LOCAL, "penstock.services.local.kafka:main", "Run the embedded Kafka alone."),
-    "producer": (SERVICES, "penstock.services.producer.main:main", "HTTP ingest: events in, acknowledged by Kafka."),
-    "consumer": (SERVICES, "penstock.services.consumer.main:main", "Run a handler over topics, in parallel per key."),
+    "kafka": (LOCAL, "penstock.services.local.kafka:main", "Run the embedded Kafka alone.", ()),
+    "producer": (
+        SERVICES,
+        "penstock.services.producer.main:main",
+        "HTTP ingest: events in, acknowledged by Kafka.",
+        ("server",),
+    ),
+    "consumer": (
+        SERVICES,
+        "penstock.services.consumer.main:main",
+        "Run a handler over topics, in parallel per key.",
+        ("server",),
+    ),
     "aggregator": (
         SERVICES,
         "penstock.services.aggregator.main:main",
         "Run a topology: windows, timers, exactly-once.",
+        ("server", "streams"),
     ),
     "connect": (
         SERVICES,
         "penstock.services.connect.main:main",
         "Run a Connect worker: Kafka Connect's REST, connectors in Python.",
+        ("server",),
     ),
     "connectors": (
         SERVICES,
         "penstock.services.connect.connectors:main",
         "List, create and manage connectors over REST.",
+        (),
     ),
     "sessions": (
         SERVICES,
         "penstock.services.aggregator.sessions:main",
         "A key's windows, from live state and lake together.",
+        ("streams",),
     ),
-    "admin": (SERVICES, "penstock.services.admin.main:main", "REST for groups, offsets and topics; the dashboard."),
-    "compact": (JOBS, "penstock.services.compactor.main:compact_main", "Fold the changelog into Delta tables."),
+    "admin": (
+        SERVICES,
+        "penstock.services.admin.main:main",
+        "REST for groups, offsets and topics; the dashboard.",
+        ("server",),
+    ),
+    "compact": (
+        JOBS,
+        "penstock.services.compactor.main:compact_main",
+        "Fold the changelog into Delta tables.",
+        ("spark",),
+    ),
     "backfill": (
         JOBS,
         "penstock.services.compactor.main:backfill_main",
         "Build the first state from history.",
+        ("spark",),
     ),
-    "audit": (JOBS, "penstock.services.compactor.main:audit_main", "Prove the stream's windows against Spark's own."),
+    "audit": (
+        JOBS,
+        "penstock.services.compactor.main:audit_main",
+        "Prove the stream's windows against Spark's own.",
+        ("spark",),
+    ),
     "doctor": (
         LOCAL,
         "penstock.services.local.doctor.main:main",
         "Check Kafka, its topics and this machine.",
+        (),
     ),
     "streams": (
         SERVICES,
         "penstock.services.aggregator.reset:main",
         "Reset an application, or restore its offsets.",
+        ("streams",),
     ),
-    "dlq": (SERVICES, "penstock.services.consumer.dlq:main", "List and replay dead letters."),
+    "dlq": (SERVICES, "penstock.services.consumer.dlq:main", "List and replay dead letters.", ()),
 }
+"""Each command's panel, function, help, and the extras that it needs."""
 
 
-def _add(name: str, panel: str, target: str, text: str) -> None:
+def _add(name: str, panel: str, target: str, text: str, extras: tuple[str, ...]) -> None:
     @app.command(name, help=text, rich_help_panel=panel, context_settings=PASS_ON)
     def command(context: typer.Context) -> None:
         module, _, function = target.partition(":")
-        run = getattr(importlib.import_module(module), function)
         try:
-            status = run(context.args)
+            with needs(f"penstock {name}", *extras):
+                status = getattr(importlib.import_module(module), function)(context.args)
+        except MissingExtra as e:
+            print(e, file=sys.stderr)
+            raise typer.Exit(2) from None
         except PenstockError as e:
             print(f"penstock {name}: {e}", file=sys.stderr)
             raise typer.Exit(1) from None
         raise typer.Exit(status)
 
 
-for _name, (_panel, _target, _text) in COMMANDS.items():
-    _add(_name, _panel, _target, _text)
+for _name, _command in COMMANDS.items():
+    _add(_name, *_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -81,7 +81,7 @@ def test_every_part_is_there() -> None:
 def test_every_service_of_the_readme_is_there() -> None:
     """Each command in README's table that runs until it is stopped is a service of compose, under its own name."""
     table = README.read_text(encoding="utf-8").partition("| command | what it does")[2].partition("\n\n")[0]
-    services = {name for name, (panel, _, _) in COMMANDS.items() if panel == SERVICE_COMMANDS} - ENDS
+    services = {name for name, (panel, *_) in COMMANDS.items() if panel == SERVICE_COMMANDS} - ENDS
     named = {name for row in table.splitlines() for name in re.findall(r"`penstock (\w+)", row.partition(" | ")[0])}
     assert services <= named
     started = {service["command"][1] for service in SERVICES.values() if service.get("command", [""])[0] == "penstock"}

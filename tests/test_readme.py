@@ -12,12 +12,14 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from packaging.requirements import Requirement
 from typer.main import get_command
 
 from penstock.services.admin.settings import AdminServiceSettings
@@ -112,6 +114,7 @@ def test_commands_are_accepted() -> None:
     """Every flag and variable of a command in the shell blocks exists, and takes the value that it is given."""
     environ: dict[str, str] = {}
     checked = set()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for program, *arguments in commands():
         if program == "export":
             environ |= dict(argument.split("=", 1) for argument in arguments)
@@ -126,6 +129,10 @@ def test_commands_are_accepted() -> None:
             assert (ROOT / program).is_file(), program
             if program == "scripts/bench":
                 assert (ROOT / "bench" / f"{arguments[0]}.py").is_file(), arguments
+        elif program == "pip":
+            assert arguments[0] == "install"
+            assert Requirement(arguments[1]).name == "penstock"
+            assert Requirement(arguments[1]).extras <= extras.keys()
         else:
             pytest.fail(f"the README shows a command that this test does not know: {program}")
     assert checked, "the README shows no command"

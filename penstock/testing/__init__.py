@@ -1,5 +1,8 @@
 """Test tools: the topology test driver, a clock that stands still, and a Kafka cluster in the test's own process."""
 
+from typing import TYPE_CHECKING
+
+from penstock.shared.common.extras import needs as _needs
 from penstock.shared.common.public_names import publish as _publish
 from penstock.shared.testing.fake_broker import (
     Action,
@@ -17,7 +20,9 @@ from penstock.shared.testing.fake_broker import (
     Respond,
 )
 from penstock.shared.testing.manual_clock import ManualClock
-from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+if TYPE_CHECKING:
+    from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 __all__ = [
     "Action",
@@ -37,4 +42,20 @@ __all__ = [
     "TopologyTestDriver",
 ]
 
-_publish(__name__, globals(), __all__)
+_LAZY = "TopologyTestDriver"
+_publish(__name__, globals(), [name for name in __all__ if name != _LAZY])
+
+
+def __getattr__(name: str) -> object:
+    """Imports the test driver when it is first used: the fake cluster and the clock do not need the extra `streams`."""
+    if name == _LAZY:
+        with _needs("penstock.testing.TopologyTestDriver", "streams"):
+            from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+        globals()[name] = TopologyTestDriver
+        _publish(__name__, globals(), [name])
+        return TopologyTestDriver
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.services.connect.settings import read_properties
+from penstock.services.connect.property_files import read_properties
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.tables import plain
 

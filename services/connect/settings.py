@@ -13,21 +13,18 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-import msgspec
 from pydantic import SecretStr
 
 from penstock.api.auth import Guard
-from penstock.api.connect_body import text_map
 from penstock.api.connect_starting import StartingApp
 from penstock.api.settings import Credential, is_loopback, require_auth
+from penstock.services.connect.property_files import read_properties
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import nearest
 from penstock.shared.common.settings import HttpSettings, LogSettings
 from penstock.shared.connect.client_settings import unknown_properties
-from penstock.shared.connect.herder.errors import BadRequest
 from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.properties import parse_properties
 from penstock.shared.connect.worker_config import WorkerConfig
 
 Mode = Literal["standalone", "distributed"]
@@ -77,37 +74,6 @@ def _split(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
                 raise ConfigError(f"--{name}: needs a value")
         flags[name] = value
     return files, flags
-
-
-def read_properties(path: Path) -> dict[str, str]:
-    """A properties file, or a connector's JSON file (its config, or `name` and `config` as REST has them)."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as e:
-        raise ConfigError(f"{path}: {e.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no UTF-8 text") from None
-    try:
-        return _read_json(text) if path.suffix == ".json" else parse_properties(text)
-    except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from None
-
-
-def _read_json(text: str) -> dict[str, str]:
-    try:
-        found = msgspec.json.decode(text)
-    except msgspec.DecodeError as e:
-        raise ConfigError(f"no JSON: {e}") from None
-    if not isinstance(found, dict):
-        raise ConfigError("must be a JSON object")
-    config = found.get("config", found)
-    if not isinstance(config, dict):
-        raise ConfigError("'config' must be a JSON object")
-    named = {"name": found["name"], **config} if "config" in found and "name" in found else config
-    try:
-        return text_map(named, "config")
-    except BadRequest as e:
-        raise ConfigError(str(e)) from None
 
 
 def misspelled(config: WorkerConfig) -> list[str]:

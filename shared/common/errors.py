@@ -43,6 +43,10 @@ class ConfigError(PenstockError):
     """A setting is missing, wrong, or contradicts another. The message names it."""
 
 
+class MissingExtra(ConfigError, ModuleNotFoundError):
+    """A package of an extra is not installed. The message names the extra and the command that installs it."""
+
+
 class DataError(PenstockError):
     """A value from outside is not what it must be. The message names the value's place."""
 

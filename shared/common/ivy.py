@@ -27,6 +27,7 @@ from xml.sax.saxutils import quoteattr
 
 from penstock.shared.common import keeper
 from penstock.shared.common.errors import JarsUnavailable
+from penstock.shared.common.extras import missing
 from penstock.shared.common.file_lock import FileLock
 from penstock.shared.common.log import get_logger
 
@@ -126,7 +127,7 @@ def ivy_jar() -> Path:
     for place in (spec.submodule_search_locations or ()) if spec else ():
         for jar in sorted(Path(place, "jars").glob("ivy-*.jar")):
             return jar
-    raise JarsUnavailable("pyspark, whose jars folder holds Ivy, is not installed: pip install pyspark")
+    raise JarsUnavailable(missing("the download of Kafka's and Spark's jars, by Ivy,", "pyspark"))
 
 
 def ivy_module(wanted: JarSet) -> str:

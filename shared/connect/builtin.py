@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 
+from penstock.shared.common.extras import needs
 from penstock.shared.common.public_names import publish
 
 _PATHS: tuple[str, ...] = (
@@ -46,12 +47,19 @@ BUILTIN: dict[str, dict[str, str]] = {
 }
 """By public module: the name of each class, and its module below penstock.shared.connect."""
 
+EXTRAS = {"connectors.delta": ("streams",), "connectors.files": ("files",)}
+"""Modules that import a package of an extra, and the extras they need."""
+
 
 def builtin(public: str, name: str) -> type:
-    """The class of that name in a public module; AttributeError where there is none, as a module says it."""
+    """The class of that name in a public module; AttributeError where there is none, as a module says it.
+
+    MissingExtra where its module needs a package that is not installed.
+    """
     place = BUILTIN[public].get(name)
     if place is None:
         raise AttributeError(f"module {public!r} has no attribute {name!r}")
-    found: type = getattr(importlib.import_module(f"penstock.shared.connect.{place}"), name)
+    with needs(f"{public}.{name}", *EXTRAS.get(place, ())):
+        found: type = getattr(importlib.import_module(f"penstock.shared.connect.{place}"), name)
     publish(public, {name: found}, [name])
     return found

@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, cast
 
+from penstock.shared.common.errors import MissingExtra
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.builtin import BUILTIN, builtin
 from penstock.shared.connect.connector import Connector, SinkConnector, SourceConnector
@@ -119,6 +121,7 @@ class Plugins:
         """A connector by name; ConfigError that lists those there are."""
         found = next((found for kind in CONNECTOR_KINDS if (found := self.find(kind, name)) is not None), None)
         if found is None:
+            _check_extra(name)
             there = ", ".join(desc.name for kind in CONNECTOR_KINDS for desc in self.of_kind(kind))
             raise ConfigError(
                 f"Failed to find any class that implements Connector and which name matches {name}, "
@@ -173,7 +176,19 @@ def _imported(path: str, base: type) -> type | None:
 def _builtin() -> Iterator[tuple[str | None, type]]:
     for public, names in BUILTIN.items():
         for name in names:
-            yield None, builtin(public, name)
+            with suppress(MissingExtra):
+                yield None, builtin(public, name)
+
+
+def _check_extra(connector: str) -> None:
+    """ConfigError if a connector of this name ships, and its extra is not installed."""
+    for public, names in BUILTIN.items():
+        for name in names:
+            if connector in (f"{public}.{name}", name, name.removesuffix("Connector")):
+                try:
+                    builtin(public, name)
+                except MissingExtra as e:
+                    raise ConfigError(str(e)) from None
 
 
 def _entry_points() -> Iterator[tuple[str | None, type]]:

@@ -7,8 +7,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import msgspec
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.herder.errors import BadRequest
 
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
@@ -53,3 +57,22 @@ def _unescaped(text: str) -> str:
         return _ESCAPED.get(char, char)
 
     return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", one, text, flags=re.DOTALL)
+
+
+def text_map(body: Any, what: str) -> dict[str, str]:
+    """An object whose values are texts: numbers and truth values are taken as they are written; null is no value.
+
+    >>> text_map({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
+    {'tasks.max': '1', 'enabled': 'true', 'name': 'a'}
+    """
+    if not isinstance(body, dict):
+        raise BadRequest(f"The {what} must be a JSON object of settings")
+    found = {}
+    for name, value in body.items():
+        if isinstance(value, str):
+            found[name] = value
+        elif isinstance(value, bool | int | float):
+            found[name] = msgspec.json.encode(value).decode()
+        elif value is not None:
+            raise BadRequest(f"The {what}'s {name!r} must be a text, not {type(value).__name__}")
+    return found

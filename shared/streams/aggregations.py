@@ -18,15 +18,17 @@ import types
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
 
-import datasketches
 import msgspec
 import msgspec.inspect
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.user_functions import plain
+
+if TYPE_CHECKING:
+    import datasketches
 
 ColumnType = Literal["int64", "float64", "binary"]
 ResultType = Literal["int64", "float64", "json"]
@@ -291,6 +293,8 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
     result_type = "int64"
 
     def initial(self) -> datasketches.hll_sketch:
+        import datasketches  # here, so that readers of late records and settings do not need the extra
+
         return datasketches.hll_sketch(DISTINCT_LG_K)
 
     def add(self, state: datasketches.hll_sketch, value: Any) -> datasketches.hll_sketch:
@@ -311,6 +315,8 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
             raise DataError(f"{self.function}({self.field!r}): {item!r} is not encodable as UTF-8") from None
 
     def merge(self, earlier: datasketches.hll_sketch, later: datasketches.hll_sketch) -> datasketches.hll_sketch:
+        import datasketches
+
         union = datasketches.hll_union(DISTINCT_LG_K)
         union.update(earlier)
         union.update(later)
@@ -320,6 +326,8 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
         return (bytes(state.serialize_compact()),)
 
     def from_columns(self, columns: Sequence[Any]) -> datasketches.hll_sketch:
+        import datasketches
+
         return datasketches.hll_sketch.deserialize(columns[0])
 
     def result(self, state: datasketches.hll_sketch) -> int:

@@ -8,21 +8,21 @@ the changelog or the lake needs no sketch library.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import datasketches
 import msgspec
 
 from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.streams.aggregations import Column, ColumnValue, OfField
 
+if TYPE_CHECKING:
+    from datasketches import kll_doubles_sketch as Sketch  # noqa: N812
+
 KLL_K = 200  # 1.3 % of rank, and exact for as many values
 RANKS = (0.5, 0.9, 0.99)
 
-Sketch: TypeAlias = datasketches.kll_doubles_sketch
 
-
-class Quantiles(OfField[Sketch]):
+class Quantiles(OfField["Sketch"]):
     """The values of a number field below which these shares of its values lie, as a list in the order of `ranks`."""
 
     function = "quantiles"
@@ -37,7 +37,9 @@ class Quantiles(OfField[Sketch]):
         self.ranks = self.parameters = tuple(map(float, ranks))
 
     def initial(self) -> Sketch:
-        return Sketch(KLL_K)
+        from datasketches import kll_doubles_sketch  # here, as in aggregations
+
+        return kll_doubles_sketch(KLL_K)
 
     def add(self, state: Sketch, value: Any) -> Sketch:
         got = self._number(value)
@@ -60,7 +62,7 @@ class Quantiles(OfField[Sketch]):
             raise DataError(f"{self.function}({self.field!r}): the integer does not fit into a float64") from None
 
     def merge(self, earlier: Sketch, later: Sketch) -> Sketch:
-        merged = Sketch(KLL_K)
+        merged = self.initial()
         merged.merge(earlier)
         merged.merge(later)
         return merged
@@ -69,7 +71,9 @@ class Quantiles(OfField[Sketch]):
         return (bytes(state.serialize()), msgspec.json.encode(self.result(state)))
 
     def from_columns(self, columns: Sequence[Any]) -> Sketch:
-        return Sketch.deserialize(columns[0])
+        from datasketches import kll_doubles_sketch
+
+        return kll_doubles_sketch.deserialize(columns[0])
 
     def result(self, state: Sketch) -> list[float] | None:
         return None if state.is_empty() else [float(q) for q in state.get_quantiles(self.ranks)]

@@ -8,8 +8,9 @@ import pytest
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from penstock.api.connect_body import config_of, create_request, json_body, json_list, patch_of, text_map
+from penstock.api.connect_body import config_of, create_request, json_body, json_list, patch_of
 from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.properties import text_map
 from penstock.shared.connect.states import TargetState
 
 

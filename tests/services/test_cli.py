@@ -24,7 +24,7 @@ def test_help_lists_all_commands() -> None:
     """--help names every command with its text, and no arguments at all show the same."""
     for arguments in (["--help"], []):
         shown = " ".join(runner.invoke(app, arguments, env={"COLUMNS": "200"}).output.split())
-        for name, (_, _, text) in COMMANDS.items():
+        for name, (_, _, text, _) in COMMANDS.items():
             assert f" {name} " in shown
             assert text in shown
 

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.services.local.demo.events import Plan
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import MissingExtra
+from penstock.shared.common.extras import missing
 from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Mean, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.topology import Topology
@@ -109,10 +110,10 @@ def in_order_of_departure(rows: Iterable[Mapping[str, str]]) -> list[bytes]:
 
 
 def data_file() -> Path:
-    """Where the package keeps the flights; ConfigError says how to get it."""
+    """Where the package keeps the flights; MissingExtra says how to get it."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise ConfigError(f"the flights come with the package {PACKAGE}: pip install 'penstock[demo]'")
+        raise MissingExtra(missing("penstock demo", PACKAGE))
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
 
 

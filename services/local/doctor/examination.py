@@ -96,8 +96,8 @@ def examine_machine(data_dir: Path) -> list[Finding]:
     findings = [_examine_java(), _examine_jars(KAFKA_JARS, "python -m penstock.services.local.jars")]
     try:
         from penstock.services.compactor.spark import SPARK_JARS  # imports pyspark, which takes a second
-    except ImportError as e:
-        findings.append(Finding("problem", "pyspark", f"it cannot be imported: {e}", "pip install pyspark"))
+    except ModuleNotFoundError:
+        findings.append(Finding("ok", "Spark", 'not installed; its jobs need: pip install "penstock[spark]"'))
     else:
         findings.append(_examine_jars(SPARK_JARS, "python -m penstock.services.compactor.spark --fetch"))
     places = {str(folder): shutil.disk_usage(folder).free for folder in map(_existing, (cache_root(), data_dir))}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.shared.common.extras import missing
 from penstock.shared.common.records import Headers
 from penstock.shared.connect.config_def import ConfigDef
 from penstock.shared.connect.converter import Converted, Converter
@@ -27,11 +28,11 @@ Change = Callable[[Any], Any]
 
 
 def avro_library() -> Any:
-    """fastavro, which comes with the extra `connect`."""
+    """fastavro, which comes with the extra `avro`."""
     try:
         return importlib.import_module("fastavro")
-    except ImportError:
-        raise ConfigError("the Avro converter needs fastavro: pip install 'penstock[connect]'") from None
+    except ModuleNotFoundError:
+        raise ConfigError(missing("the Avro converter", "fastavro")) from None
 
 
 @dataclass(frozen=True)

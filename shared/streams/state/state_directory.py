@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.extras import needs
 from penstock.shared.common.file_lock import FileLock
 from penstock.shared.streams.state.persistent_stores import CacheBudget
 
@@ -85,10 +86,6 @@ class StateDirectory:
 
 
 def _modules() -> tuple[ModuleType, ModuleType]:
-    try:
+    with needs("streams.default_dsl_store: rocksDB"):
         from penstock.shared.streams.state import local_state, rocksdb
-    except ImportError as e:
-        raise ConfigError(
-            f"streams.default_dsl_store: rocksDB needs the extra rocksdb (pip install 'penstock[rocksdb]'): {e}"
-        ) from None
     return rocksdb, local_state

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from penstock.api.connect_starting import StartingApp
+from penstock.services.connect.property_files import read_properties
 from penstock.services.connect.settings import (
     advertised,
     guarded,
@@ -17,7 +18,6 @@ from penstock.services.connect.settings import (
     listener,
     misspelled,
     read_command_line,
-    read_properties,
 )
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig

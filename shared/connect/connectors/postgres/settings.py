@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any
 
+from penstock.shared.common.extras import missing
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least
 from penstock.shared.connect.config_types import invalid
@@ -22,11 +23,11 @@ URL = re.compile(r"(?:jdbc:)?(postgres(?:ql)?://.+)")
 
 
 def driver() -> ModuleType:
-    """asyncpg, which comes with the extra `connect`."""
+    """asyncpg, which comes with the extra `postgres`."""
     try:
         return importlib.import_module("asyncpg")
     except ModuleNotFoundError:
-        raise ConfigError("the Postgres connectors need asyncpg: pip install 'penstock[connect]'") from None
+        raise ConfigError(missing("the Postgres connector", "asyncpg")) from None
 
 
 def connection_config() -> ConfigDef:

