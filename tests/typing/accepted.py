@@ -7,7 +7,16 @@ from typing import Any, assert_type
 
 import msgspec
 
-from penstock import Consumer, ConsumerRecord, ConsumerSettings, KafkaSettings, Producer, ProducerRecord
+from penstock import (
+    Consumer,
+    ConsumerRecord,
+    ConsumerSettings,
+    KafkaSettings,
+    Producer,
+    ProducerRecord,
+    ProducerSettings,
+    StreamsSettings,
+)
 from penstock.clients import json_deserializer, string_deserializer, struct_deserializer
 from penstock.shared.common.settings import ServiceSettings
 
@@ -29,6 +38,9 @@ def settings() -> None:
     assert_type(KafkaSettings().client_id, str | None)
     assert_type(KafkaSettings(bootstrap_servers="a:1", security_protocol="SSL").request_timeout_ms, int)
     assert_type(Nested().kafka, KafkaSettings)
+    assert_type(ConsumerSettings().group_id, str | None)
+    assert_type(ProducerSettings().linger_ms, int)
+    assert_type(StreamsSettings().application_id, str)
 
 
 async def without_deserializers(kafka: KafkaSettings) -> None:
@@ -42,7 +54,8 @@ async def without_deserializers(kafka: KafkaSettings) -> None:
 
 
 async def with_deserializers(kafka: KafkaSettings) -> None:
-    """Each deserializer's result is the type of its half of the record."""
+    """Each deserializer's result is the type of its half of the record; bootstrap servers may be given as text."""
+    assert_type(Consumer("localhost:9092", key_deserializer=string_deserializer), Consumer[str | None, bytes | None])
     assert_type(Consumer(kafka, key_deserializer=string_deserializer), Consumer[str | None, bytes | None])
     assert_type(Consumer(kafka, value_deserializer=json_deserializer), Consumer[bytes | None, Any])
     both = Consumer(kafka, key_deserializer=string_deserializer, value_deserializer=struct_deserializer(Click))
@@ -59,5 +72,7 @@ async def produced(producer: Producer, plain: ProducerRecord) -> None:
     typed: ProducerRecord[str, Click] = ProducerRecord("clicks", Click(1.0), "ann")
     assert_type(typed.value, Click)
     await producer.send_many([typed])
+    await producer.send(typed)
+    await producer.send_and_wait(typed)
     delivery = await producer.send("clicks", b"1")
     await delivery

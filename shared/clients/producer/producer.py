@@ -167,7 +167,7 @@ class Producer(TransactionalCalls, Intake):
         await self.close()
 
     @overload
-    async def send(self, record: ProducerRecord, /, *, on_delivery: OnDelivery | None = None) -> Delivery: ...
+    async def send(self, record: ProducerRecord[Any, Any], /, *, on_delivery: OnDelivery | None = None) -> Delivery: ...
 
     @overload
     async def send(
@@ -184,7 +184,7 @@ class Producer(TransactionalCalls, Intake):
 
     async def send(
         self,
-        topic: str | ProducerRecord,
+        topic: str | ProducerRecord[Any, Any],
         value: Any = NO_VALUE,
         *,
         key: Any = None,
@@ -228,7 +228,7 @@ class Producer(TransactionalCalls, Intake):
 
     @overload
     async def send_and_wait(
-        self, record: ProducerRecord, /, *, on_delivery: OnDelivery | None = None
+        self, record: ProducerRecord[Any, Any], /, *, on_delivery: OnDelivery | None = None
     ) -> RecordMetadata: ...
 
     @overload
