@@ -406,11 +406,11 @@ async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettin
         assert await command("replay", "--exception", "ValueError", "--dry-run") == (0, [{"would_send": 10}])
         assert not handled
         nothing = {"failed": 0, "faults": 0, "errors": []}
-        assert await command("replay", "--exception", "ValueError") == (0, [{"sent": 10, "left_out": 10, **nothing}])
-        assert await command("replay", "--exception", "ValueError") == (0, [{"sent": 0, "left_out": 10, **nothing}])
+        assert await command("replay", "--exception", "ValueError") == (0, [{"sent": 10, "skipped": 10, **nothing}])
+        assert await command("replay", "--exception", "ValueError") == (0, [{"sent": 0, "skipped": 10, **nothing}])
         status, pending = await command("list", "--pending")
         assert {row["exception"] for row in pending} == {"KeyError"}
-        assert await command("replay") == (0, [{"sent": 10, "left_out": 0, **nothing}])
+        assert await command("replay") == (0, [{"sent": 10, "skipped": 0, **nothing}])
         await until(lambda: len(handled) == 20, task)
         assert await command("replay", "--again", "--dry-run") == (0, [{"would_send": 20}])
     assert sorted((r.value, r.key, r.headers, r.timestamp) for r in handled) == sorted(
