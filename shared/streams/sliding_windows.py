@@ -5,10 +5,9 @@ With a difference of 10 and records at 20 and 25 of one key: 20 makes [10, 20]; 
 and is within reach) and [15, 25], which holds both. Records that are nearer to 0 than the difference share [0, 10] as
 their left window, since no window starts before 0.
 
-A window takes nothing once it ends before the close time, stream time less grace. It is kept for another
-`difference_ms`: a window to its right can still be made from what it holds; on update for a millisecond less, as
-Kafka's store for that emission keeps it. A record is late where not even a window that starts just after it could take
-anything.
+A window takes nothing once it ends before the close time, stream time less grace. It is kept until no record that is
+still taken can reach it, since windows to its right can be made from what it holds. A record is late where not even a
+window that starts just after it could take anything.
 
 Source of the semantics: Kafka's SlidingWindows and KStreamSlidingWindowAggregate, the order of results among them.
 """
@@ -44,8 +43,11 @@ class SlidingWindows:
 
     @property
     def retention_ms(self) -> int:
-        """On close no window that starts more than this before the latest start can still lend what it holds."""
-        return self.grace_ms + 2 * self.difference_ms
+        """No window that starts more than this before the close time is within reach of a record that is still taken.
+
+        Such a record is at most `difference_ms` older than the close time and looks back `2 * difference_ms`.
+        """
+        return 3 * self.difference_ms
 
 
 @dataclass(slots=True)
@@ -71,7 +73,6 @@ class SlidingWindowAggregate(FixedWindowAggregate):
         super().__init__(store_name, aggregations, emit)
         self.windows = windows
         self._close_time = -1
-        self._kept_ms = windows.retention_ms - (emit == "on_update")
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
@@ -107,7 +108,7 @@ class SlidingWindowAggregate(FixedWindowAggregate):
 
     def _close(self, limit: int) -> None:
         super()._close(limit)
-        self._store.expire_before(self._store.latest_start - self._kept_ms)
+        self._store.expire_before(limit - self.windows.retention_ms)
 
     def _carry_out(self, record: Record, plan: _Plan) -> None:
         check_key(record.key, self.store_name, self._key_bytes_max)
@@ -116,8 +117,7 @@ class SlidingWindowAggregate(FixedWindowAggregate):
             self._put(WindowKey(record.key, start, start + self.windows.difference_ms), states)
 
     def _found(self, key: Any, at: int) -> list[Window]:
-        earliest = max(0, at - 2 * self.windows.difference_ms, self._store.latest_start - self._kept_ms)
-        return list(self._store.fetch_range(key, earliest, at + 1))
+        return list(self._store.fetch_range(key, max(0, at - 2 * self.windows.difference_ms), at + 1))
 
     def _add_to(self, plan: _Plan, start: int, states: list[Any] | None) -> None:
         """Plan to put the record into a window of these states, None for a new one; missed where it is closed."""

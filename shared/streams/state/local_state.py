@@ -47,10 +47,6 @@ class _StoreRows:
     def count(self) -> int:
         return self._db.count(self._store)
 
-    @property
-    def latest_start(self) -> int:
-        return self._db.latest_start(self._store)
-
     def of(self, key: bytes) -> Sequence[tuple[int, StoredRow]]:
         return self._db.rows_of(self._store, key)
 

@@ -253,11 +253,6 @@ class PersistentWindowStore(PersistentStore[InMemoryWindowStore]):
         self._closed_ms = NEVER
         self._expired = DueIndex()
 
-    @property
-    def latest_start(self) -> int:
-        """The latest start of any window that it ever had."""
-        return max(self._cache.latest_start, self._rows.latest_start)
-
     def fetch(self, key: Any, start: int) -> Window | None:
         """The key's window that starts there, None where there is none."""
         self._fetch(key)

@@ -72,7 +72,6 @@ class Meta(msgspec.Struct):
     format: int = FORMAT_VERSION
     checkpoint: Checkpoint | None = None
     counts: dict[int, int] = {}
-    latest_starts: dict[int, int] = {}
 
 
 class RocksMemory:
@@ -145,10 +144,6 @@ class RocksDb:
     def count(self, store: int) -> int:
         """How many rows a store has."""
         return self._meta.counts.get(store, 0)
-
-    def latest_start(self, store: int) -> int:
-        """The latest start of any row that a store ever had; -1 before the first."""
-        return self._meta.latest_starts.get(store, -1)
 
     def close(self) -> None:
         """Let go of the folder; a second call does nothing."""
@@ -263,20 +258,19 @@ class RocksDb:
         through: no entry is left behind that.
         """
         due, indexed, changed = due or {}, frozenset(indexed), dict[int, int]()
-        counts, latest = dict(self._meta.counts), dict(self._meta.latest_starts)
+        counts = dict(self._meta.counts)
         batch, places = WriteBatch(raw_mode=True), sorted((_row_key(*id_), id_) for id_ in rows)
         for first in range(0, len(places), WRITE_ROWS_MAX):
             some = places[first : first + WRITE_ROWS_MAX]
             with self._said:
                 before = self._db.get([at for at, _ in some])
             for (at, id_), old in zip(some, before or (), strict=True):
-                store, _, start = id_
+                store = id_[0]
                 more = _put(batch, at, id_, rows[id_], old, due.get(store, NEVER) if store in indexed else None)
                 changed[store] = changed.get(store, 0) + more
-                latest[store] = max(latest.get(store, -1), start)
         for store, more in changed.items():
             counts[store] = counts.get(store, 0) + more
-        meta = Meta(checkpoint=checkpoint, counts=counts, latest_starts=latest)
+        meta = Meta(checkpoint=checkpoint, counts=counts)
         batch.put(META, msgspec.msgpack.encode(meta))
         with self._said:
             self._db.write(batch)

@@ -69,8 +69,6 @@ class InMemoryWindowStore:
         self._open: list[tuple[int, int, Window]] = []
         self._kept: list[tuple[int, int, Window]] = []
         self._pushed = self._count = 0
-        self.latest_start = -1
-        """The latest start of any window that it ever had."""
         self._dirty: dict[tuple[Any, int], Window | None] = {}
         self._finals: list[ClosedWindow] = []
 
@@ -198,7 +196,6 @@ class InMemoryWindowStore:
         else:
             own.append(window)
         self._count += 1
-        self.latest_start = max(self.latest_start, window.start)
         self._pushed += 1
         heapq.heappush(self._open, (window.end, self._pushed, window))
         return window

@@ -22,8 +22,9 @@ from penstock.shared.testing.oracle import (
     takes_columns,
 )
 
-RECORDED = Path(__file__).parents[2] / "data" / "kafka_streams.jsonl.gz"
-CASES = list(read_cases(RECORDED))
+DATA = Path(__file__).parents[2] / "data"
+RECORDED = [DATA / "kafka_streams.jsonl.gz", DATA / "kafka_streams_sliding.jsonl.gz"]
+CASES = [case for path in RECORDED for case in read_cases(path)]
 
 
 def write(path: Path, *cases: Case) -> Path:
@@ -86,7 +87,7 @@ def test_first_difference() -> None:
 
 def test_main_ends_with_a_count(capsys: pytest.CaptureFixture[str]) -> None:
     """All cases passed: exit status 0 and a last line that says so."""
-    assert main([str(RECORDED)]) == 0
+    assert main([*map(str, RECORDED)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(CASES)} passed, 0 failed"
 
 
@@ -138,8 +139,8 @@ def test_main_says_what_it_skipped(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_plain_and_gzip_read_alike(tmp_path: Path) -> None:
     """A file of cases may be compressed."""
     plain = tmp_path / "cases.jsonl"
-    plain.write_bytes(gzip.decompress(RECORDED.read_bytes()))
-    assert list(read_cases(plain)) == CASES
+    plain.write_bytes(gzip.decompress(RECORDED[0].read_bytes()))
+    assert list(read_cases(plain)) == list(read_cases(RECORDED[0]))
 
 
 def test_main_with_state_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

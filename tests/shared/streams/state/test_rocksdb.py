@@ -30,7 +30,7 @@ def test_rows_are_found_by_key_in_order_of_start(tmp_path: Path) -> None:
     assert (db.row(1, b"a", 5), db.row(1, b"a", 6)) == (StoredRow(6, b"6"), None)
     assert sorted(db.rows(0)) == sorted((key, start, StoredRow(end, b"%d" % end))
         for (store, key, start), end in rows.items() if store == 0)  # fmt: skip
-    assert (db.count(0), db.count(1), db.latest_start(0), db.latest_start(2)) == (4, 1, 9, -1)
+    assert (db.count(0), db.count(1)) == (4, 1)
     db.close()
 
 
@@ -42,7 +42,7 @@ def test_rows_and_checkpoint_outlive_the_process(tmp_path: Path) -> None:
     db.write({(0, b"b", 1): None, (0, b"c", 1): None}, AT)
     db.close()
     again = RocksDb(tmp_path / "0", MEMORY)
-    assert (again.is_new, again.checkpoint, again.count(0), again.latest_start(0)) == (False, AT, 1, 1)
+    assert (again.is_new, again.checkpoint, again.count(0)) == (False, AT, 1)
     assert list(again.rows(0)) == [(b"a", 1, StoredRow(2, b"x"))]
     again.clear()
     assert (again.is_new, again.checkpoint, again.count(0), list(again.rows(0))) == (True, None, 0, [])
