@@ -412,7 +412,7 @@ async def test_dead_letters_are_listed_and_replayed_once(connection: KafkaSettin
         assert {row["exception"] for row in pending} == {"KeyError"}
         assert await command("replay") == (0, [{"sent": 10, "skipped": 0, **nothing}])
         await until(lambda: len(handled) == 20, task)
-        assert await command("replay", "--again", "--dry-run") == (0, [{"would_send": 20}])
+        assert await command("replay", "--include-replayed", "--dry-run") == (0, [{"would_send": 20}])
     assert sorted((r.value, r.key, r.headers, r.timestamp) for r in handled) == sorted(
         (b"%d" % i, b"key-%d" % i, headers, 1_000 + i) for i in range(20)
     )
