@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast, overload
 
 import msgspec
 import numpy as np
@@ -217,18 +217,19 @@ class HeaderColumn(Sequence[Headers]):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Generic[K, V]):
     """Consecutive records of one partition, as parallel columns in offset order.
 
-    `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` lists of bytes or None, all of one length.
+    `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` lists, all of one length. Keys and values are
+    bytes or None unless a deserializer returns other types.
     `headers` is None where no record of the batch has any; else each record's are made when they are asked for. Offsets
     rise but may have holes (compaction, transaction markers).
     """
 
     topic: str
     partition: int
-    keys: list[bytes | None]
-    values: list[bytes | None]
+    keys: list[K]
+    values: list[V]
     timestamps: Int64Array
     offsets: Int64Array
     headers: Sequence[Headers] | None = field(default=None)
@@ -236,7 +237,7 @@ class Columns:
     """That of the last of the records or a later one, -1 where it is not known; see `OffsetAndMetadata`."""
 
     @classmethod
-    def of(cls, records: Sequence[ConsumerRecord]) -> Columns:
+    def of(cls, records: Sequence[ConsumerRecord[K, V]]) -> Columns[K, V]:
         """Columns from record objects of one partition; ValueError where there are none or several partitions."""
         if len({r.topic_partition for r in records}) != 1:
             raise ValueError("columns hold the records of exactly one partition")
@@ -257,7 +258,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, part: slice) -> Columns:
+    def __getitem__(self, part: slice) -> Columns[K, V]:
         return Columns(
             self.topic,
             self.partition,
@@ -276,9 +277,10 @@ class Columns:
         [11]
         """
         sizes = np.zeros(len(self), np.int64)
-        for column in (self.keys, self.values):
+        columns: tuple[list[Any], ...] = (self.keys, self.values)
+        for column in columns:
             try:
-                sizes += np.fromiter(map(len, column), np.int64, len(self))  # type: ignore[arg-type]
+                sizes += np.fromiter(map(len, column), np.int64, len(self))
             except TypeError:  # there is a None: rare, and five times as slow
                 sizes += np.fromiter((len(one or b"") for one in column), np.int64, len(self))
         if self.headers is not None:
@@ -286,7 +288,7 @@ class Columns:
             sizes += np.fromiter(own, np.int64, len(self))
         return sizes
 
-    def record(self, index: int) -> ConsumerRecord:
+    def record(self, index: int) -> ConsumerRecord[K, V]:
         """The record at `index`, as an object."""
         return ConsumerRecord(
             self.topic,
@@ -298,7 +300,7 @@ class Columns:
             () if self.headers is None else self.headers[index],
         )
 
-    def records(self) -> Iterator[ConsumerRecord]:
+    def records(self) -> Iterator[ConsumerRecord[K, V]]:
         """The records as objects, in offset order."""
         headers: Sequence[Headers] = [()] * len(self) if self.headers is None else self.headers
         columns = zip(self.offsets.tolist(), self.timestamps.tolist(), self.keys, self.values, headers, strict=True)

@@ -17,7 +17,7 @@ from penstock import (
     ProducerSettings,
     StreamsSettings,
 )
-from penstock.clients import json_deserializer, string_deserializer, struct_deserializer
+from penstock.clients import Columns, json_deserializer, string_deserializer, struct_deserializer
 from penstock.shared.common.settings import ServiceSettings
 
 
@@ -51,6 +51,9 @@ async def without_deserializers(kafka: KafkaSettings) -> None:
         async for record in consumer:
             assert_type(record, ConsumerRecord[bytes | None, bytes | None])
             assert_type(record.value, bytes | None)
+        for columns in (await consumer.poll(1_000)).values():
+            assert_type(columns, Columns[bytes | None, bytes | None])
+            assert_type(columns, Columns)
 
 
 async def with_deserializers(kafka: KafkaSettings) -> None:
@@ -64,6 +67,11 @@ async def with_deserializers(kafka: KafkaSettings) -> None:
         assert_type(record.key, str | None)
         if record.value is not None:
             assert_type(record.value.ms, float)
+    for columns in (await both.poll(1_000)).values():
+        assert_type(columns, Columns[str | None, Click | None])
+        assert_type(columns.values, list[Click | None])
+        assert_type(columns.record(0), ConsumerRecord[str | None, Click | None])
+        assert_type([record.key for record in columns.records()], list[str | None])
 
 
 async def produced(producer: Producer, plain: ProducerRecord) -> None:

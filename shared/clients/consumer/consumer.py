@@ -220,7 +220,7 @@ class Consumer(Committing, Generic[K, V]):
         self._check_open()
         return self._fetching.assignment()
 
-    async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns]:
+    async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns[K, V]]:
         """Up to `max_records` (default `max_poll_records`) records, as soon as there are any, {} after `timeout_ms`.
 
         Also makes what earlier polls returned count as processed, commits it as `commit_strategy` says, and calls the
@@ -388,19 +388,20 @@ class Consumer(Committing, Generic[K, V]):
         if unread := self._positions.unread.take(limit, self._fetching.paused()):
             return unread
         try:
-            taken = self._fetching.take(limit)
+            fetched = self._fetching.take(limit)
         except PenstockError as e:
             await asyncio.sleep(0)  # who polls on in spite of it must not keep the other partitions from being fetched
             raise await self._with_offsets(e) from e
+        taken: dict[TopicPartition, Columns[Any, Any]] = fetched
         if taken and not self._decoding.is_plain:
-            taken = self._decoded(taken)
+            taken = self._decoded(fetched)
         for tp, columns in taken.items():
             self._metrics.consumed(tp.topic, len(columns))
         positions = {tp: p for tp in taken if (p := self._fetching.position(tp)) is not None}
         self._metrics.lag(self._fetching.known_lag(positions))
         return {tp: Taken(taken[tp], position) for tp, position in positions.items()}
 
-    def _decoded(self, taken: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns]:
+    def _decoded(self, taken: dict[TopicPartition, Columns]) -> dict[TopicPartition, Columns[Any, Any]]:
         """What could be decoded; the rest is read again, and raised once there is nothing to be given before it."""
         given = {}
         for tp, columns in taken.items():

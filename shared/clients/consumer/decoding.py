@@ -41,7 +41,7 @@ class Decoding:
         """Whether nothing is to be done."""
         return self.key is bytes_deserializer and self.value is bytes_deserializer
 
-    def decode(self, columns: Columns) -> tuple[Columns | None, Undecodable | None]:
+    def decode(self, columns: Columns) -> tuple[Columns[Any, Any] | None, Undecodable | None]:
         """The records up to the first that cannot be decoded (None: it is the first of all), and that one."""
         keys, wrong_key = _decode(self.key, columns.topic, columns.keys)
         values, wrong_value = _decode(self.value, columns.topic, columns.values[: len(keys)])

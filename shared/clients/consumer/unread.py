@@ -26,7 +26,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartiti
 class Taken:
     """Records of one partition, and the position after them."""
 
-    columns: Columns
+    columns: Columns[Any, Any]
     position: int
 
 
