@@ -37,6 +37,7 @@ KEPT = {
             "Recommender",
             "Schema",
             "StoreBuilder",
+            "Table",
             "Topology",
         ],
         "libraries resolve a dataclass's annotations in the module that the dataclass names",

@@ -23,9 +23,11 @@ Sink: sink-3 (topic: sessions) --> none
 
 from __future__ import annotations
 
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, TypeVar, overload
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.serialization import Deserializer
 from penstock.shared.common.topic_names import dead_letter_topic, late_topic
 from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
 from penstock.shared.streams.flow import Flow, deserializer_of, is_type
@@ -45,6 +47,12 @@ from penstock.shared.streams.topology import (
 
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
 
+V = TypeVar("V")
+AnyJson = type[dict[Any, Any]] | UnionType
+"""A `value` whose type a type checker cannot carry on: `dict` is any JSON, and `A | B` is no class."""
+ValueType = type[V] | Deserializer[V | None]
+"""A `value` that is a class, or a deserializer."""
+
 
 class StreamsBuilder:
     """Collects the streams of one application."""
@@ -56,6 +64,50 @@ class StreamsBuilder:
         self._null_kept: set[str] = set()
         self._silent: dict[str, None] = {}  # aggregates that say nothing yet: neither on_close() nor on_update()
 
+    @overload
+    def stream(
+        self,
+        topic: str,
+        value: AnyJson = dict,
+        *,
+        key: Literal["string"] = "string",
+        dead_letters: str | None = None,
+        late: str | None = None,
+    ) -> Stream[str, Any]: ...
+
+    @overload
+    def stream(
+        self,
+        topic: str,
+        value: ValueType[V],
+        *,
+        key: Literal["string"] = "string",
+        dead_letters: str | None = None,
+        late: str | None = None,
+    ) -> Stream[str, V]: ...
+
+    @overload
+    def stream(
+        self,
+        topic: str,
+        value: AnyJson = dict,
+        *,
+        key: Literal["bytes"],
+        dead_letters: str | None = None,
+        late: str | None = None,
+    ) -> Stream[bytes, Any]: ...
+
+    @overload
+    def stream(
+        self,
+        topic: str,
+        value: ValueType[V],
+        *,
+        key: Literal["bytes"],
+        dead_letters: str | None = None,
+        late: str | None = None,
+    ) -> Stream[bytes, V]: ...
+
     def stream(
         self,
         topic: str,
@@ -64,7 +116,7 @@ class StreamsBuilder:
         key: KeyType = "string",
         dead_letters: str | None = None,
         late: str | None = None,
-    ) -> Stream:
+    ) -> Stream[Any, Any]:
         """A topic's records, with values decoded as `value`.
 
         `value` is a msgspec struct or any other type that msgspec decodes (JSON, checked field by field), `dict` (any
@@ -75,6 +127,50 @@ class StreamsBuilder:
         source = self._source(topic, value, key, dead_letters, late)
         return Stream(self, source.name, Flow(source, value if is_type(value) else dict, key, origin=topic))
 
+    @overload
+    def table(
+        self,
+        topic: str,
+        value: AnyJson = dict,
+        *,
+        key: Literal["string"] = "string",
+        name: str | None = None,
+        dead_letters: str | None = None,
+    ) -> Table[str, Any]: ...
+
+    @overload
+    def table(
+        self,
+        topic: str,
+        value: ValueType[V],
+        *,
+        key: Literal["string"] = "string",
+        name: str | None = None,
+        dead_letters: str | None = None,
+    ) -> Table[str, V]: ...
+
+    @overload
+    def table(
+        self,
+        topic: str,
+        value: AnyJson = dict,
+        *,
+        key: Literal["bytes"],
+        name: str | None = None,
+        dead_letters: str | None = None,
+    ) -> Table[bytes, Any]: ...
+
+    @overload
+    def table(
+        self,
+        topic: str,
+        value: ValueType[V],
+        *,
+        key: Literal["bytes"],
+        name: str | None = None,
+        dead_letters: str | None = None,
+    ) -> Table[bytes, V]: ...
+
     def table(
         self,
         topic: str,
@@ -83,7 +179,7 @@ class StreamsBuilder:
         key: KeyType = "string",
         name: str | None = None,
         dead_letters: str | None = None,
-    ) -> Table:
+    ) -> Table[Any, Any]:
         """The last value of each key of a topic, kept in a store of that name (default: the topic's).
 
         A record without a value deletes its row. The topic should be compacted; `value` is as for `stream`.
@@ -95,9 +191,49 @@ class StreamsBuilder:
         self._add(ProcessorNode(store, lambda: TableProcessor(store), (store,)), (source.name,))
         return Table(Stream(self, store, Flow(source, row_type, key, origin=topic, has_deletions=True)), store)
 
+    @overload
+    def global_table(
+        self,
+        topic: str,
+        value: AnyJson = dict,
+        *,
+        key: Literal["string"] = "string",
+        name: str | None = None,
+    ) -> GlobalTable[str, Any]: ...
+
+    @overload
+    def global_table(
+        self,
+        topic: str,
+        value: ValueType[V],
+        *,
+        key: Literal["string"] = "string",
+        name: str | None = None,
+    ) -> GlobalTable[str, V]: ...
+
+    @overload
+    def global_table(
+        self,
+        topic: str,
+        value: AnyJson = dict,
+        *,
+        key: Literal["bytes"],
+        name: str | None = None,
+    ) -> GlobalTable[bytes, Any]: ...
+
+    @overload
+    def global_table(
+        self,
+        topic: str,
+        value: ValueType[V],
+        *,
+        key: Literal["bytes"],
+        name: str | None = None,
+    ) -> GlobalTable[bytes, V]: ...
+
     def global_table(
         self, topic: str, value: Any = dict, *, key: KeyType = "string", name: str | None = None
-    ) -> GlobalTable:
+    ) -> GlobalTable[Any, Any]:
         """All partitions of a topic as one table in every instance, under that name (default: the topic's).
 
         It is read to its end before the first record is processed, and then along with the other topics. What cannot

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregation, Count
 from penstock.shared.streams.changelog_format import AggregationSchema, StoreKind, StoreSchema
 from penstock.shared.streams.latest import LATEST, Latest
-from penstock.shared.streams.processor import interval_ms
+from penstock.shared.streams.processor import K, V, interval_ms
 from penstock.shared.streams.refusals import require_aggregation, require_one_type
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.session_windows import SessionAggregate, SessionWindows
 from penstock.shared.streams.sliding_windows import SlidingWindowAggregate, SlidingWindows
 from penstock.shared.streams.time_windows import TimeWindowAggregate, TimeWindows
 from penstock.shared.streams.topology import ProcessorNode, StoreBuilder
-from penstock.shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowResult
+from penstock.shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey, WindowResult
 
 if TYPE_CHECKING:
     from penstock.shared.streams.stream import Stream
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 RESERVED_RESULTS = frozenset(("partition", "key", "start", "end", LATEST))
 
 
-class GroupedStream:
+class GroupedStream(Generic[K, V]):
     """A stream whose records of one key belong together; durations are timedelta or ms."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream[K | None, V]) -> None:
         self._stream = stream
 
-    def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
+    def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Sessions that a gap of inactivity ends."""
         return WindowedGroup(self._stream, SessionWindows(interval_ms(gap, "session_window: gap"), _grace_ms(grace)))
 
-    def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
+    def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Windows of one size, each beginning where the one before ends."""
         size_ms = interval_ms(size, "tumbling_window: size")
         return WindowedGroup(self._stream, TimeWindows(size_ms, size_ms, _grace_ms(grace)))
 
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
-    ) -> WindowedGroup:
+    ) -> WindowedGroup[K, V]:
         """Windows of one size that begin every `advance`, and so overlap."""
         size_ms, advance_ms = interval_ms(size, "hopping_window: size"), interval_ms(advance, "hopping_window: advance")
         return WindowedGroup(self._stream, TimeWindows(size_ms, advance_ms, _grace_ms(grace)))
 
-    def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup:
+    def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Windows that hold records no further apart than `difference`; see `sliding_windows`."""
         return WindowedGroup(
             self._stream, SlidingWindows(interval_ms(difference, "sliding_window: difference", 0), _grace_ms(grace))
@@ -91,13 +91,13 @@ def _operator(name: str, windows: Windows, bound: Bound, emit: Emit) -> Windowed
             return TimeWindowAggregate(name, windows, bound, emit)
 
 
-class WindowedGroup:
+class WindowedGroup(Generic[K, V]):
     """A grouped stream cut into windows."""
 
-    def __init__(self, stream: Stream, windows: Windows) -> None:
+    def __init__(self, stream: Stream[K | None, V], windows: Windows) -> None:
         self._stream, self._windows = stream, windows
 
-    def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable:
+    def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable[K]:
         """The named results of each window, kept in a store of this name.
 
         Without one the store is named after the topic where the records entered the topology and the kind of window,
@@ -123,17 +123,17 @@ class WindowedGroup:
         return WindowedTable(self._stream, name, self._windows, bound)
 
 
-class WindowedTable:
+class WindowedTable(Generic[K]):
     """Windowed results; say when they are forwarded."""
 
-    def __init__(self, stream: Stream, name: str, windows: Windows, bound: Bound) -> None:
+    def __init__(self, stream: Stream[K | None, Any], name: str, windows: Windows, bound: Bound) -> None:
         self._stream, self._name, self._windows, self._bound = stream, name, windows, bound
 
-    def on_close(self) -> Stream:
+    def on_close(self) -> Stream[WindowKey[K], WindowResult[K]]:
         """Each window once, when it is closed: a record's key is a `WindowKey`, its value a `WindowResult`."""
         return self._emit("on_close")
 
-    def on_update(self) -> Stream:
+    def on_update(self) -> Stream[WindowKey[K], WindowResult[K] | None]:
         """Each window's last result of every commit, and None for a window that was merged into another."""
         return self._emit("on_update")
 

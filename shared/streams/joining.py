@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
 from penstock.shared.streams.flow import Flow, deserializer_of
-from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.processor import K, Processor, Record, V
 from penstock.shared.streams.refusals import require_groupable, require_name, require_one_type, require_same_builder
 from penstock.shared.streams.result_encoders import encode_json, result_deserializer
 from penstock.shared.streams.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(Generic[K, V]):
     """The last value of each key; `store` is where it is kept."""
 
-    stream: Stream
+    stream: Stream[K, V | None]
     store: str
 
-    def to_stream(self) -> Stream:
+    def to_stream(self) -> Stream[K, V | None]:
         """Each change of a row as a record; one without a value is a deletion."""
         return self.stream
 
 
 @dataclass(frozen=True, slots=True)
-class GlobalTable:
+class GlobalTable(Generic[K, V]):
     """A table that every instance has whole."""
 
     name: str

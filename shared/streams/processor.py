@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
+
+from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import ConfigError, DataError, IllegalState
 from penstock.shared.common.records import Columns, Headers, Int64Array
@@ -18,17 +20,26 @@ if TYPE_CHECKING:
     from penstock.shared.streams.window_results import WindowResults
 
 
+K = TypeVar("K", covariant=True, default=Any)
+V = TypeVar("V", covariant=True, default=Any)
+KIn = TypeVar("KIn", contravariant=True, default=Any)
+VIn = TypeVar("VIn", contravariant=True, default=Any)
+KOut = TypeVar("KOut", covariant=True, default=Any)
+VOut = TypeVar("VOut", covariant=True, default=Any)
+KForward = TypeVar("KForward", contravariant=True, default=Any)
+VForward = TypeVar("VForward", contravariant=True, default=Any)
+
 INT64_MAX = 2**63 - 1
 
 PROCESSOR_METHODS = ("init", "process", "commit", "close")
 """What a task calls of a processor."""
 
 
-class Record(NamedTuple):
+class Record(NamedTuple, Generic[K, V]):
     """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1."""
 
-    key: Any
-    value: Any
+    key: K
+    value: V
     timestamp: int
     headers: Headers = ()
 
@@ -41,8 +52,8 @@ class RecordMetadata(NamedTuple):
     offset: int
 
 
-class ProcessorContext(Protocol):
-    """What a processor may ask of its task."""
+class ProcessorContext(Protocol[KForward, VForward]):
+    """What a processor may ask of its task; the type parameters are the keys and values that it forwards."""
 
     @property
     def partition(self) -> int:
@@ -79,7 +90,7 @@ class ProcessorContext(Protocol):
         """The wall clock as of this turn of the worker's loop."""
         ...
 
-    def forward(self, record: Record, to: str | None = None) -> None:
+    def forward(self, record: Record[KForward, VForward], to: str | None = None) -> None:
         """Hand a record to all children, or to the one of that name; DataError for a timestamp that is none."""
         ...
 
@@ -144,10 +155,13 @@ class ProcessorContext(Protocol):
         ...
 
 
-class Processor:
-    """Base of processors: keeps its context, forwards nothing."""
+class Processor(Generic[KIn, VIn, KOut, VOut]):
+    """Base of processors: keeps its context, forwards nothing.
 
-    context: ProcessorContext
+    The type parameters are the keys and values that it takes, then those that it forwards; each is `Any` by default.
+    """
+
+    context: ProcessorContext[KOut, VOut]
     sees_time: ClassVar[bool] = True
     """Whether it may ask what time it is, or schedule: what is given to it must then come at its moment."""
 
@@ -159,11 +173,11 @@ class Processor:
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
-    def init(self, context: ProcessorContext) -> None:
+    def init(self, context: ProcessorContext[KOut, VOut], /) -> None:
         """Called once before the first record."""
         self.context = context
 
-    def process(self, record: Record) -> None:
+    def process(self, record: Record[KIn, VIn], /) -> None:
         """Take one record.
 
         DataError sends the source record to the dead-letter topic, and so does any other error unless

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -15,7 +15,7 @@ from penstock.shared.streams.each import DropDeletions, Each, EachFunction, Same
 from penstock.shared.streams.flow import Flow, type_name
 from penstock.shared.streams.grouped_stream import GroupedStream
 from penstock.shared.streams.joining import GlobalTable, Joining, Table, join, repartitioned
-from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, Record
+from penstock.shared.streams.processor import PROCESSOR_METHODS, K, Processor, Record, V
 from penstock.shared.streams.refusals import (
     require_groupable,
     require_key_type,
@@ -34,35 +34,46 @@ from penstock.shared.streams.user_functions import plain, require_callable, requ
 if TYPE_CHECKING:
     from penstock.shared.streams.dsl import StreamsBuilder
 
+KR = TypeVar("KR")
+VR = TypeVar("VR")
+"""The keys and values of a result."""
+KO = TypeVar("KO")
+VO = TypeVar("VO")
+"""The keys and values of the other side, and of a join's row."""
 
-class Stream:
-    """Records flowing from a node."""
+
+class Stream(Generic[K, V]):
+    """Records flowing from a node.
+
+    The type parameters are those of the records that have a key and a value. As in Kafka Streams each record of a topic
+    may lack either, and then it is None.
+    """
 
     def __init__(self, builder: StreamsBuilder, node: str, flow: Flow) -> None:
         self._builder, self._node, self._flow = builder, node, flow
 
-    def filter(self, predicate: Callable[[Record], bool]) -> Stream:
+    def filter(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
         """Only the records for which `predicate` is true."""
         predicate = plain("filter: predicate", predicate)
         return self._each(
             "filter", lambda record, forward: forward(record) if predicate(record) else None, at_most_once=True
         )
 
-    def filter_not(self, predicate: Callable[[Record], bool]) -> Stream:
+    def filter_not(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
         """Only the records for which `predicate` is false."""
         predicate = plain("filter_not: predicate", predicate)
         return self._each(
             "filter_not", lambda record, forward: None if predicate(record) else forward(record), at_most_once=True
         )
 
-    def map_values(self, mapper: Callable[[Any], Any], value: Any = dict) -> Stream:
+    def map_values(self, mapper: Callable[[V], VR], value: Any = dict) -> Stream[K, VR]:
         """Each value replaced by `mapper(value)`; `value` says what type comes out, for typed aggregations."""
         mapper = plain("map_values: mapper", mapper)
         return self._each(
             "map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value, at_most_once=True
         )
 
-    def flat_map_values(self, mapper: Callable[[Any], Iterable[Any]], value: Any = dict) -> Stream:
+    def flat_map_values(self, mapper: Callable[[V], Iterable[VR]], value: Any = dict) -> Stream[K, VR]:
         """Each value replaced by the values of `mapper(value)`."""
         mapper = plain("flat_map_values: mapper", mapper, may_yield=True)
 
@@ -73,20 +84,25 @@ class Stream:
         return self._each("flat_map_values", each, value)
 
     def map(
-        self, mapper: Callable[[Record], Record], value: Any = dict, *, key: KeyType = "string", name: str | None = None
-    ) -> Stream:
+        self,
+        mapper: Callable[[Record[K, V]], Record[KR, VR]],
+        value: Any = dict,
+        *,
+        key: KeyType = "string",
+        name: str | None = None,
+    ) -> Stream[KR, VR]:
         """Each record replaced by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
         mapper = plain("map: mapper", mapper)
         return self._rekeyed("map", lambda record, forward: forward(mapper(record)), value, key, name)
 
     def flat_map(
         self,
-        mapper: Callable[[Record], Iterable[Record]],
+        mapper: Callable[[Record[K, V]], Iterable[Record[KR, VR]]],
         value: Any = dict,
         *,
         key: KeyType = "string",
         name: str | None = None,
-    ) -> Stream:
+    ) -> Stream[KR, VR]:
         """Each record replaced by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
         mapper = plain("flat_map: mapper", mapper, may_yield=True)
 
@@ -96,7 +112,9 @@ class Stream:
 
         return self._rekeyed("flat_map", each, value, key, name)
 
-    def key_by(self, selector: Callable[[Record], Any], *, key: KeyType = "string", name: str | None = None) -> Stream:
+    def key_by(
+        self, selector: Callable[[Record[K, V]], KR], *, key: KeyType = "string", name: str | None = None
+    ) -> Stream[KR, V]:
         """Each record under the key `selector(record)`, text or bytes as `key` says.
 
         Before it is grouped or joined by that key, the stream goes through a topic of the application's own,
@@ -112,7 +130,7 @@ class Stream:
 
     select_key = key_by
 
-    def peek(self, action: Callable[[Record], None]) -> Stream:
+    def peek(self, action: Callable[[Record[K, V]], None]) -> Stream[K, V]:
         """Call `action` for each record and pass it on."""
         action = plain("peek: action", action)
 
@@ -122,12 +140,12 @@ class Stream:
 
         return self._each("peek", each, passes_all=True, at_most_once=True)
 
-    def foreach(self, action: Callable[[Record], None]) -> None:
+    def foreach(self, action: Callable[[Record[K, V]], None]) -> None:
         """Call `action` for each record; nothing comes after it."""
         action = plain("foreach: action", action)
         self._each("foreach", lambda record, forward: action(record))
 
-    def branch(self, *predicates: Callable[[Record], bool]) -> list[Stream]:
+    def branch(self, *predicates: Callable[[Record[K, V]], bool]) -> list[Stream[K, V]]:
         """One stream a predicate; a record goes to the first that is true of it, to none where none is."""
         if not predicates:
             raise ConfigError("branch: at least one predicate is needed")
@@ -141,7 +159,7 @@ class Stream:
             self._builder._add(ProcessorNode(name, lambda: Each(pass_on), passes_all=True), (split.name,))
         return [Stream(self._builder, name, self._flow) for name in names]
 
-    def merge(self, other: Stream) -> Stream:
+    def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
         """The records of both streams; ConfigError where one has text as keys and the other bytes.
 
         Streams with values of different types can be merged, and their records counted; to go through a topic, into a
@@ -167,12 +185,12 @@ class Stream:
 
     def process(
         self,
-        supplier: Callable[[], Processor],
+        supplier: Callable[[], Processor[K, V, KR, VR]],
         *stores: str,
         name: str | None = None,
         value: Any = dict,
         key: KeyType | None = None,
-    ) -> Stream:
+    ) -> Stream[KR, VR]:
         """What a processor of your own forwards, with values of type `value`; it may use the stores named.
 
         It may give its records any key, text or bytes as `key` says (default: as they are). So they go through a
@@ -185,8 +203,12 @@ class Stream:
         return Stream(self._builder, node, replace(flow, is_windowed=False, mixed=()))
 
     def process_values(
-        self, supplier: Callable[[], Processor], *stores: str, name: str | None = None, value: Any = dict
-    ) -> Stream:
+        self,
+        supplier: Callable[[], Processor[K, V, Any, VR]],
+        *stores: str,
+        name: str | None = None,
+        value: Any = dict,
+    ) -> Stream[K, VR]:
         """As `process`, by a processor that leaves the keys as they are: the records stay in their partition.
 
         ConfigError ends the worker where it forwards another key than that of the record it processes. What it
@@ -195,16 +217,40 @@ class Stream:
         node = self._processed("process_values", lambda: SameKey(supplier()), stores, name, supplier)
         return Stream(self._builder, node, replace(self._flow, value=value, mixed=()))
 
+    @overload
     def join(
         self,
-        other: Stream | Table | GlobalTable,
+        other: Stream[Any, VO],
+        joiner: Callable[[V, VO], VR],
+        windows: JoinWindows,
+        *,
+        value: Any = dict,
+        name: str | None = None,
+    ) -> Stream[K, VR]: ...
+
+    @overload
+    def join(self, other: Table[Any, VO], joiner: Callable[[V, VO], VR], *, value: Any = dict) -> Stream[K, VR]: ...
+
+    @overload
+    def join(
+        self,
+        other: GlobalTable[Any, VO],
+        joiner: Callable[[V, VO], VR],
+        *,
+        key: Callable[[Record[K, V]], Any],
+        value: Any = dict,
+    ) -> Stream[K, VR]: ...
+
+    def join(
+        self,
+        other: Stream[Any, Any] | Table[Any, Any] | GlobalTable[Any, Any],
         joiner: Joiner,
         windows: JoinWindows | None = None,
         *,
-        key: Callable[[Record], Any] | None = None,
+        key: Callable[[Record[K, V]], Any] | None = None,
         value: Any = dict,
         name: str | None = None,
-    ) -> Stream:
+    ) -> Stream[K, Any]:
         """The records that the other side has a match for, with the value `joiner(own value, other value)`.
 
         Another stream: records of one key within `windows`. A table: the row of the record's key. A global table: the
@@ -212,20 +258,46 @@ class Stream:
         """
         return join(self, other, joiner, Joining(windows, key, value, name, left=False))
 
+    @overload
     def left_join(
         self,
-        other: Stream | Table | GlobalTable,
+        other: Stream[Any, VO],
+        joiner: Callable[[V, VO | None], VR],
+        windows: JoinWindows,
+        *,
+        value: Any = dict,
+        name: str | None = None,
+    ) -> Stream[K, VR]: ...
+
+    @overload
+    def left_join(
+        self, other: Table[Any, VO], joiner: Callable[[V, VO | None], VR], *, value: Any = dict
+    ) -> Stream[K, VR]: ...
+
+    @overload
+    def left_join(
+        self,
+        other: GlobalTable[Any, VO],
+        joiner: Callable[[V, VO | None], VR],
+        *,
+        key: Callable[[Record[K, V]], Any],
+        value: Any = dict,
+    ) -> Stream[K, VR]: ...
+
+    def left_join(
+        self,
+        other: Stream[Any, Any] | Table[Any, Any] | GlobalTable[Any, Any],
         joiner: Joiner,
         windows: JoinWindows | None = None,
         *,
-        key: Callable[[Record], Any] | None = None,
+        key: Callable[[Record[K, V]], Any] | None = None,
         value: Any = dict,
         name: str | None = None,
-    ) -> Stream:
+    ) -> Stream[K, Any]:
         """As `join`, but a record without a match goes on as `joiner(own value, None)`, as does one without a key."""
         return join(self, other, joiner, Joining(windows, key, value, name, left=True))
 
-    def to(self, topic: str, encode: Encoder | None = None) -> None:
+    def to(self, topic: str, encode: Callable[[Record[K, V]], tuple[bytes | None, bytes | None]] | None = None) -> None:
         """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
         require_topic("to: topic", topic)
         if encode is not None:
@@ -237,7 +309,7 @@ class Stream:
             builder = stores[self._node]
             stores[self._node] = replace(builder, schema=msgspec.structs.replace(builder.schema, results=topic))
 
-    def repartition(self) -> Stream:
+    def repartition(self) -> Stream[K, V]:
         """The stream by way of a topic of the application's own, with all records of a key in one partition."""
         require_groupable("repartition", self._flow)
         require_one_type("repartition", self._flow)
@@ -247,7 +319,7 @@ class Stream:
             builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
         return builder._repartitioned[topic]
 
-    def group_by_key(self) -> GroupedStream:
+    def group_by_key(self: Stream[KR | None, V]) -> GroupedStream[KR, V]:
         """The stream grouped by the key its records have.
 
         A record without a value that tells of a retracted window or a deleted row is no event to aggregate: it is
@@ -262,12 +334,12 @@ class Stream:
         return GroupedStream(Stream(self._builder, node.name, replace(keyed._flow, has_deletions=False)))
 
     def group_by(
-        self, selector: Callable[[Record], Any], *, key: KeyType = "string", name: str | None = None
-    ) -> GroupedStream:
+        self, selector: Callable[[Record[K, V]], KR | None], *, key: KeyType = "string", name: str | None = None
+    ) -> GroupedStream[KR, V]:
         """The stream grouped by the key that `key_by` gives its records."""
         return self.key_by(selector, key=key, name=name).group_by_key()
 
-    def _by_key(self, *, keeps_null: bool = False) -> Stream:
+    def _by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
         if not self._flow.is_rekeyed:
             return self
         if keeps_null:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple
 
 import msgspec
 
 from penstock.shared.common.errors import RecordTooLarge
 from penstock.shared.streams.aggregations import Aggregation
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import K, Processor, ProcessorContext, Record
 from penstock.shared.streams.window_limits import name_window
 
 Emit = Literal["on_close", "on_update"]
@@ -26,21 +26,21 @@ FIXED_COLUMN_BYTES = 8
 STATE_BYTES_SPARE = 16 * 1024  # of a changelog entry, for its envelope and what changes its state in place
 
 
-class WindowKey(NamedTuple):
+class WindowKey(NamedTuple, Generic[K]):
     """The key of a windowed result: the record key and the window's bounds in ms.
 
     The end of a session and of a sliding window is inclusive, that of a tumbling or hopping window is not.
     """
 
-    key: Any
+    key: K
     start: int
     end: int
 
 
-class WindowResult(msgspec.Struct, frozen=True):
+class WindowResult(msgspec.Struct, Generic[K], frozen=True):
     """A window's results by name."""
 
-    key: Any
+    key: K
     start: int
     end: int
     results: dict[str, Any]

@@ -12,10 +12,15 @@ What is put in and what is handed out are copies: only `put` changes a row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple
+
+from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.streams.state.detached import detached
+
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
 
 
 class Row:
@@ -39,7 +44,7 @@ class RowChanges(NamedTuple):
     live: list[Row]
 
 
-class KeyValueStore:
+class KeyValueStore(Generic[K, V]):
     """A table's rows by key; a processor of your own may read and write it between commits as it likes."""
 
     def __init__(self, name: str) -> None:
@@ -53,12 +58,12 @@ class KeyValueStore:
     def __repr__(self) -> str:
         return f"KeyValueStore({self.name!r}, {len(self._rows)} rows, {len(self._dirty)} dirty)"
 
-    def get(self, key: Any) -> Any:
+    def get(self, key: K) -> V | None:
         """The row's value, None where there is none."""
         row = self._rows.get(key)
         return None if row is None else detached(row.states[0])
 
-    def put(self, key: Any, value: Any) -> None:
+    def put(self, key: K, value: V | None) -> None:
         """Set a row; None deletes it. DataError for a key that is neither text nor bytes."""
         if value is None:
             self.delete(key)
@@ -74,7 +79,7 @@ class KeyValueStore:
         self._dirty[key] = row
         self.touched = True
 
-    def delete(self, key: Any) -> None:
+    def delete(self, key: K) -> None:
         """Take a row out; one that is not there is no error."""
         row = self._rows.pop(key, None)
         if row is None:
@@ -85,7 +90,7 @@ class KeyValueStore:
         else:
             self._dirty.pop(key, None)
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
+    def items(self) -> Iterator[tuple[K, V]]:
         """All keys and values."""
         return ((key, detached(row.states[0])) for key, row in self._rows.items())
 
@@ -93,11 +98,11 @@ class KeyValueStore:
         """All rows."""
         return iter(self._rows.values())
 
-    def rows_of(self, key: Any) -> list[Row]:
+    def rows_of(self, key: K) -> list[Row]:
         """The key's row, if it has one."""
         return [self._rows[key]] if key in self._rows else []
 
-    def keys(self) -> Iterator[Any]:
+    def keys(self) -> Iterator[K]:
         """The keys that there are at the first look."""
         return iter(list(self._rows))
 
