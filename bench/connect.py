@@ -2,10 +2,10 @@
 
 One real embedded broker, one topic of one partition with 100-byte records, one task with string converters (Postgres:
 JSON). Each contestant is a process of its own, in turns, and the best round of each counts. The time runs from the
-first record in the file or table to the last; CPU is the whole process', its start included. Kafka Connect's jars come
-by Ivy, once a user. Postgres is one of the bench's own, from the binaries on the machine, or the one that `--postgres`
-names; without either that contestant is left out. Rows are upserted by `user`, of whom there are 20,000: nearly every
-record updates one.
+first record in the file or table to the last; CPU is the whole process', its start included. Kafka Connect's jars are
+downloaded once a user. Postgres is one of the bench's own, from the binaries on the machine, or the one that
+`--postgres` names; without either that contestant is left out. Rows are upserted by `user`, of whom there are 20,000:
+nearly every record updates one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench._side_by_side import Figures, best_of, report
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.ivy import JarSet, fetch_jars
+from penstock.shared.common.jars import fetch_jars, read_jar_set
 from penstock.shared.common.java import find_java
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
@@ -49,16 +49,7 @@ WANTED = ((OURS, THEIRS, 1.0),)
 POSTGRES_ROWS_MIN = 30_000
 """Rows a second that are asked for."""
 USERS = 20_000
-CONNECT_JARS = JarSet(
-    title="Kafka Connect 4.1.1",
-    folder="kafka-connect-4.1.1",
-    artifacts=(
-        ("org.apache.kafka", "connect-runtime", "4.1.1"),
-        ("org.apache.kafka", "connect-file", "4.1.1"),
-        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.24.3"),
-    ),
-    needed_bytes=150 * 1024 * 1024,
-)
+CONNECT_JARS = read_jar_set(Path(__file__).with_name("connect_jars.json"))
 
 
 class Quiet:
@@ -151,7 +142,7 @@ async def ours(bootstrap: str, name: str, records: int, postgres: str, folder: P
 def theirs(bootstrap: str, records: int, folder: Path) -> Figures:
     """Kafka Connect, standalone, in a process of its own."""
     java = find_java()
-    jars = fetch_jars(java.executable, CONNECT_JARS)
+    jars = asyncio.run(fetch_jars(CONNECT_JARS))
     out = folder / f"theirs-{time.time_ns()}"
     worker, sink = folder / "worker.properties", folder / "sink.properties"
     worker.write_text(

@@ -64,7 +64,7 @@ case "$*" in
   "-m penstock.services.local.jars" | "-m penstock.services.compactor.spark --fetch")
     if [ -e "$PLACES/no_network" ]; then echo "penstock: no jars: no network" >&2; exit 1; fi
     jars="$HOME/.cache/penstock/$2"
-    if [ ! -d "$jars" ]; then mkdir -p "$jars" && : >"$jars/one.jar"; fi  # a folder that is there is taken to be whole
+    mkdir -p "$jars" && : >"$jars/one.jar"
     echo "$jars" ;;
   "-m penstock.services.compactor.spark --archive") [ ! -e "$PLACES/no_archive" ] ;;
   *) echo "not a question of scripts/install: $*" >&2; exit 99 ;;

@@ -20,7 +20,7 @@ import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.shared.common.ivy import cache_root
+from penstock.shared.common.jars import cache_root
 from penstock.shared.common.java import Java
 from penstock.shared.common.log import get_logger
 

@@ -8,17 +8,13 @@ without them Hadoop asks the machine's role.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from penstock.shared.common.ivy import JarSet
+from penstock.shared.common.jars import read_jar_set
 
 SCHEME = "s3a://"
-HADOOP = "3.4.1"  # pyspark's own hadoop-client; another version of the connector would not load
-S3_JARS = JarSet(
-    title=f"Hadoop's connector for S3 {HADOOP}",
-    folder=f"hadoop-aws-{HADOOP}",
-    artifacts=(("org.apache.hadoop", "hadoop-aws", HADOOP),),
-    needed_bytes=1200 * 1024 * 1024,
-)
+# Of the version of pyspark's own hadoop-client: another version of the connector would not load.
+S3_JARS = read_jar_set(Path(__file__).with_name("s3_jars.json"))
 
 
 def is_s3(place: str) -> bool:

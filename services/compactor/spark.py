@@ -1,13 +1,14 @@
 """The Spark session of the jobs: local by default, the same code on a cluster.
 
 The Kafka and Delta connectors are not part of pyspark. Locally they come from a folder that is filled once
-(`python -m penstock.services.compactor.spark --fetch`), which spares every start Ivy's resolution of two seconds and
-its need of a network, and are on the JVM's class path, where the class archive can have them too (class_archive); a
+(`python -m penstock.services.compactor.spark --fetch`), which spares every start a resolution of two seconds and its
+need of a network, and are on the JVM's class path, where the class archive can have them too (class_archive); a
 cluster's driver gets the same files by `spark.jars` and hands them to its executors.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -19,7 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyspark
 from py4j.protocol import Py4JError
 from pyspark import SparkContext, cloudpickle
 from pyspark.errors.exceptions.base import PySparkException
@@ -31,32 +31,13 @@ from penstock.services.compactor.properties import handed_over
 from penstock.services.compactor.scratch import scratch_folder
 from penstock.services.compactor.settings import SparkSettings
 from penstock.shared.common.errors import ConfigError, FatalError
-from penstock.shared.common.ivy import JarSet, announcement, cache_root, fetch_jars
+from penstock.shared.common.jars import JarSet, announcement, cache_root, fetch_jars, missing_jars, read_jar_set
 from penstock.shared.common.java import Java, find_java
 from penstock.shared.common.log import configure
 from penstock.shared.common.settings import LogSettings
 
-SPARK_JARS = JarSet(
-    title=f"Spark {pyspark.__version__}'s connectors for Kafka and Delta",
-    folder=f"spark-{pyspark.__version__}",
-    artifacts=(
-        ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.0.0"),
-        ("io.delta", "delta-spark_2.13", "4.0.1"),
-    ),
-    needed_bytes=100 * 1024 * 1024,
-    # What pyspark's own folder of jars has already: a second copy of another version would hide it.
-    excluded=(
-        ("org.apache.hadoop", "*"),
-        ("org.scala-lang", "*"),
-        ("org.scala-lang.modules", "*"),
-        ("org.slf4j", "*"),
-        ("org.antlr", "*"),
-        ("org.lz4", "*"),
-        ("org.xerial.snappy", "*"),
-        ("org.apache.spark", "spark-tags_2.13"),
-        ("com.google.code.findbugs", "*"),
-    ),
-)
+# Without what pyspark's own folder of jars has already: a second copy of another version would hide it.
+SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
 # Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
 # over 300,000 records. What is given as spark.driver.extraJavaOptions comes after it and so overrides it.
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
@@ -88,9 +69,9 @@ def use_java(java: Java) -> None:
 def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
     """The connectors' jars, downloaded if this user does not have them yet."""
     folder = cache_root() / wanted.folder
-    if not folder.is_dir():
-        folder = fetch_jars(find_java().executable, wanted)
-    return sorted(folder.glob("*.jar"))
+    if missing_jars(wanted):
+        asyncio.run(fetch_jars(wanted))
+    return sorted(folder / jar.name for jar in wanted.jars)
 
 
 @contextmanager
@@ -256,7 +237,7 @@ def main(arguments: list[str]) -> int:
         if arguments[0] == "--archive":
             print(archive := make_archive())
             return 0 if archive is not None else 1
-        if (said := announcement(SPARK_JARS)) is not None:
+        if (said := announcement(wanted[arguments[0]])) is not None:
             print(f"penstock: {said}", file=sys.stderr, flush=True)
         print(connector_jars(wanted[arguments[0]])[0].parent)
     except (ConfigError, SparkFailed) as e:

@@ -32,8 +32,9 @@ from penstock.services.local.broker_config import EmbeddedKafkaSettings
 from penstock.services.local.child import ChildProcess, tail
 from penstock.services.local.diagnosis import Cause, explain, find_cause
 from penstock.services.local.folder_lock import FolderLock, refuse_if_kafka_runs_in
-from penstock.services.local.jars import kafka_jars
+from penstock.services.local.jars import KAFKA_JARS
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState, PenstockError
+from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import Java, find_java
 from penstock.shared.common.log import configure, get_logger
 from penstock.shared.common.settings import LogSettings
@@ -128,7 +129,7 @@ class EmbeddedKafka:
         if self._java is None:
             self._java = await asyncio.to_thread(find_java, self._environ)
         if self._jars is None:
-            self._jars = await kafka_jars(self._java, self._environ)
+            self._jars = await fetch_jars(KAFKA_JARS, self._environ)
         await self._lock.acquire()
         try:
             refuse_if_kafka_runs_in(self.data_dir / config.LOG_FOLDER)

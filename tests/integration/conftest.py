@@ -7,6 +7,7 @@ for one test, on that test's loop, which may be treated badly.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from penstock.services.local import broker_config as config
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
 from penstock.services.local.jars import KAFKA_JARS
 from penstock.services.local.kafka import EmbeddedKafka, new_cluster_id
-from penstock.shared.common.ivy import fetch_jars
+from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import find_java
 
 TEST_PROPERTIES = {
@@ -54,7 +55,7 @@ def formatted(tmp_path_factory: pytest.TempPathFactory, kafka_settings: Embedded
     (folder / config.PROPERTIES_FILE).write_text(properties, encoding="ascii")
     (folder / config.LOG4J_FILE).write_text(config.log4j_config(), encoding="ascii")
     java = find_java()
-    command = config.format_command(java, fetch_jars(java.executable, KAFKA_JARS), new_cluster_id())
+    command = config.format_command(java, asyncio.run(fetch_jars(KAFKA_JARS)), new_cluster_id())
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

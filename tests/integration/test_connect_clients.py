@@ -11,19 +11,14 @@ import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
-from penstock.shared.common.ivy import JarSet, fetch_jars
+from penstock.shared.common.jars import fetch_jars, read_jar_set
 from penstock.shared.common.java import find_java
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.connect_worker import properties, running
 
 SOURCE = Path(__file__).parent / "connect" / "TryConnectClient.java"
 STEPS, LIMIT_S = 26, 180
-CLIENT_JARS = JarSet(
-    title="kafka-connect-client 4.0.4",
-    folder="kafka-connect-client-4.0.4",
-    artifacts=(("org.sourcelab", "kafka-connect-client", "4.0.4"), ("org.slf4j", "slf4j-nop", "1.7.36")),
-    needed_bytes=20 * 1024 * 1024,
-)
+CLIENT_JARS = read_jar_set(Path(__file__).parent / "connect" / "client_jars.json")
 
 
 @pytest.mark.soak
@@ -33,7 +28,7 @@ async def test_every_method_of_the_java_client_works(kafka: EmbeddedKafka, tmp_p
         await admin.create_topics([NewTopic(topic_name, 1)])
     (tmp_path / "in.txt").write_text("a\n")
     java = find_java()
-    jars = await asyncio.to_thread(fetch_jars, java.executable, CLIENT_JARS)
+    jars = await fetch_jars(CLIENT_JARS)
     props = properties(kafka.bootstrap_servers, rest_auth_users="ann:0123456789abcdef")
     async with running(tmp_path, props) as client, asyncio.timeout(LIMIT_S):
         url = str(client.base_url).rstrip("/")

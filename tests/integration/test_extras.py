@@ -6,13 +6,18 @@ dependency that is missing.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from penstock.services.local.jars import KAFKA_JARS
+from penstock.shared.common.jars import fetch_jars
+from penstock.shared.common.java import find_java
 from tests.integration.environments import ask, distributions, make_environment, required
+from tests.integration.maven_mirror import mirror
 
 BASE_BYTES_MAX = 120_000_000
 HEAVY = {"pyarrow", "deltalake", "fastapi", "numba", "pyspark", "pandas", "uvicorn", "datasketches"}
@@ -50,6 +55,22 @@ print(data_file().is_file())
 """,
 }
 
+START_KAFKA = """
+import asyncio, sys
+from pathlib import Path
+from penstock import Admin, NewTopic, Producer
+from penstock.services.local.kafka import EmbeddedKafka
+
+async def main(folder):
+    async with EmbeddedKafka(folder) as kafka:
+        async with Admin(kafka.bootstrap_servers) as admin:
+            await admin.create_topics([NewTopic("clicks", 1)])
+        async with Producer(kafka.bootstrap_servers) as producer:
+            print((await producer.send_and_wait("clicks", b"a")).offset)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
 
 def environment(folder: Path, *extras: str) -> Path:
     return make_environment(folder, required("penstock", extras))
@@ -85,4 +106,25 @@ def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path) -
 def test_an_extra_alone_runs_its_smallest_program(tmp_path: Path, extra: str) -> None:
     """Nothing is missing from the extra's dependencies."""
     assert ask(environment(tmp_path, extra), PROGRAMS[extra])
+    shutil.rmtree(tmp_path / "venv")
+
+
+@pytest.mark.parametrize("extras", [(), ("server",)], ids=["base", "server"])
+async def test_kafka_starts_without_spark(tmp_path: Path, extras: tuple[str, ...]) -> None:
+    """Without pyspark, from an empty cache: the jars come from the user's repository, and a record is acknowledged."""
+    await fetch_jars(KAFKA_JARS)
+    python = await asyncio.to_thread(environment, tmp_path, *extras)
+    assert "pyspark" not in distributions(python)
+    with mirror(KAFKA_JARS, tmp_path / "mirror") as url:
+        variables = {
+            "HOME": str(tmp_path),
+            "JAVA_HOME": str(find_java().home),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "PENSTOCK_MAVEN_REPOSITORY": url,
+            "NO_PROXY": "127.0.0.1",
+        }
+        command = [python, "-I", "-c", START_KAFKA, tmp_path / "data"]
+        started = await asyncio.create_subprocess_exec(*map(str, command), env=variables, cwd=tmp_path, stdout=-1)
+        said, _ = await started.communicate()
+    assert (started.returncode, said.split()[-1]) == (0, b"0")
     shutil.rmtree(tmp_path / "venv")

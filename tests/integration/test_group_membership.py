@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.local.jars import kafka_jars
+from penstock.services.local.jars import KAFKA_JARS
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import GroupNotEmpty
+from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import find_java
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -242,7 +243,7 @@ async def java_member(kafka: EmbeddedKafka, topic: str, assignor: str, folder: P
         pytest.skip("a JDK is needed to compile a Java member")
     source = folder / "Member.java"
     source.write_text(JAVA_MEMBER)
-    jars = await kafka_jars(find_java())
+    jars = await fetch_jars(KAFKA_JARS)
     command = [
         java,
         "-Xmx128m",

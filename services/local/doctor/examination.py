@@ -10,7 +10,7 @@ from penstock.services.local.doctor.rules import AGE_CONFIGS, Finding, TopicFact
 from penstock.services.local.jars import KAFKA_JARS
 from penstock.shared.clients.admin import Admin, TopicDescription
 from penstock.shared.common.errors import ConfigError, PenstockError
-from penstock.shared.common.ivy import JarSet, cache_root
+from penstock.shared.common.jars import JarSet, cache_root, missing_jars
 from penstock.shared.common.java import find_java
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -114,9 +114,10 @@ def _examine_java() -> Finding:
 
 def _examine_jars(wanted: JarSet, command: str) -> Finding:
     folder = cache_root() / wanted.folder
-    if folder.is_dir():
-        return Finding("ok", wanted.title, f"its jars are in {folder}")
-    return Finding("warning", wanted.title, f"no jars in {folder}: the first start downloads them", command)
+    if missing := len(missing_jars(wanted)):
+        why = f"{missing} of {len(wanted.jars)} jars are not in {folder}: the first start downloads them"
+        return Finding("warning", wanted.title, why, command)
+    return Finding("ok", wanted.title, f"its jars are in {folder}")
 
 
 def _existing(folder: Path) -> Path:

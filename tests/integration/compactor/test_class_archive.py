@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.compactor import spark
-from penstock.shared.common.ivy import cache_root
+from penstock.shared.common.jars import cache_root
 
 JOB = """
 import sys

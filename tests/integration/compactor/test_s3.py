@@ -18,7 +18,7 @@ from penstock.services.compactor.s3 import S3_JARS
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.common import lake
-from penstock.shared.common.ivy import cache_root
+from penstock.shared.common.jars import cache_root
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.s3_server import MOTO, s3_server
 

@@ -6,6 +6,7 @@ import logging
 import os
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock.services.aggregator.settings import AggregatorSettings
@@ -14,35 +15,41 @@ from penstock.services.compactor.main import WRONG_SETTINGS, compact_main
 from penstock.services.compactor.settings import BackfillSettings, CompactSettings, SparkSettings
 from penstock.shared.common import java
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.jars import JarSet, cache_root
+
+
+def cached(jars: JarSet) -> list[str]:
+    """Put files of the jars' sizes, without content, into the cache; their paths, in the order of Spark's settings."""
+    folder = cache_root() / jars.folder
+    folder.mkdir(parents=True)
+    for jar in jars.jars:
+        with (folder / jar.name).open("wb") as file:
+            file.truncate(jar.size)
+    return sorted(str(folder / jar.name) for jar in jars.jars)
 
 
 def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a user passes overrides ours; Java options come after ours, so that they win.
 
     The connector for S3 is there as soon as one of the job's places is on it."""
-    jars = tmp_path / "penstock" / spark.SPARK_JARS.folder
-    jars.mkdir(parents=True)
-    (jars / "a.jar").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jars, s3_jars = cached(spark.SPARK_JARS), cached(s3.S3_JARS)
     given = {"spark.sql.shuffle.partitions": "9", spark.JAVA_OPTIONS: "-Xss4m"}
     conf = spark.configuration(SparkSettings(conf=given), "scratch")
-    assert conf[spark.CLASS_PATH] == str(jars / "a.jar")
+    assert conf[spark.CLASS_PATH] == ":".join(jars)
     assert "spark.jars" not in conf
     assert conf["spark.sql.shuffle.partitions"] == "9"
     assert conf["spark.sql.execution.arrow.maxBytesPerBatch"] == str(spark.ARROW_BATCH_BYTES)
     assert conf[spark.JAVA_OPTIONS].endswith(f"{spark.LOCAL_JAVA_OPTIONS} -Xss4m")
     cluster = spark.configuration(SparkSettings(master="spark://m:7077"), "scratch")
     assert "spark.driver.host" not in cluster
-    assert cluster["spark.jars"] == str(jars / "a.jar")
+    assert cluster["spark.jars"] == ",".join(jars)
     assert spark.CLASS_PATH not in cluster
-    s3_jars = tmp_path / "penstock" / s3.S3_JARS.folder
-    s3_jars.mkdir()
-    (s3_jars / "b.jar").touch()
     flags = ["--application", "a", "--lake", "lake", "--topology", "m:f", "--files", "S3://bucket/*.json"]
     with_files = spark.configuration(SparkSettings(), "scratch", BackfillSettings.load(flags, environ={}).places)
-    assert with_files["spark.jars"] == f"{jars / 'a.jar'},{s3_jars / 'b.jar'}"
+    assert with_files["spark.jars"] == ",".join([*jars, *s3_jars])
     own = spark.configuration(SparkSettings(conf={spark.CLASS_PATH: "mine.jar"}), "scratch")
-    assert (own[spark.CLASS_PATH], own["spark.jars"]) == ("mine.jar", str(jars / "a.jar"))
+    assert (own[spark.CLASS_PATH], own["spark.jars"]) == ("mine.jar", ",".join(jars))
     assert spark.LOCAL_JAVA_OPTIONS not in cluster[spark.JAVA_OPTIONS]
 
 
@@ -96,3 +103,13 @@ def test_spark_takes_the_java_that_was_found(tmp_path: Path, monkeypatch: pytest
     (home / "bin" / "java").touch()
     spark.use_java(java.Java(home / "bin" / "java", 17, "PATH"))
     assert os.environ["JAVA_HOME"] == str(home)
+
+
+def test_the_locks_are_of_the_installed_spark() -> None:
+    """Another pyspark needs other connectors, and a folder of its own; nothing of them is in pyspark's own folder."""
+    own = {jar.name for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
+    assert spark.SPARK_JARS.folder == f"spark-{pyspark.__version__}"
+    assert not own & {jar.name for jar in spark.SPARK_JARS.jars}
+    (hadoop,) = (name for name in own if name.startswith("hadoop-client-api-"))
+    version = hadoop.removeprefix("hadoop-client-api-").removesuffix(".jar")
+    assert s3.S3_JARS.roots == (f"org.apache.hadoop:hadoop-aws:{version}",)

@@ -1,33 +1,22 @@
-"""Kafka's jars. (What fetches them: tests/shared/common/test_ivy.py and tests/integration/test_kafka_jars.py.)"""
+"""Kafka's jars. (What fetches them: tests/shared/common/test_jars.py and tests/integration/test_kafka_jars.py.)"""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from penstock.services.local.jars import KAFKA_JARS, KAFKA_VERSION, kafka_jars
-from penstock.shared.common.errors import JarsUnavailable
-from penstock.shared.common.java import Java
-
-NO_JAVA_NEEDED = Java(Path("/nonexistent/java"), 17, "PATH")
+from penstock.services.local.jars import KAFKA_JARS, KAFKA_VERSION
 
 
-def test_the_folder_names_the_version() -> None:
-    """Another version of Kafka is another folder, so that an upgrade fetches it."""
-    assert KAFKA_VERSION in KAFKA_JARS.folder
-    assert ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION) in KAFKA_JARS.artifacts
+def test_the_lock_is_of_the_version() -> None:
+    """Another version of Kafka is another folder, so that an upgrade fetches it, and its own jars are all of it."""
+    assert KAFKA_JARS.folder == f"kafka-{KAFKA_VERSION}"
+    assert f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}" in KAFKA_JARS.roots
+    own = [jar.path.split("/") for jar in KAFKA_JARS.jars if jar.path.startswith("org/apache/kafka/")]
+    assert {version for *_, version, _ in own} == {KAFKA_VERSION}
+    assert {"kafka_2.13", "kafka-clients", "kafka-server"} <= {name for *_, name, _, _ in own}
 
 
-async def test_jars_that_are_there_are_not_downloaded(tmp_path: Path) -> None:
-    """A folder in the cache is used as it is; no Java is run."""
-    folder = tmp_path / "penstock" / "kafka-4.1.1"
-    folder.mkdir(parents=True)
-    assert await kafka_jars(NO_JAVA_NEEDED, {"XDG_CACHE_HOME": str(tmp_path)}) == folder
-
-
-async def test_a_failed_download_is_raised_to_the_caller(tmp_path: Path) -> None:
-    """What goes wrong in the thread reaches the one who awaits."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(JarsUnavailable, match="file/penstock cannot be written"):
-        await kafka_jars(NO_JAVA_NEEDED, {"XDG_CACHE_HOME": str(tmp_path / "file")})
+def test_logging_has_one_binding() -> None:
+    """Kafka's jars ask for slf4j 1.7, and exactly one binding for it is among them."""
+    names = [jar.name for jar in KAFKA_JARS.jars]
+    assert [name for name in names if name.startswith("slf4j-api-")] == ["slf4j-api-1.7.36.jar"]
+    assert sum("slf4j" in name for name in names) == 2
+    assert any(name.startswith("log4j-slf4j-impl-") for name in names)

@@ -32,7 +32,7 @@ def test_missing_jars_are_said(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     main(["--kafka.bootstrap-servers=127.0.0.1:1", "--kafka.request-timeout-ms=100"])
     lines = capsys.readouterr().out.splitlines()
-    jars = [line for line in lines if "no jars in" in line]
+    jars = [line for line in lines if "the first start downloads them" in line]
     assert [line.rpartition("mend it with: ")[2] for line in jars] == [
         "python -m penstock.services.local.jars",
         "python -m penstock.services.compactor.spark --fetch",

@@ -1,0 +1,201 @@
+"""Which Maven repository jars come from: the one of the user's own settings.
+
+No address stands here. In this order:
+
+1. `PENSTOCK_MAVEN_REPOSITORY`, the base URL of a repository.
+2. A mirror of Maven Central in the user's `~/.m2/settings.xml`, or in the settings of the Maven that is installed, with
+   the credentials that `<servers>` has for the mirror's id.
+3. Maven Central, at the address that the installed Maven has for it, or the Ivy that comes with pyspark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+from xml.etree import ElementTree
+
+from penstock.shared.common.errors import JarsUnavailable
+
+REPOSITORY_VARIABLE = "PENSTOCK_MAVEN_REPOSITORY"
+CENTRAL = "central"  # the id that every Maven has for Maven Central
+_SETTINGS_BYTES_MAX = 1 << 20  # a settings.xml that is larger is another file
+_SUPER_POM = "org/apache/maven/model/pom-4.0.0.xml"  # what every project of Maven inherits from
+_IVY_PROPERTIES = "org/apache/ivy/core/settings/repository.properties"
+_IVY_ROOT = "ivy.ibiblio.default.artifact.root"
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A Maven repository: its base URL, which ends with `/`, and what to log in with; `source` names the setting."""
+
+    url: str
+    source: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """How messages name it: the URL without credentials, and the setting that it comes from."""
+        parts = urlsplit(self.url)
+        shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        return f"{shown} ({self.source})"
+
+
+def home_folder(environ: Mapping[str, str]) -> Path:
+    """The user's own folder: `HOME`, or what the system has for the user."""
+    home = environ.get("HOME", "")
+    if not home:  # which Path.home() takes for the root folder
+        with contextlib.suppress(KeyError):
+            home = pwd.getpwuid(os.getuid()).pw_dir
+    return Path(home or "/")
+
+
+def find_repository(environ: Mapping[str, str]) -> Repository:
+    """The repository of the user's settings. Raises JarsUnavailable where there is none, or it is no web address."""
+    if url := environ.get(REPOSITORY_VARIABLE):
+        return _repository(url, REPOSITORY_VARIABLE)
+    maven = maven_home(environ)
+    places = [home_folder(environ) / ".m2" / "settings.xml"]
+    if maven is not None:
+        places.append(maven / "conf" / "settings.xml")
+    for place in places:
+        if (text := _read(place)) is not None and (found := mirror_of_central(text, place, environ)) is not None:
+            return found
+    known = maven_central(maven, _pyspark_jars())
+    if known is None:
+        raise JarsUnavailable(
+            f"no Maven repository is known here: set {REPOSITORY_VARIABLE} to the base URL of Maven Central or of a "
+            f"mirror, or name a mirror in {places[0]}"
+        )
+    return _repository(known, "Maven Central")
+
+
+def maven_home(environ: Mapping[str, str]) -> Path | None:
+    """The folder of the installed Maven: `MAVEN_HOME`, or the one of the `mvn` on PATH."""
+    homes = [Path(environ["MAVEN_HOME"])] if environ.get("MAVEN_HOME") else []
+    if mvn := shutil.which("mvn", path=environ.get("PATH", "")):
+        home = Path(mvn).resolve().parent.parent
+        homes += [home, home / "libexec"]  # Homebrew's `mvn` only calls the one in libexec
+    return next((home for home in homes if (home / "lib").is_dir()), None)
+
+
+def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
+    """Maven Central's address, as the installed Maven has it, or the Ivy in a folder of jars."""
+    builders = [] if maven is None else [*(maven / "lib").glob("maven-model-builder-*.jar")]
+    builders += [] if maven is None else [*(maven / "lib").glob("maven-impl-*.jar")]  # from Maven 4 on
+    for jar in builders:
+        if (text := _member(jar, _SUPER_POM)) is not None:
+            model = ElementTree.fromstring(text)  # noqa: S314  (a file of the installed Maven)
+            for repository in model.findall("{*}repositories/{*}repository"):
+                if _text(repository, "id") == CENTRAL and (url := _text(repository, "url")):
+                    return url
+    for jar in () if ivy_folder is None else sorted(ivy_folder.glob("ivy-*.jar")):
+        found = re.search(rf"^{re.escape(_IVY_ROOT)}\s*=\s*(\S+)", _member(jar, _IVY_PROPERTIES) or "", re.MULTILINE)
+        if found:
+            return found[1]
+    return None
+
+
+def mirror_of_central(text: str, place: Path, environ: Mapping[str, str]) -> Repository | None:
+    """The mirror that a settings.xml has for Maven Central; None where it has none.
+
+    As in Maven, a mirror of `central` alone goes before one that covers it by a pattern. Raises JarsUnavailable for a
+    file that is no XML, or credentials that only Maven can read.
+    """
+    try:
+        settings = ElementTree.fromstring(text)  # noqa: S314  (the user's own file)
+    except ElementTree.ParseError as e:
+        raise JarsUnavailable(f"{place} cannot be read: {e}; mend it, or set {REPOSITORY_VARIABLE}") from None
+    mirrors = settings.findall("{*}mirrors/{*}mirror")
+    exact = [mirror for mirror in mirrors if _text(mirror, "mirrorOf") == CENTRAL]
+    for mirror in exact or (mirror for mirror in mirrors if covers_central(_text(mirror, "mirrorOf"))):
+        name, url = _text(mirror, "id"), _interpolate(_text(mirror, "url"), environ)
+        servers = settings.findall("{*}servers/{*}server")
+        server = next((server for server in servers if name and _text(server, "id") == name), None)
+        if server is None:
+            return _repository(url, f"the mirror {name} of {place}")
+        username = _interpolate(_text(server, "username"), environ)
+        password = _interpolate(_text(server, "password"), environ)
+        if re.fullmatch(r".*\{.+\}.*", password):
+            raise JarsUnavailable(
+                f"the password of the server {name} in {place} is encrypted, which only Maven can read: set "
+                f"{REPOSITORY_VARIABLE} to the mirror's URL with the credentials in it (https://USER:PASSWORD@HOST/…)"
+            )
+        return _repository(url, f"the mirror {name} of {place}", username or None, password or None)
+    return None
+
+
+def covers_central(mirror_of: str) -> bool:
+    """Whether a `mirrorOf` covers Maven Central, which is neither local nor spoken to without TLS.
+
+    >>> [covers_central(p) for p in ("*", "central", "external:*", "a, central", "*,!central", "external:http:*", "a")]
+    [True, True, True, True, False, False, False]
+    """
+    patterns = [pattern.strip() for pattern in mirror_of.split(",")]
+    return f"!{CENTRAL}" not in patterns and any(pattern in ("*", CENTRAL, "external:*") for pattern in patterns)
+
+
+def _repository(url: str, source: str, username: str | None = None, password: str | None = None) -> Repository:
+    try:
+        parts = urlsplit(url)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
+    except ValueError:
+        is_web = False
+    found = Repository(url if url.endswith("/") else f"{url}/", source, username, password)
+    if not is_web:
+        raise JarsUnavailable(f"{source}: not the http or https base URL of a Maven repository: {url!r}")
+    return found
+
+
+def _interpolate(text: str, environ: Mapping[str, str]) -> str:
+    """Maven's `${env.NAME}` and `${user.home}`; what is unknown stays as it is."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1]
+        if name == "user.home":
+            return str(home_folder(environ))
+        return environ.get(name.removeprefix("env."), found[0]) if name.startswith("env.") else found[0]
+
+    return re.sub(r"\$\{([^}]+)\}", value, text)
+
+
+def _text(element: ElementTree.Element, name: str) -> str:
+    return (element.findtext(f"{{*}}{name}") or "").strip()
+
+
+def _read(place: Path) -> str | None:
+    try:
+        with place.open(encoding="utf-8") as file:
+            return file.read(_SETTINGS_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as e:
+        raise JarsUnavailable(f"{place} cannot be read: {e}; mend it, or set {REPOSITORY_VARIABLE}") from None
+
+
+def _member(jar: Path, name: str) -> str | None:
+    """The text of one file in a jar; None where either is missing."""
+    try:
+        with zipfile.ZipFile(jar) as archive:
+            return archive.read(name).decode()
+    except (OSError, KeyError, zipfile.BadZipFile, UnicodeDecodeError):
+        return None
+
+
+def _pyspark_jars() -> Path | None:
+    """The jars that come with pyspark, found without importing it."""
+    folders: Iterator[Path] = (
+        Path(place, "jars")
+        for spec in (importlib.util.find_spec("pyspark"),)
+        for place in ((spec and spec.submodule_search_locations) or ())
+    )
+    return next(folders, None)
