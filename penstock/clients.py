@@ -1,25 +1,11 @@
-"""Producer, consumer and admin, with their settings, their serializers and the values they take and give."""
+"""Producer, consumer and admin, with their settings, their serializers and the values they take and give.
 
-from penstock.shared.clients.admin import (
-    Admin,
-    ClusterDescription,
-    ConfigEntry,
-    ConfigSynonym,
-    GroupDescription,
-    GroupListing,
-    MemberDescription,
-    NewTopic,
-    OffsetChange,
-    PartitionLag,
-    ShiftBy,
-    TopicDescription,
-    event_time_topic,
-)
-from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
-from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from penstock.shared.clients.producer import Deliveries, Delivery, Producer, ProducerInterceptor, ProducerSettings
-from penstock.shared.clients.producer.batch import OnDelivery
-from penstock.shared.clients.producer.partitioner import Partitioner
+A program that produces does not load the consumer: the clients are imported when a name of theirs is first used.
+"""
+
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from penstock.shared.common.public_names import publish as _publish
 from penstock.shared.common.records import (
     Columns,
@@ -53,6 +39,28 @@ from penstock.shared.common.serialization import (
     struct_deserializer,
 )
 from penstock.shared.common.settings import KafkaSettings
+
+if _TYPE_CHECKING:
+    from penstock.shared.clients.admin import (
+        Admin,
+        ClusterDescription,
+        ConfigEntry,
+        ConfigSynonym,
+        GroupDescription,
+        GroupListing,
+        MemberDescription,
+        NewTopic,
+        OffsetChange,
+        PartitionLag,
+        ShiftBy,
+        TopicDescription,
+        event_time_topic,
+    )
+    from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
+    from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+    from penstock.shared.clients.producer import Deliveries, Delivery, Producer, ProducerInterceptor, ProducerSettings
+    from penstock.shared.clients.producer.batch import OnDelivery
+    from penstock.shared.clients.producer.partitioner import Partitioner
 
 __all__ = [
     "Admin",
@@ -110,4 +118,59 @@ __all__ = [
     "struct_deserializer",
 ]
 
-_publish(__name__, globals(), __all__)
+_CLIENTS = (
+    {
+        "penstock.shared.clients.admin": (
+            "Admin",
+            "ClusterDescription",
+            "ConfigEntry",
+            "ConfigSynonym",
+            "GroupDescription",
+            "GroupListing",
+            "MemberDescription",
+            "NewTopic",
+            "OffsetChange",
+            "PartitionLag",
+            "ShiftBy",
+            "TopicDescription",
+            "event_time_topic",
+        ),
+        "penstock.shared.clients.admin.types": ("BrokerDescription", "PartitionDescription"),
+    },
+    {
+        "penstock.shared.clients.consumer": ("Consumer", "ConsumerSettings", "RebalanceListener"),
+    },
+    {
+        "penstock.shared.clients.producer": (
+            "Deliveries",
+            "Delivery",
+            "Producer",
+            "ProducerInterceptor",
+            "ProducerSettings",
+        ),
+        "penstock.shared.clients.producer.batch": ("OnDelivery",),
+        "penstock.shared.clients.producer.partitioner": ("Partitioner",),
+    },
+)
+"""What is not loaded yet, client by client: modules, and their names that are public here.
+
+A client is loaded as a whole, so that the annotations of each of its classes find what they name.
+"""
+
+_publish(__name__, globals(), [name for name in __all__ if name in globals()])
+
+
+def __getattr__(name: str) -> object:
+    """Imports a client when a name of it is first used (PEP 562), and publishes all that is here of it."""
+    for modules in _CLIENTS:
+        if any(name in names for names in modules.values()):
+            for module, names in modules.items():
+                loaded = _importlib.import_module(module)
+                globals().update({each: getattr(loaded, each) for each in names})
+            _publish(__name__, globals(), [each for names in modules.values() for each in names])
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

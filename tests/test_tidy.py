@@ -28,6 +28,7 @@ NO_MODULE = {
     "tests/shared/clients/consumer/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/shared/connect/herder/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/test_packaging.py": "the wheel",
+    "tests/test_import_cost.py": "what imports load",
     "tests/test_public_modules.py": "the public modules together",
     "tests/typing/test_type_checkers.py": "mypy and pyright on users' programs",
     "tests/test_ci_run.py": ".ci/run",
