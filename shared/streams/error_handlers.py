@@ -32,18 +32,20 @@ class ErrorHandlers:
                 raise ConfigError(f"ErrorHandlers: {stage} must be one of {known}, got {handler!r}")
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
-        """What to do about this error, and the setting that says so.
+        """What to do about this error, and the reason why, for a message.
 
         >>> handlers = ErrorHandlers(process="fail")
-        >>> handlers.of("process", ValueError())[0], handlers.of("process", DataError())[0]
-        ('fail', 'dead_letter')
+        >>> handlers.of("process", ValueError())
+        ('fail', 'processing_exception_handler is fail')
+        >>> handlers.of("process", DataError())[0]
+        'dead_letter'
         """
         if stage == STAGE_DESERIALIZE:
-            return self.deserialize, "deserialization_exception_handler"
+            return self.deserialize, f"deserialization_exception_handler is {self.deserialize}"
         if stage == STAGE_PROCESS:
             handler = "dead_letter" if self.process == "fail" and isinstance(error, DataError) else self.process
-            return handler, "processing_exception_handler"
-        return self.produce, "production_exception_handler"
+            return handler, f"processing_exception_handler is {self.process}"
+        return self.produce, f"production_exception_handler is {self.produce}"
 
 
 DEAD_LETTERS = ErrorHandlers()

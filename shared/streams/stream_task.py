@@ -247,9 +247,9 @@ class StreamTask:
             raise error
         if stage == STAGE_PROCESS and self._wiring.is_of_sink(error):
             stage = STAGE_PRODUCE
-        handler, setting = self.handlers.of(stage, error)
+        handler, reason = self.handlers.of(stage, error)
         if handler == "fail":
-            raise self._wiring.failure(f"{place_of(record)} ({setting} is fail)", error, source.name) from error
+            raise self._wiring.failure(f"{place_of(record)} ({reason})", error, source.name) from error
         if handler == "continue":
             self.count_skipped(f"{stage} error")
             return

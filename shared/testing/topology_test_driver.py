@@ -20,12 +20,12 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import AnyHeaders, Columns, ConsumerRecord, Headers, ProducerRecord, header_pairs
 from penstock.shared.streams.changelog_format import Takeover, encode_takeover
 from penstock.shared.streams.changelog_reader import ChangelogReader
 from penstock.shared.streams.column_path import COLUMNS_MIN
-from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
+from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.global_table import GlobalTableRows
 from penstock.shared.streams.idle_advance import IdleAdvance, advance_idle
 from penstock.shared.streams.local_restore import take_up, write_restored
@@ -42,10 +42,22 @@ if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
 
 APPLICATION = "test-driver"
+INT64_MAX = 2**63 - 1
+
+
+class _Raise(ErrorHandlers):
+    """Every error ends the task, also one that an application's handlers would make a dead letter under `fail`."""
+
+    def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
+        return "fail", "errors is raise; errors=ErrorHandlers() handles it as an application does"
 
 
 class TopologyTestDriver:
     """Drives one task; commits after every `pipe` unless `commit_each` is False.
+
+    A record that cannot be handled raises ProcessingFailed, which names node and record, and whose `__cause__` is the
+    error: of a user's function, or of what could not be decoded or written. The driver ends there, as a worker does
+    under `fail`. With `errors=ErrorHandlers(...)` records become dead letters, or whatever these handlers say.
 
     `deduplicate_updates` is the task's: by default results on update are forwarded one by one, as Kafka Streams does
     with its cache off. Of `pipe_columns` at least `columns_min` records are taken as columns, where the topology allows
@@ -65,7 +77,7 @@ class TopologyTestDriver:
         guarantee: Guarantee = "exactly_once",
         partition: int = 0,
         deduplicate_updates: bool = False,
-        handlers: ErrorHandlers = DEAD_LETTERS,
+        errors: Literal["raise"] | ErrorHandlers = "raise",
         max_future_ms: int | Literal["as_in_production"] | None = "as_in_production",
         idle_timeout_ms: int | None = None,
         columns_min: int = COLUMNS_MIN,
@@ -76,7 +88,11 @@ class TopologyTestDriver:
         self.deduplicate_updates = deduplicate_updates
         if max_future_ms == "as_in_production":
             max_future_ms = None if now_ms is None else MAX_FUTURE_MS
-        self.handlers, self.max_future_ms, self.idle_timeout_ms = handlers, max_future_ms, idle_timeout_ms
+        if not (errors == "raise" or isinstance(errors, ErrorHandlers)):
+            raise ConfigError(f'TopologyTestDriver: errors must be "raise" or ErrorHandlers(...), got {errors!r}')
+        self._raises = not isinstance(errors, ErrorHandlers)
+        self.handlers = errors if isinstance(errors, ErrorHandlers) else _Raise()
+        self.max_future_ms, self.idle_timeout_ms = max_future_ms, idle_timeout_ms
         self.columns_min, self.state = columns_min, state
         self._local: LocalState | None = None
         self.restored_entries = 0
@@ -95,18 +111,30 @@ class TopologyTestDriver:
     def pipe(
         self, topic: str, *, value: bytes | None, key: bytes | None = None, timestamp: int = 0, headers: AnyHeaders = ()
     ) -> None:
-        """Append one record to a source topic, or a global table's, and process it."""
+        """Append one record to a source topic, or a global table's, and process it.
+
+        Raises ProcessingFailed for one that cannot be handled, unless `errors` are handled; TypeError and ValueError
+        for what no record can hold, ConfigError for a topic that the topology does not read.
+        """
         self._require_topic(topic)
+        pairs = header_pairs(headers)
+        _require_record(topic, key, value, timestamp, pairs)
         tables = [table for table in self.global_tables.values() if table.topic == topic]
-        if tables:
-            tables[0].apply(key, value)
+        if not tables:
+            self._append([(topic, key, value, timestamp, pairs)])
             return
-        self._append([(topic, key, value, timestamp, header_pairs(headers))])
+        error = tables[0].apply(key, value)
+        if error is not None and self._raises:
+            raise ProcessingFailed(f"global table {tables[0].name!r}: {error}") from error
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
-        """Append (key, value, timestamp) records and process them as one poll's columns."""
+        """Append (key, value, timestamp) records and process them as one poll's columns; raises as `pipe` does."""
         self._require_topic(topic)
-        self._append([(topic, key, value, timestamp, ()) for key, value, timestamp in records])
+        piped: list[tuple[str, bytes | None, bytes | None, int, Headers]] = []
+        for key, value, timestamp in records:
+            _require_record(topic, key, value, timestamp, ())
+            piped.append((topic, key, value, timestamp, ()))
+        self._append(piped)
 
     def advance_wall_clock(self, ms: int) -> None:
         """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and where topics are idle move their time on."""
@@ -227,6 +255,8 @@ class TopologyTestDriver:
         self._take([])
 
     def _require_topic(self, topic: str) -> None:
+        if not isinstance(topic, str):
+            raise TypeError(f"pipe: the topic must be a str, got {topic!r}")
         known = [*self.source_log, *(table.topic for table in self.global_tables.values())]
         if topic not in known:
             raise ConfigError(f"no source reads the topic {topic!r}; the topology reads {', '.join(known)}")
@@ -257,3 +287,30 @@ class TopologyTestDriver:
             self.task.punctuate_wall_clock(self.clock.now_ms())
         if self.commit_each:
             self.commit()
+
+
+def _require_record(topic: str, key: object, value: object, timestamp: object, headers: object) -> None:
+    """TypeError or ValueError for what a consumer never reads from a topic, with what it is."""
+    for name, given in (("key", key), ("value", value)):
+        if not isinstance(given, bytes | None):
+            hint = ""
+            if isinstance(given, str):
+                hint = "; encode it"
+            elif given is not None and not isinstance(given, bytearray | memoryview):
+                hint = "; serialize it as its producer does"
+            raise TypeError(f"pipe: the {name} for {topic!r} must be bytes or None, got {given!r}{hint}")
+    if not isinstance(timestamp, int) or isinstance(timestamp, bool):
+        raise TypeError(f"pipe: the timestamp for {topic!r} must be an int, ms since the epoch, got {timestamp!r}")
+    if not -1 <= timestamp <= INT64_MAX:
+        raise ValueError(
+            f"pipe: the timestamp for {topic!r} must be from 0 to 2^63 - 1 ms, or -1 for none, got {timestamp}"
+        )
+    pairs = headers if isinstance(headers, list | tuple) else [headers]
+    for pair in pairs:
+        match pair:
+            case (str(), bytes() | None):
+                pass
+            case _:
+                raise TypeError(
+                    f"pipe: the headers for {topic!r} must be a dict, or pairs, of str and bytes or None, got {pair!r}"
+                )

@@ -1,16 +1,19 @@
 """Virtual environments that hold an installed Penstock and nothing of the checkout or of the developers.
 
-The wheel is built from the checkout and installed by pip. Its dependencies are hard links to the packages that
-scripts/install put into this environment: the same files that a package index serves, without the download.
+The wheel is built from the checkout, once a process, and installed by uv. Its dependencies are hard links to the
+packages that scripts/install put into this environment: the same files that a package index serves,
+without the download.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.request
 import venv
 from collections.abc import Iterable, Iterator
@@ -28,9 +31,9 @@ LOCK = ROOT / "deploy" / "requirements.lock"
 SYSTEM_PATH = os.pathsep.join(p for p in os.environ["PATH"].split(":") if Path(p) != Path(sys.executable).parent)
 
 
-def pip(*arguments: str | Path) -> None:
-    """Run this environment's pip. AssertionError with pip's message if it fails."""
-    command = [sys.executable, "-m", "pip", *map(str, arguments)]
+def install_tool(*arguments: str | Path) -> None:
+    """Run a module of this environment that builds or installs. AssertionError with its message if it fails."""
+    command = [sys.executable, "-m", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -85,10 +88,17 @@ def link(name: str, version: str, python: Path) -> None:
             shutil.copy2(path, target)
 
 
-def build_wheel(folder: Path) -> Path:
-    """Penstock's wheel, built from the checkout into `folder`."""
-    pip("wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
-    (wheel,) = folder.glob("penstock-*.whl")
+@functools.cache
+def _wheels() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="penstock-wheel-")  # removed when the process ends
+    options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation")
+    install_tool("pip", "wheel", *options, "--wheel-dir", folder.name, ROOT)
+    return folder
+
+
+def build_wheel() -> Path:
+    """Penstock's wheel, built from the checkout."""
+    (wheel,) = Path(_wheels().name).glob("penstock-*.whl")
     return wheel
 
 
@@ -97,13 +107,13 @@ def make_environment(folder: Path, dependencies: dict[str, str]) -> Path:
 
     It has neither pip nor setuptools, which would provide modules that no dependency names.
     """
-    wheel = build_wheel(folder)
     venv.create(folder / "venv", symlinks=True, with_pip=False)
     python = folder / "venv" / "bin" / "python"
     for name, version in dependencies.items():
         link(name, version, python)
-    # With dependencies, but without an index: pip fails if one that the wheel requires is missing.
-    pip("--python", python, "install", "--quiet", "--no-index", wheel)
+    # With dependencies, but without an index: uv fails if one that the wheel requires is missing.
+    options = ("--quiet", "--no-cache", "--no-index", "--offline")
+    install_tool("uv", "pip", "install", "--python", python, *options, build_wheel())
     return python
 
 

@@ -38,11 +38,12 @@ from tests.integration.environments import (
     ROOT,
     SYSTEM_PATH,
     ask,
+    build_wheel,
     distributions,
     get,
+    install_tool,
     make_environment,
     pinned,
-    pip,
     started,
 )
 from tests.integration.promtool import assert_clean
@@ -103,7 +104,6 @@ def test_every_import_is_there(installed: Path) -> None:
 
 def test_a_gap_in_the_lock_is_seen(installed: Path, tmp_path: Path) -> None:
     """Without one of its distributions the environment refuses the wheel, and a service's import of it fails."""
-    (wheel,) = installed.parent.parent.glob("penstock-*.whl")
     (site,) = (installed.parent / "lib").glob("python*/site-packages")
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
     (less,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
@@ -112,8 +112,8 @@ def test_a_gap_in_the_lock_is_seen(installed: Path, tmp_path: Path) -> None:
             (less / path.name).symlink_to(path)
     python = tmp_path / "venv" / "bin" / "python"
     with pytest.raises(AssertionError, match="No matching distribution found for httpx"):
-        pip("--python", python, "install", "--quiet", "--no-index", wheel)
-    pip("--python", python, "install", "--quiet", "--no-index", "--no-deps", wheel)
+        install_tool("pip", "--python", python, "install", "--quiet", "--no-index", build_wheel())
+    install_tool("pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", build_wheel())
     assert missing(python, {"httpx", "aiokafka", "penstock"}) == {"httpx"}
 
 

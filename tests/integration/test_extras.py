@@ -30,9 +30,13 @@ PROGRAMS = {
 from penstock import Count, StreamsBuilder
 from penstock.testing import TopologyTestDriver
 builder = StreamsBuilder()
-windows = builder.stream("clicks").group_by_key().session_window(gap=1000, grace=0)
+windows = builder.stream("clicks").group_by_key().tumbling_window(size=1000)
 windows.aggregate("visits", clicks=Count()).on_close().to("visits")
-TopologyTestDriver(builder.build())
+driver = TopologyTestDriver(builder.build())
+for at in (0, 999, 1000):
+    driver.pipe("clicks", key=b"ann", value=b"{}", timestamp=at)
+(window,) = driver.read("visits")
+assert window.value == b'{"key":"ann","start":0,"end":1000,"clicks":2}', window
 print("visits")
 """,
     "server": """
@@ -42,12 +46,52 @@ from penstock.shared.connect.plugins import Plugins
 print(Plugins.installed().connector_class("FileStreamSink").__name__)
 """,
     "spark": "import penstock.services.compactor.spark, penstock.services.compactor.audit as a; print(a.__name__)",
-    "postgres": "from penstock.shared.connect.connectors.postgres.settings import driver; print(driver().__name__)",
+    "postgres": """
+from penstock.connect.connectors import PostgresSinkConnector
+from penstock.shared.connect.connectors.postgres.settings import driver
+settings = {"connection.url": "postgres://shop", "topics": "orders", "insert.mode": "nonsense"}
+wrong = [value.name for value in PostgresSinkConnector().validate(settings) if value.errors]
+assert wrong == ["insert.mode"], wrong
+print(driver().__name__)
+""",
     "avro": "from penstock.shared.connect.converters.avro import avro_library; print(avro_library().__name__)",
     "files": CONNECTORS % "FilesSink",
-    "schemas": "import jsonschema_rs; print(jsonschema_rs.validator_for({'type': 'string'}).is_valid('a'))",
-    "rocksdb": "from penstock.shared.streams.state import rocksdb, local_state; print(rocksdb.__name__)",
-    "otel": "from penstock.otel import OpenTelemetryInterceptor as I; I(); print(I.__name__)",
+    "schemas": """
+from penstock.api.json_schema import compile_schema
+validate = compile_schema({"type": "object", "required": ["id"]}, "orders.json")
+assert validate({"id": 1}) is None
+print(validate({}))
+""",
+    "rocksdb": """
+import tempfile
+from penstock.streams import Processor, StateDirectory, StreamsBuilder
+from penstock.testing import TopologyTestDriver
+class Numbered(Processor):
+    def process(self, record):
+        rows = self.context.store("seen")
+        rows.put(record.key, (rows.get(record.key) or 0) + 1)
+builder = StreamsBuilder()
+builder.stream("clicks").process_values(Numbered, builder.add_store("seen"))
+with tempfile.TemporaryDirectory() as folder:
+    state = StateDirectory(folder, "app", memory_bytes_max=2**24, cache_bytes_max=0)
+    state.acquire()
+    driver = TopologyTestDriver(builder.build(), state=state)
+    driver.pipe("clicks", key=b"ann", value=b"{}")
+    driver.pipe("clicks", key=b"ann", value=b"{}")
+    driver.crash()
+    driver.restore()
+    assert driver.store("seen").get("ann") == 2
+    driver.close()
+print("seen")
+""",
+    "otel": """
+from penstock import ProducerRecord
+from penstock.otel import OpenTelemetryInterceptor
+interceptor = OpenTelemetryInterceptor()
+record = interceptor.on_send(ProducerRecord("orders", b"tea"))
+interceptor.on_acknowledgement(None, None, record.headers)
+print(interceptor)
+""",
     "demo": """
 import penstock.services.local.up, penstock.services.local.demo.main, penstock.services.compactor.spark
 from penstock.services.local.demo.flights import data_file

@@ -189,7 +189,7 @@ def test_index_has_what_the_wheel_requires(tmp_path: Path) -> None:
             folder,
             "--constraint",
             ROOT / "requirements.lock",
-            f"penstock[{','.join(EXTRAS)}] @ {build_wheel(tmp_path).as_uri()}",
+            f"penstock[{','.join(EXTRAS)}] @ {build_wheel().as_uri()}",
         ],
     ):
         subprocess.run([sys.executable, "-m", "uv", *map(str, arguments)], check=True, timeout=INSTALL_TIMEOUT_S)

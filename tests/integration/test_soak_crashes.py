@@ -21,6 +21,7 @@ import pytest
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.streams.changelog_format import FINAL, LIVE, TAKEOVER, decode
 from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.owned_task import OwnedTask
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import (
@@ -82,7 +83,7 @@ def rows_of(owned: OwnedTask) -> dict[tuple[bytes, int], int]:
 
 def offline_state(chain: Chain, partition: int) -> State:
     """The state of an unbroken run over a partition."""
-    driver = TopologyTestDriver(topology(chain.topic), partition=partition)
+    driver = TopologyTestDriver(topology(chain.topic), partition=partition, errors=ErrorHandlers())
     for _, key, timestamp, number in (event for event in chain.sent if event[0] == partition):
         driver.pipe(chain.topic, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
     return State.of(driver.changelog)

@@ -39,6 +39,7 @@ from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, 
 from penstock.shared.streams.changelog import ChangelogPartition
 from penstock.shared.streams.changelog_reader import Change, ChangelogReader
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.settings import StreamsSettings
@@ -83,7 +84,7 @@ def offline(
     closed: list[bytes] = []
     late: list[bytes] = []
     for partition in {event[0] for event in given}:
-        driver = TopologyTestDriver(build or topology(topic, **more), partition=partition)
+        driver = TopologyTestDriver(build or topology(topic, **more), partition=partition, errors=ErrorHandlers())
         for _, key, timestamp, number in (e for e in given if e[0] == partition):
             driver.pipe(topic, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
         closed += [record.value or b"" for record in driver.read(f"{topic}-out")]
@@ -354,7 +355,7 @@ async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_
             assert owned.task is not None
             assert owned.task.epoch == 2
             live = {(s.key, s.start, s.end, *s.states) for s in owned.task.stores["s"].sessions()}
-        driver = TopologyTestDriver(topology(topic_name))
+        driver = TopologyTestDriver(topology(topic_name), errors=ErrorHandlers())
         for _, key, timestamp, number in chain.sent:
             driver.pipe(topic_name, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
         assert live == {(s.key, s.start, s.end, *s.states) for s in driver.task.stores["s"].sessions()}

@@ -1,13 +1,17 @@
-"""`penstock up` with README's topology, as README shows it: the post, where its result is seen, and the audit."""
+"""README in a project of a user's own: its programs, and `penstock up` with its topology, the post, and the audit.
+
+Penstock's wheel is installed beside the project, and the project's root is the working directory. The project has
+packages of its own under the names of the checkout's folders. Its topology checks that it gets these, and whatever of
+Penstock looked for its own modules there would not find them.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
+import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,11 +23,15 @@ import pytest
 
 from penstock.services.local import ports
 from tests.documents import README, block
+from tests.integration.environments import ROOT, SYSTEM_PATH, ask, inherited, make_environment, required
 from tests.integration.promtool import assert_clean
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
 INTERVAL_MS = 1_234_000
 LAST_LINE = "Ctrl-C stops everything"
+OWN_PACKAGES = ("api", "services", "shared", "tests")
+PROGRAMS = {"try_visits.py": "from visits import topology", "orders.py": "# orders.py"}
+"""README's complete programs, each by a text that it alone contains. The last line of each is what it prints."""
 
 
 def flags() -> list[str]:
@@ -32,15 +40,37 @@ def flags() -> list[str]:
     return shlex.split(line)[2:]
 
 
+@pytest.fixture(scope="module")
+def bin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the commands of an environment with the wheel and what `up` needs are."""
+    folder = tmp_path_factory.mktemp("project-environment")
+    yield make_environment(folder, required("penstock", ["demo"])).parent
+    shutil.rmtree(folder / "venv")
+
+
 @pytest.fixture
-def said(tmp_path: Path) -> Iterator[dict[str, str]]:
+def project(tmp_path: Path) -> Path:
+    """A user's project with README's topology, which also imports the project's own packages."""
+    own = ""
+    for name in OWN_PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f'OWNER = "the user\'s {name}"\n', encoding="utf-8")
+        own += f'import {name}\nassert {name}.OWNER == "the user\'s {name}"\n'
+    (tmp_path / "visits.py").write_text(own + block(README, "python", "# visits.py"), encoding="utf-8")
+    return tmp_path
+
+
+def variables(bin: Path) -> dict[str, str]:
+    return inherited() | {"PATH": f"{bin}:{SYSTEM_PATH}"}
+
+
+@pytest.fixture
+def said(bin: Path, project: Path) -> Iterator[dict[str, str]]:
     """What a running `up` has printed, by the name of the row."""
-    (tmp_path / "visits.py").write_text(block(README, "python", "# visits.py"))
     port = ports.pick("127.0.0.1", 1)[0]
-    command = [sys.executable, "-m", "penstock.services.cli", "up", "--http.port=0", f"--connect-port={port}", *flags()]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
-    environment["PENSTOCK_COMPACTION__INTERVAL_MS"] = str(INTERVAL_MS)
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as up:
+    command = [bin / "penstock", "up", "--http.port=0", f"--connect-port={port}", *flags()]
+    environment = variables(bin) | {"PENSTOCK_COMPACTION__INTERVAL_MS": str(INTERVAL_MS)}
+    with subprocess.Popen(command, cwd=project, env=environment, stdout=subprocess.PIPE, text=True) as up:
         watchdog = threading.Timer(START_TIMEOUT_S, up.kill)
         watchdog.start()
         try:
@@ -68,12 +98,19 @@ def answered(script: str, cwd: Path) -> str:
     return run.stdout
 
 
-def lines_of(command: list[str], cwd: Path) -> list[dict[str, Any]]:
-    """What a command of Penstock's prints with `--json`; it ends with status 0."""
-    run = [sys.executable, "-m", "penstock.services.cli", *command, "--json"]
-    done = subprocess.run(run, cwd=cwd, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+def printed(command: list[str | Path], bin: Path, cwd: Path) -> str:
+    """What a command of the environment prints; it ends with status 0."""
+    done = subprocess.run(
+        command, cwd=cwd, env=variables(bin), capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return done.stdout
+
+
+def lines_of(command: list[str], bin: Path, cwd: Path) -> list[dict[str, Any]]:
+    """What a command of Penstock's prints with `--json`."""
+    lines = printed([bin / "penstock", *command, "--json"], bin, cwd).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def connector_runs(connectors: str, tmp_path: Path) -> None:
@@ -101,7 +138,23 @@ def the_whole_rest_is_there(worker: str) -> None:
     assert httpx.get(f"{worker}/connectors", timeout=60).json() == ["visits"]
 
 
-def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: Path) -> None:
+def test_the_project_sees_the_wheel_alone(bin: Path) -> None:
+    """Nothing of the checkout is on the path of the environment, and the wheel has one top-level package."""
+    where = Path(ask(bin / "python", "import penstock; print(penstock.__file__)"))
+    assert where.is_relative_to(bin.parent)
+    assert not where.is_relative_to(ROOT)
+    assert not {path.name for path in where.parent.parent.iterdir()} & set(OWN_PACKAGES)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_readmes_programs_print_what_it_shows(name: str, bin: Path, project: Path) -> None:
+    """Each runs from the project's root, and its output is README's comment."""
+    program = block(README, "python", PROGRAMS[name])
+    (project / name).write_text(program, encoding="utf-8")
+    assert printed([bin / "python", name], bin, project).strip() == program.strip().splitlines()[-1].removeprefix("# ")
+
+
+def test_what_up_prints_and_readme_shows_works(said: dict[str, str], bin: Path, tmp_path: Path) -> None:
     """The printed event is taken, not a dead letter; README's visit is seen where it says; the printed audit passes."""
     shown = block(README, "console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
     post, look = (step.strip().rsplit("\n", 1) for step in shown.split("$ ")[1:])
@@ -126,7 +179,7 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], tmp_path: P
     program, *audit = shlex.split(said["audit"])
     assert said["Kafka"] == audit[audit.index("--kafka.bootstrap-servers") + 1]
     assert program.endswith("penstock")
-    (result,) = lines_of(audit, tmp_path)[-1:]
+    (result,) = lines_of(audit, bin, tmp_path)[-1:]
     assert (result["records"], result["dead_letters"], result["late"], result["unprocessed"]) == (4, 0, 1, 0)
-    windows = lines_of(["sessions", *audit[1:]], tmp_path)
+    windows = lines_of(["sessions", *audit[1:]], bin, tmp_path)
     assert {window["status"] for window in windows} == {"closed", "open"}

@@ -31,6 +31,7 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ChangelogHole, ConfigError
 from penstock.shared.common.records import ProducerRecord
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.stream_worker import StreamWorker
 from penstock.shared.streams.topology_loading import load_topology
@@ -247,7 +248,7 @@ def streamed(job: Backfill, topic: str, given: list[dict[str, Any]], partitions:
     closed, live = [], []
     for partition in range(partitions):
         build = load_topology(settings.topology, settings.topology_options)
-        driver = TopologyTestDriver(build, partition=partition)
+        driver = TopologyTestDriver(build, partition=partition, errors=ErrorHandlers())
         for row in given:
             if for_key(row["who"].encode(), partitions) == partition:
                 driver.pipe(topic, key=row["who"].encode(), value=json.dumps(row).encode(), timestamp=row["at"])
@@ -438,7 +439,7 @@ async def test_a_backfill_from_a_time_to_an_offset(
         history = job(topic_name, topic_name, start="1970-01-01T00:00:01.300Z", end="0:250")
         await asyncio.to_thread(history.run)
         assert history.more()["hand_over"] == {topic_name: {0: 250}}
-        driver = TopologyTestDriver(history.topology)
+        driver = TopologyTestDriver(history.topology, errors=ErrorHandlers())
         for _, key, at, number in chain.sent[since:250]:
             driver.pipe(topic_name, key=key, value=b'{"id":%d}' % number, timestamp=at)
         closed = [list(json.loads(r.value or b"").values()) for r in driver.read(f"{topic_name}-out")]

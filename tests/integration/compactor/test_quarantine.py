@@ -24,6 +24,7 @@ from penstock.shared.streams import changelog_format as log
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.changelog_format import FINAL, decode
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 NS_PER_MS = 1_000_000
@@ -85,7 +86,7 @@ def test_windows_in_nanoseconds_are_refused_or_kept_aside(
     in `closed`, and no more in `state`. What it closed early is there, at a time that is not known."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().session_window(100).aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build(), max_future_ms=None)
+    driver = TopologyTestDriver(builder.build(), max_future_ms=None, errors=ErrorHandlers())
     first = 1_700_000_000_000
     for timestamp in (first, first * NS_PER_MS, (first + 200) * NS_PER_MS):
         driver.pipe("in", key=b"k", value=b"{}", timestamp=timestamp)

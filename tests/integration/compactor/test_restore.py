@@ -18,6 +18,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.quantiles import Quantiles
 from penstock.shared.streams.restoring import RestoreReport, Restoring
@@ -134,7 +135,7 @@ def test_stores_of_every_kind_come_back(
     spark: Any, kafka: EmbeddedKafka, topics: Any, topic_name: str, tmp_path: Path
 ) -> None:
     """Rows of all kinds that a compaction took, and those after it, are a task's again; it goes on as if unbroken."""
-    driver = TopologyTestDriver(every_kind(), commit_each=False)
+    driver = TopologyTestDriver(every_kind(), commit_each=False, errors=ErrorHandlers())
 
     def pipe(first: int, last: int) -> None:
         for topic, key, value, at in given(first, last):

@@ -100,7 +100,9 @@ def test_the_changelog_is_what_the_aggregator_would_have_written(job: ReplayJob)
     rows = given(0, 30) + given(1, 21)
     found = run(job, batch(rows[:13]), batch(rows[13:37]), batch(rows[37:]))
     for partition, number, end in ((0, 30, 90), (1, 21, 91)):
-        driver = TopologyTestDriver(load_topology(job.topology, {}, job.folder), partition=partition)
+        driver = TopologyTestDriver(
+            load_topology(job.topology, {}, job.folder), partition=partition, errors=ErrorHandlers()
+        )
         for _, _, key, at in given(partition, number):
             driver.pipe("in", key=key, value=b'{"a":1}', timestamp=max(at, -1))
         changes: list[Change] = []
@@ -149,7 +151,7 @@ def test_idle_time_is_not_moved_on(job: ReplayJob) -> None:
 
     def streamed(quiet_ms: int) -> list[bytes | None]:
         topology = load_topology(job.topology, {}, job.folder)
-        driver = TopologyTestDriver(topology, idle_timeout_ms=1_000)
+        driver = TopologyTestDriver(topology, idle_timeout_ms=1_000, errors=ErrorHandlers())
         for _, _, key, at in rows:
             driver.pipe("in", key=key, value=b'{"a":1}', timestamp=max(at, -1))
             driver.advance_wall_clock(quiet_ms)
@@ -199,7 +201,7 @@ def test_a_record_from_the_far_future_is_what_it_is_in_streaming(job: ReplayJob,
     times = [10, NOW_MS + MAX_FUTURE_MS + 1, 20, 30, NOW_MS + MAX_FUTURE_MS, 40]
     found = run(job._replace(max_future_ms=max_future_ms), batch([(0, i, b"a", at) for i, at in enumerate(times)]))
     topology = load_topology(job.topology, {}, job.folder)
-    driver = TopologyTestDriver(topology, max_future_ms=max_future_ms, now_ms=NOW_MS)
+    driver = TopologyTestDriver(topology, max_future_ms=max_future_ms, now_ms=NOW_MS, errors=ErrorHandlers())
     for at in times:
         driver.pipe("in", key=b"a", value=b'{"a":1}', timestamp=at)
     topics = ("out", "in-late", "in-dlq")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.shared.streams.aggregations import Count, Max, Mean, Min, Sum
 from penstock.shared.streams.column_path import ColumnPath
 from penstock.shared.streams.dsl import Stream, StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from penstock.shared.streams.processor import Processor, Record
 from penstock.shared.streams.punctuation import PunctuationType
@@ -113,7 +114,9 @@ def with_objects(made: Topology) -> Topology:
 
 
 def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
-    return TopologyTestDriver(made, commit_each=False, deduplicate_updates=True, columns_min=columns_min)
+    return TopologyTestDriver(
+        made, commit_each=False, deduplicate_updates=True, columns_min=columns_min, errors=ErrorHandlers()
+    )
 
 
 def pair_of(made: Topology, columns_min: int = 1) -> tuple[TopologyTestDriver, TopologyTestDriver]:
@@ -158,7 +161,7 @@ def live(driver: TopologyTestDriver) -> list[Any]:
 
 def restored(driver: TopologyTestDriver, made: Topology) -> list[Any]:
     """What a new owner that runs `made` restores from the changelog."""
-    again = TopologyTestDriver(made, commit_each=False, deduplicate_updates=True)
+    again = TopologyTestDriver(made, commit_each=False, deduplicate_updates=True, errors=ErrorHandlers())
     again.changelog = list(driver.changelog)
     again.restore()
     return live(again)

@@ -25,6 +25,7 @@ from penstock.shared.streams.aggregations import (
     Sum,
 )
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -351,7 +352,7 @@ def test_an_aggregator_that_changes_its_state_leaves_no_trace_of_a_refused_recor
     grouped = builder.stream("in").group_by_key()
     both = {"all": Aggregate(list, add, lambda a, b: a + b), "sum": Sum("v")}
     getattr(grouped, window)(10).aggregate("s", **both).on_update().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for i, value in enumerate((b'{"v":1,"w":1}', b'{"v":2}', b'{"v":"bad","w":2}')):
         driver.pipe("in", key=b"k", value=value, timestamp=20 + i)
     if restored:

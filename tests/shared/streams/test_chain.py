@@ -65,7 +65,9 @@ def topology(calls: Calls, emit: Emit, kind: str = "session", key: Any = "string
 
 def driver_of(calls: Calls, columns_min: int, emit: Emit, kind: str = "session") -> TopologyTestDriver:
     made = topology(calls, emit, kind)
-    driver = TopologyTestDriver(made, commit_each=False, deduplicate_updates=True, columns_min=columns_min)
+    driver = TopologyTestDriver(
+        made, commit_each=False, deduplicate_updates=True, columns_min=columns_min, errors=ErrorHandlers()
+    )
     assert "in" in driver.task.column_paths
     return driver
 
@@ -161,7 +163,7 @@ def test_what_there_was_no_time_for_is_not_taken() -> None:
     builder = StreamsBuilder()
     windows = builder.stream("in", value=bytes).filter(is_odd).group_by_key().session_window(10, 5)
     windows.aggregate("s", count=Count()).on_close().to("out")
-    task = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1).task
+    task = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1, errors=ErrorHandlers()).task
     columns = Columns("in", 0, [b"a"] * 100, [b""] * 100, np.arange(100), np.arange(100))
     for stop in (1, 2, 100):
         task.process(columns[task.sources.get("in", 0) :], 0, left(0 if stop < 100 else 1000))
@@ -180,7 +182,7 @@ def test_where_much_is_refused_nothing_is_called_ahead() -> None:
     builder = StreamsBuilder()
     windows = builder.stream("in").filter(refused).group_by_key().session_window(10, 5)
     windows.aggregate("s", count=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1)
+    driver = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1, errors=ErrorHandlers())
     driver.pipe_columns("in", [Piped(b"a", b"{}", at) for at in range(64)])
     assert [at for at, _ in seen_at] == list(range(64))
     assert [position for _, position in seen_at] == [0] * 5 + list(range(5, 64))
@@ -193,7 +195,7 @@ def test_an_error_is_that_of_its_node() -> None:
     for columns_min in (1, RECORDS_ONLY):
         made = topology(Counter(), "on_close")
         handlers = ErrorHandlers(process="fail")
-        driver = TopologyTestDriver(made, commit_each=False, columns_min=columns_min, handlers=handlers)
+        driver = TopologyTestDriver(made, commit_each=False, columns_min=columns_min, errors=handlers)
         with pytest.raises(ProcessingFailed) as raised:
             driver.pipe_columns("in", [Piped(b"a", b'{"n":%d}' % n, n) for n in (1, 2, 3, 6)])
         said.append((str(raised.value), driver.task.sources))
@@ -211,6 +213,6 @@ def test_what_ends_the_worker_ends_it() -> None:
     builder = StreamsBuilder()
     windows = builder.stream("in").filter(misused).group_by_key().session_window(10, 5)
     windows.aggregate("s", count=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1)
+    driver = TopologyTestDriver(builder.build(), commit_each=False, columns_min=1, errors=ErrorHandlers())
     with pytest.raises(ConfigError, match="of the program"):
         driver.pipe_columns("in", [Piped(b"a", b"{}", 1)])

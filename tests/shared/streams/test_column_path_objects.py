@@ -15,6 +15,7 @@ from penstock.shared.streams.aggregations import Aggregation, Count, CountDistin
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
 from penstock.shared.streams.columnar import StateColumns
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.quantiles import Quantiles
 from penstock.shared.streams.state import window_merge
 from penstock.shared.streams.state.column_store import ColumnStore
@@ -72,7 +73,9 @@ def driver_of(made: Topology, columns_min: int, *, of_columns: bool = True) -> T
     with pytest.MonkeyPatch.context() as patched:
         if not of_columns:
             patched.setattr(StateColumns, "of", lambda aggregations: None)
-        driver = TopologyTestDriver(made, commit_each=False, deduplicate_updates=True, columns_min=columns_min)
+        driver = TopologyTestDriver(
+            made, commit_each=False, deduplicate_updates=True, columns_min=columns_min, errors=ErrorHandlers()
+        )
     assert ("in" in driver.task.column_paths) == of_columns
     assert isinstance(driver.task.stores["s"], ColumnStore) == of_columns
     return driver
@@ -98,7 +101,7 @@ def replayed(driver: TopologyTestDriver, *, of_columns: bool) -> list[Any]:
     with pytest.MonkeyPatch.context() as patched:
         if not of_columns:
             patched.setattr(StateColumns, "of", lambda aggregations: None)
-        again = TopologyTestDriver(driver.topology, commit_each=False, deduplicate_updates=True)
+        again = TopologyTestDriver(driver.topology, commit_each=False, deduplicate_updates=True, errors=ErrorHandlers())
         again.changelog = list(driver.changelog)
         again.restore()
         return live(again)

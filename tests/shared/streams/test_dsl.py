@@ -12,6 +12,7 @@ from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.serialization import json_deserializer
 from penstock.shared.streams.aggregations import Count, Mean, Sum
 from penstock.shared.streams.dsl import Stream, StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, Record
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.topology import Topology
@@ -30,7 +31,7 @@ def run(build: Any, *values: bytes | None, key: bytes | None = b"k", value: Any 
     """The keys and values that reach the topic `out` from those values."""
     builder = StreamsBuilder()
     build(builder.stream("in", value=value))
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for one in values:
         driver.pipe("in", key=key, value=one, timestamp=1)
     assert driver.read("in-dlq") == []
@@ -47,7 +48,7 @@ def test_map_values() -> None:
     """Each value is replaced; key, timestamp and headers stay."""
     builder = StreamsBuilder()
     builder.stream("in").map_values(lambda value: {"y": value["x"]}).to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b'{"x":1}', timestamp=7, headers=(("h", b"1"),))
     (record,) = driver.read("out")
     assert (record.key, record.value, record.timestamp, record.headers) == (b"k", b'{"y":1}', 7, (("h", b"1"),))
@@ -102,7 +103,7 @@ def test_branch_asks_each_predicate_once() -> None:
         first, rest = builder.stream("in").branch(every_second, lambda record: True)
         first.to("first")
         rest.group_by_key().session_window(1_000).aggregate("s", n=Count()).on_update().to("rest")
-        driver = TopologyTestDriver(builder.build(), columns_min=columns_min)
+        driver = TopologyTestDriver(builder.build(), columns_min=columns_min, errors=ErrorHandlers())
         driver.pipe_columns("in", [(b"k", b"{}", at) for at in range(10)])
         assert (asked, len(driver.read("first"))) == (list(range(10)), 5)
         assert driver.read("rest")[-1].value == b'{"key":"k","start":0,"end":8,"n":5}'
@@ -123,13 +124,13 @@ def test_process_values_keeps_the_key() -> None:
     doubled = builder.stream("in").process_values(Doubling, name="doubling")
     doubled.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().to("out")
     assert builder.build().internal_topics() == []
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b"7")
     assert driver.read("out")[0].value == b'{"key":"k","start":0,"end":0,"n":1}'
     other = StreamsBuilder()
     other.stream("in").process_values(Rekeying).to("out")
     with pytest.raises(ConfigError, match=r"forwards the key 'other' for a record with the key 'k'; process\(\)"):
-        TopologyTestDriver(other.build()).pipe("in", key=b"k", value=b"7")
+        TopologyTestDriver(other.build(), errors=ErrorHandlers()).pipe("in", key=b"k", value=b"7")
 
 
 @pytest.mark.parametrize("deduplicate", [True, False])
@@ -141,7 +142,7 @@ def test_retractions_are_not_aggregated(deduplicate: bool) -> None:
     by_all.group_by_key().tumbling_window(1_000).aggregate("u", n=Count()).on_update().to("out")
     rows = builder.table("rows").to_stream()
     rows.group_by_key().tumbling_window(1_000).aggregate("t", n=Count()).on_update().to("changes")
-    driver = TopologyTestDriver(builder.build(), deduplicate_updates=deduplicate)
+    driver = TopologyTestDriver(builder.build(), deduplicate_updates=deduplicate, errors=ErrorHandlers())
     for at in (0, 20, 10):  # the third makes one session of two that were shown
         driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
     assert [row.states[-1] for row in driver.store("u").rows()] == [3]
@@ -155,7 +156,7 @@ def test_merge() -> None:
     """The records of both streams go on, each in its own order."""
     builder = StreamsBuilder()
     builder.stream("a").merge(builder.stream("b")).to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for topic, value in (("a", b"1"), ("b", b"2"), ("a", b"3")):
         driver.pipe(topic, key=b"k", value=value)
     assert [record.value for record in driver.read("out")] == [b"1", b"2", b"3"]
@@ -166,7 +167,7 @@ def test_merge_keeps_each_source_apart() -> None:
     builder = StreamsBuilder()
     merged = builder.stream("a").merge(builder.stream("b"))
     merged.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("a", key=b"k", value=b"{}", timestamp=100)
     driver.pipe("b", key=b"k", value=b"{}", timestamp=0)
     driver.pipe("b", key=b"k", value=b"{", timestamp=0)
@@ -195,7 +196,7 @@ def test_a_deserializers_values_are_taken_for_dicts() -> None:
     builder = StreamsBuilder()
     windows = builder.stream("in", value=json_deserializer).group_by_key().session_window(10)
     windows.aggregate("s", sum=Sum("ms")).on_update().to("out", encode=encode_json)
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b'{"ms":4}')
     assert [record.value for record in driver.read("out")] == [b'{"key":"k","start":0,"end":0,"sum":4.0}']
 
@@ -205,7 +206,7 @@ def test_bytes_keys() -> None:
     builder = StreamsBuilder()
     windows = builder.stream("in", key="bytes").group_by_key().session_window(10)
     windows.aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"\xff\x00", value=b"{}", timestamp=0)
     driver.pipe("in", key=b"\xff\x00", value=b"{}", timestamp=11)
     driver.crash()
@@ -251,7 +252,7 @@ def test_on_update_uses_window_keys_also_downstream() -> None:
     updates = table.on_update().filter(lambda r: True)
     updates.to("out")
     updates.to("own", encode=lambda r: (b"mine", None))
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b"{}", timestamp=5)
     assert [r.key for r in driver.read("out")] == [b'{"key":"k","start":5,"end":5}']
     assert [(r.key, r.value) for r in driver.read("own")] == [(b"mine", None)]
@@ -406,7 +407,7 @@ def test_a_changed_aggregation_under_a_derived_name_is_refused() -> None:
         stream.group_by_key().session_window(10).aggregate(n=aggregation).on_close().to("out")
         return builder.build()
 
-    driver = TopologyTestDriver(windows(Count(), filtered=False))
+    driver = TopologyTestDriver(windows(Count(), filtered=False), errors=ErrorHandlers())
     driver.pipe("clicks", key=b"a", value=b"{}", timestamp=1)
     driver.topology = windows(Count(), filtered=True)
     driver.restore()

@@ -32,7 +32,7 @@ def driver_of(**handlers: Any) -> TopologyTestDriver:
     """A node that raises at n = 0 and a sink that raises at n = 1."""
     builder = StreamsBuilder()
     builder.stream("in").map_values(lambda value: value["n"] // value["n"] * value["n"]).to("out", encode)
-    return TopologyTestDriver(builder.build(), handlers=ErrorHandlers(**handlers))
+    return TopologyTestDriver(builder.build(), errors=ErrorHandlers(**handlers))
 
 
 def pipe(driver: TopologyTestDriver, *values: bytes) -> list[bytes | None]:
@@ -85,6 +85,6 @@ def test_a_store_half_changed_is_never_left_so() -> None:
 
     builder = StreamsBuilder()
     builder.stream("in").process_values(Half, builder.add_store("rows")).to("out")
-    driver = TopologyTestDriver(builder.build(), handlers=ErrorHandlers("continue", "continue", "continue"))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers("continue", "continue", "continue"))
     with pytest.raises(ProcessingFailed, match="in-0@0, which a store had taken"):
         driver.pipe("in", key=b"k", value=b"{}")

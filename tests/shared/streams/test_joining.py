@@ -10,6 +10,7 @@ import pytest
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Count, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, Record
 from penstock.shared.streams.stream_join import JoinWindows
 from penstock.shared.streams.windowed_aggregate import WindowResult
@@ -24,7 +25,7 @@ class Order(msgspec.Struct):
 
 
 def driver_of(builder: StreamsBuilder) -> TopologyTestDriver:
-    return TopologyTestDriver(builder.build())
+    return TopologyTestDriver(builder.build(), errors=ErrorHandlers())
 
 
 def by_user() -> StreamsBuilder:
@@ -193,7 +194,7 @@ def test_windows_of_windows(emit: str) -> None:
     results = keyed.filter(lambda r: r.value is not None)
     counts = results.repartition().peek(lambda r: seen.append(r.value)).map_values(lambda v: v.results)
     counts.group_by_key().tumbling_window(100).aggregate("t", n=Sum("n")).on_update().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for at in (1, 5, 90):
         driver.pipe("c", key=b"a", value=b"{}", timestamp=at)
     expected = [WindowResult(b"a", 1, 5, {"n": 2})]
@@ -210,7 +211,7 @@ def test_windows_join_a_table() -> None:
     windows = builder.stream("c").group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
     users = builder.table("users")
     windows.key_by(lambda r: r.key.key, name="k").join(users, lambda w, user: [w.results, user]).to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("users", key=b"a", value=b'{"q":1}', timestamp=0)
     for at in (1, 100):
         driver.pipe("c", key=b"a", value=b"{}", timestamp=at)

@@ -9,6 +9,7 @@ from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.streams.aggregations import Count, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import OFFSET, PARTITION, TOPIC
 from penstock.shared.streams.origins import KEY, KEY_BYTES_MAX, origin_headers, original, without_origin
 from penstock.shared.streams.origins import OFFSET as ORIGIN_OFFSET
@@ -26,7 +27,7 @@ def driver_of(times: int, columns_min: int = 100) -> TopologyTestDriver:
         stream = stream.key_by(lambda record: record.value["user"], name=f"by-{i}").repartition()
     stream.to("seen")
     stream.group_by_key().session_window(10).aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")
-    return TopologyTestDriver(builder.build(), partition=3, columns_min=columns_min)
+    return TopologyTestDriver(builder.build(), partition=3, columns_min=columns_min, errors=ErrorHandlers())
 
 
 def pipe(driver: TopologyTestDriver, *times: int) -> None:
@@ -52,7 +53,7 @@ def test_in_columns_too() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build(), columns_min=1, commit_each=False)
+    driver = TopologyTestDriver(builder.build(), columns_min=1, commit_each=False, errors=ErrorHandlers())
     pipe(driver, 100, 5, 101)
     driver.commit()
     driver.commit()
@@ -82,7 +83,7 @@ def test_a_users_topic_is_not_believed() -> None:
     """Headers of these names in a topic that is not the application's own are headers like any other."""
     builder = StreamsBuilder()
     builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     forged = origin_headers(ConsumerRecord("other", 9, 9, 0, b"x", None))
     for at in (100, 5):
         driver.pipe("in", key=b"k", value=b"{}", timestamp=at, headers=forged)

@@ -41,7 +41,7 @@ def sessions(emit: str = "on_close") -> Any:
 
 def closed_by_one_record(handler: ExceptionHandler, columns_min: int = 1) -> TopologyTestDriver:
     """Three sessions, of which the record at 100 closes those of `ann` and `bad`."""
-    driver = TopologyTestDriver(sessions(), handlers=ErrorHandlers(process=handler), columns_min=columns_min)
+    driver = TopologyTestDriver(sessions(), errors=ErrorHandlers(process=handler), columns_min=columns_min)
     keys = (b"ann", b"bad", b"bad", b"bob")
     driver.pipe_columns("in", [(k, b"{}", t) for k, t in zip(keys, (0, 1, 5, 100), strict=True)])
     return driver
@@ -108,7 +108,7 @@ def test_a_dead_letter_of_an_output_cannot_be_replayed() -> None:
 @pytest.mark.parametrize("deduplicate", [True, False])
 def test_updates_of_a_commit_are_left_out_one_by_one(deduplicate: bool) -> None:
     """Also what a commit forwards, of no source record, costs itself alone."""
-    driver = TopologyTestDriver(sessions("on_update"), deduplicate_updates=deduplicate)
+    driver = TopologyTestDriver(sessions("on_update"), deduplicate_updates=deduplicate, errors=ErrorHandlers())
     for key in (b"ann", b"bad", b"bob"):
         driver.pipe("in", key=key, value=b"{}", timestamp=5)
     keys = [msgspec.json.decode(record.key or b"")["key"] for record in driver.read("out")]
@@ -122,7 +122,7 @@ def test_a_tables_change_is_left_out() -> None:
     """The row is in the table; its change, which a node behind it refused, is a dead letter with its source record."""
     builder = StreamsBuilder()
     builder.table("t").to_stream().map_values(lambda value: value["x"]).to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for value in (b'{"x":1}', b"{}", b'{"x":2}'):
         driver.pipe("t", key=b"k", value=value)
     assert [record.value for record in driver.read("out")] == [b"1", b"2"]
@@ -139,7 +139,7 @@ def test_siblings_and_branches_without_a_store_go_on() -> None:
     windows.map_values(lambda result: result.missing).to("bad")
     windows.to("good")
     stream.map_values(lambda value: value["x"]).to("branch")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for at in (0, 100):
         driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
     assert [len(driver.read(topic)) for topic in ("good", "bad", "branch")] == [1, 0, 0]
@@ -161,7 +161,7 @@ def test_what_a_node_had_sent_on_is_taken_back() -> None:
 
     builder = StreamsBuilder()
     builder.table("t").to_stream().process_values(Halves).to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("t", key=b"k", value=b"{}")
     assert (driver.read("out"), len(driver.read("t-dlq"))) == ([], 1)
 
@@ -175,7 +175,7 @@ def test_a_result_that_cannot_be_made_is_left_out() -> None:
             return 12 // state[0]
 
     builder.stream("in").group_by_key().tumbling_window(10).aggregate("w", share=Share("n")).on_close().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for at, n in ((0, 3), (10, 0), (20, 4), (30, 1)):
         driver.pipe("in", key=b"k", value=b'{"n":%d}' % n, timestamp=at)
     assert [msgspec.json.decode(record.value or b"")["share"] for record in driver.read("out")] == [4, 3]
@@ -188,7 +188,7 @@ def test_a_record_that_no_match_came_for_is_left_out() -> None:
     builder = StreamsBuilder()
     left, right = builder.stream("left"), builder.stream("right")
     left.left_join(right, lambda own, other: other["x"], JoinWindows.of(10), name="j").to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for at in (0, 1, 100):
         driver.pipe("left", key=b"k", value=b"%d" % at, timestamp=at)
     letters = driver.read("left-dlq")
@@ -217,7 +217,7 @@ def ticking(handler: ExceptionHandler) -> TopologyTestDriver:
     builder = StreamsBuilder()
     ticks = builder.stream("in").process_values(Ticking, name="ticking")
     ticks.map_values(lambda now: now // (now - 10)).to("out")
-    driver = TopologyTestDriver(builder.build(), handlers=ErrorHandlers(process=handler))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers(process=handler))
     for at in (10, 20, 30):
         driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
     return driver

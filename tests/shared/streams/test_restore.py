@@ -22,6 +22,7 @@ from penstock.shared.streams.changelog_format import DELETED, LIVE, Progress, St
 from penstock.shared.streams.changelog_reader import Change
 from penstock.shared.streams.collecting import CollectList, Last
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.streams.restore import restore_change, restore_windows
 from penstock.shared.streams.state.column_store import ColumnStore
@@ -185,7 +186,12 @@ def gone_on_with(
     driver.close()
     now_ms, idle_ms = driver.clock.now_ms(), driver.idle_timeout_ms
     other = TopologyTestDriver(
-        topology, columns_min=driver.columns_min, now_ms=now_ms, idle_timeout_ms=idle_ms, max_future_ms=None
+        topology,
+        columns_min=driver.columns_min,
+        now_ms=now_ms,
+        idle_timeout_ms=idle_ms,
+        max_future_ms=None,
+        errors=ErrorHandlers(),
     )
     other.state = state
     other.changelog = list(driver.changelog)
@@ -211,7 +217,7 @@ def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: b
         driver.commit()
         return [record.timestamp or 0 for record in driver.outputs.get("late", ())[before:]]
 
-    first = TopologyTestDriver(cut(kind, SHORT_MS), columns_min=1)
+    first = TopologyTestDriver(cut(kind, SHORT_MS), columns_min=1, errors=ErrorHandlers())
     assert late(first, b"k", 0, 100, 190) == []
     assert late(first, b"other", 0) == [0]
     driver = gone_on_with(first, cut(kind, LONG_MS))
@@ -231,7 +237,12 @@ KINDS = ("tumbling", "hopping", "grace", "gap")
 
 def kinds_driver(kind: str, patience_ms: int) -> TopologyTestDriver:
     return TopologyTestDriver(
-        cut(kind, patience_ms), columns_min=1, now_ms=1_000_000, idle_timeout_ms=1, max_future_ms=None
+        cut(kind, patience_ms),
+        columns_min=1,
+        now_ms=1_000_000,
+        idle_timeout_ms=1,
+        max_future_ms=None,
+        errors=ErrorHandlers(),
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import (
     APPLICATION,
     CLOSE_TIME_MS,
@@ -51,7 +52,9 @@ def driver_of(
     ids = Aggregate(list, lambda ids, value: [*ids, value.id], lambda a, b: a + b)
     table = windows.aggregate("s", ids=ids, n=Count(), sum=Sum("id"))
     (table.on_close() if emit == "on_close" else table.on_update()).to("out")
-    return TopologyTestDriver(builder.build(), commit_each=commit_each, deduplicate_updates=deduplicate_updates)
+    return TopologyTestDriver(
+        builder.build(), commit_each=commit_each, deduplicate_updates=deduplicate_updates, errors=ErrorHandlers()
+    )
 
 
 def pipe(driver: TopologyTestDriver, *records: tuple[str | None, int]) -> None:
@@ -302,7 +305,7 @@ def test_a_refused_record_leaves_its_session_alone() -> None:
     windows.aggregate(
         "s", who=CountDistinct("who"), n=Count(), sum=Sum("x"), where=CountDistinct("where")
     ).on_update().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b'{"who":"a","x":1,"where":"p"}', timestamp=0)
     driver.pipe("in", key=b"k", value=b'{"who":"b","x":"one","where":"q"}', timestamp=5)
     driver.pipe("in", key=b"k", value=b'{"who":"b","x":1}', timestamp=5)
@@ -442,7 +445,7 @@ def test_a_refused_record_does_not_move_time() -> None:
     builder = StreamsBuilder()
     windows = builder.stream("in").group_by_key().session_window(gap=10)
     windows.aggregate("s", total=Sum("n")).on_close().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b'{"n":1}', timestamp=0)
     driver.pipe("in", key=b"k", value=b'{"n":"many"}', timestamp=1_000)
     driver.pipe("in", key=b"k", value=b'{"n":2}', timestamp=5)

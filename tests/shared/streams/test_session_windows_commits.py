@@ -20,6 +20,7 @@ import pytest
 
 from penstock.shared.streams.aggregations import Count, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 FILE = os.environ.get("PENSTOCK_TEST_COMMITS")
@@ -109,7 +110,7 @@ def streamed(
     builder = StreamsBuilder()
     windows = builder.stream("commits", Value).group_by_key().session_window(GAP_MS, GRACE_MS)
     windows.aggregate("s", n=Count(), parents=Sum("parents")).on_close().to("sessions")
-    driver = TopologyTestDriver(builder.build(), commit_each=False, max_future_ms=max_future_ms)
+    driver = TopologyTestDriver(builder.build(), commit_each=False, max_future_ms=max_future_ms, errors=ErrorHandlers())
     sessions: list[Session] = []
     late = refused = 0
     for number, batch in enumerate(work):

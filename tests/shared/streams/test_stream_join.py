@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, STORE, STREAM_TIME_MS
 from penstock.shared.streams.stream_join import JoinRows, JoinWindows, Remembered
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -27,7 +28,7 @@ def driver_of(windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver
     one, other = builder.stream("left"), builder.stream("right")
     method = one.left_join if left else one.join
     method(other, lambda a, b: [a, b], windows, name="j").to("out")
-    return TopologyTestDriver(builder.build())
+    return TopologyTestDriver(builder.build(), errors=ErrorHandlers())
 
 
 def pipe(driver: TopologyTestDriver, *steps: Step) -> None:
@@ -63,7 +64,7 @@ def test_results_with_keys_of_bytes_are_the_same_after_a_restore() -> None:
     results = sessions.key_by(lambda record: record.key.key, key="bytes", name="again")
     other = builder.stream("other", key="bytes")
     results.join(other, lambda a, b: joined.append((a.key, a.results)) or "", JoinWindows.of(100), name="j").to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for at in (0, 50):
         driver.pipe("in", key=b"\xff\x01", value=b"{}", timestamp=at)
     driver.pipe("other", key=b"\xff\x01", value=b"{}", timestamp=0)
@@ -191,7 +192,7 @@ def test_what_a_joiner_raises_is_a_dead_letter() -> None:
     """A record for which the joiner raises was not joined at all: it is not remembered either."""
     builder = StreamsBuilder()
     builder.stream("left").join(builder.stream("right"), lambda a, b: a["x"] / b["x"], JoinWindows.of(5)).to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("left", key=b"k", value=b'{"x":6}', timestamp=0)
     for x in (b"0", b"3"):
         driver.pipe("right", key=b"k", value=b'{"x":%s}' % x, timestamp=0)
@@ -236,7 +237,7 @@ def test_its_stores_are_in_the_changelog_beside_others() -> None:
     left, right = builder.stream("left"), builder.stream("right")
     left.join(right, lambda a, b: [a, b], JoinWindows.of(10), name="j").to("out")
     left.group_by_key().tumbling_window(10).aggregate("w", n=Count()).on_close().to("counts")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     pipe(driver, ("left", "k", 0))
     driver.crash()
     driver.restore()
@@ -320,7 +321,7 @@ def test_what_is_remembered_is_not_changed_by_user_code(mutates: str) -> None:
     if mutates == "branch":
         left.map_values(change).to("left-out")
         right.map_values(change).to("right-out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
 
     def joined(topic: str, n: int) -> list[Any]:
         driver.pipe(topic, key=b"k", value=b'{"n":[%d]}' % n, timestamp=n)

@@ -118,7 +118,7 @@ def test_before_the_first_record() -> None:
 )
 def test_what_cannot_be_decoded_becomes_a_dead_letter(key: bytes, value: bytes, timestamp: int, said: str) -> None:
     """A key, value or timestamp that cannot be read goes to the dead-letter topic, raw, with its headers and place."""
-    driver = TopologyTestDriver(sessions())
+    driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b"{}", timestamp=1)
     driver.pipe("in", key=key, value=value, timestamp=timestamp, headers=(("trace", b"\x00"),))
     driver.pipe("in", key=b"k", value=b"{}", timestamp=2)
@@ -159,7 +159,7 @@ def test_a_dead_letter_topic_of_ones_own() -> None:
     builder = StreamsBuilder()
     stream = builder.stream("in", dead_letters="refused", late="too-late")
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for value, timestamp in ((b"{}", 100), (b"{", 0), (b"{}", 0)):
         driver.pipe("in", key=b"k", value=value, timestamp=timestamp)
     assert {topic: len(records) for topic, records in driver.outputs.items()} == {"refused": 1, "too-late": 1}
@@ -188,7 +188,7 @@ def raising(kind: str) -> Topology:
 )
 def test_what_user_code_raises_makes_a_dead_letter(kind: str, value: bytes | None, exception: str) -> None:
     """A tombstone, or any value that a user's function stumbles over, goes to the dead letters; the next is taken."""
-    driver = TopologyTestDriver(raising(kind))
+    driver = TopologyTestDriver(raising(kind), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=value, timestamp=5, headers=(("trace", b"1"),))
     driver.pipe("in", key=b"k", value=b'{"x":1}', timestamp=6)
     (record,) = driver.read("in-dlq")
@@ -204,7 +204,7 @@ def test_a_deserializer_that_raises_makes_a_dead_letter() -> None:
     """A user's deserializer may raise what it likes: the stage says where it was."""
     builder = StreamsBuilder()
     builder.stream("in", value=lambda topic, data: int(data or b"")).to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b"x")
     letter = parse_dead_letter(as_consumed(driver.read("in-dlq")[0]))
     assert (letter.stage, letter.exception) == ("deserialize", "ValueError")
@@ -571,7 +571,7 @@ def test_a_firing_without_effect_is_not_done_again() -> None:
 
     builder, stream = plain()
     stream.process(Ticking)
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"k", value=b"{}")
     for _ in range(5):
         driver.advance_wall_clock(10)
@@ -747,7 +747,7 @@ def test_committed_totals_are_those_of_the_last_commit() -> None:
 
 def test_restore_checks_the_schema_first() -> None:
     """State of another topology is refused before any of it is put in place."""
-    driver = TopologyTestDriver(sessions())
+    driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
     builder, stream = plain()
     table = stream.group_by_key().session_window(10).aggregate("s", n=Sum("x"))
@@ -767,7 +767,7 @@ def test_restore_without_progress_is_a_fresh_start() -> None:
 
 def test_operator_time_is_restored() -> None:
     """What was late before a crash is late after it, also where no live window tells the time."""
-    driver = TopologyTestDriver(sessions(gap=10))
+    driver = TopologyTestDriver(sessions(gap=10), errors=ErrorHandlers())
     for key, timestamp in ((b"a", 1_000), (b"a", 2_000)):
         driver.pipe("in", key=key, value=b"{}", timestamp=timestamp)
     driver.crash()
@@ -818,8 +818,8 @@ def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
 @given(turns)
 def test_a_crash_changes_nothing_that_was_committed(plan: list[tuple[list[Any], str, int]]) -> None:
     """With crashes at random points and torn commits, outputs and state equal those of a run without any."""
-    crashed = TopologyTestDriver(every_aggregation(), commit_each=False)
-    steady = TopologyTestDriver(every_aggregation(), commit_each=False)
+    crashed = TopologyTestDriver(every_aggregation(), commit_each=False, errors=ErrorHandlers())
+    steady = TopologyTestDriver(every_aggregation(), commit_each=False, errors=ErrorHandlers())
     number = now = 0
     for records, then, torn in plan:
         for key, step, good in records:
@@ -843,7 +843,7 @@ def test_a_crash_at_every_commit_boundary() -> None:
     inputs = [(b"a", 0), (b"b", 3), (b"a", 8), (b"a", 40), (b"b", 41), (b"b", 20), (b"a", 90)]
 
     def run(crash_after: int | None, torn: int) -> tuple[Any, ...]:
-        driver = TopologyTestDriver(every_aggregation(), commit_each=False)
+        driver = TopologyTestDriver(every_aggregation(), commit_each=False, errors=ErrorHandlers())
         for number, (key, timestamp) in enumerate(inputs):
             driver.pipe("in", key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
             if number == crash_after:

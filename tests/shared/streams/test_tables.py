@@ -10,6 +10,7 @@ import pytest
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.streams.changelog_reader import check_schema
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.tables import RowValue
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -29,7 +30,7 @@ def driver_of(*, left: bool) -> TopologyTestDriver:
     builder = StreamsBuilder()
     clicks, users = builder.stream("clicks"), builder.table("users", User)
     (clicks.left_join(users, pair) if left else clicks.join(users, pair)).to("out")
-    return TopologyTestDriver(builder.build())
+    return TopologyTestDriver(builder.build(), errors=ErrorHandlers())
 
 
 def out(driver: TopologyTestDriver) -> list[Any]:
@@ -83,7 +84,7 @@ def test_changes_of_a_table_are_a_stream() -> None:
     """Each new row and each deletion is a record."""
     builder = StreamsBuilder()
     builder.table("users", bytes, name="people").to_stream().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for value in (b"a", b"b", None):
         driver.pipe("users", key=b"k", value=value)
     assert [record.value for record in driver.read("out")] == [b"a", b"b", None]
@@ -120,7 +121,7 @@ def test_a_processors_own_store() -> None:
 
     builder = StreamsBuilder()
     builder.stream("in").process(Numbered, builder.add_store("numbers", int)).to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for _ in range(5):
         driver.pipe("in", key=b"k", value=b"{}")
         driver.crash()

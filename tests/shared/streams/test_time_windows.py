@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
 from penstock.shared.streams.time_windows import WINDOWS_MAX, TimeWindows
 from penstock.shared.streams.windowed_aggregate import Emit
@@ -36,7 +37,9 @@ def driver_of(
     ids = Aggregate(list, lambda ids, value: [*ids, value.id], lambda a, b: a + b)
     table = grouped.hopping_window(size, advance, grace).aggregate("w", ids=ids, n=Count())
     (table.on_close() if emit == "on_close" else table.on_update()).to("out")
-    return TopologyTestDriver(builder.build(), commit_each=commit_each, deduplicate_updates=dedupe)
+    return TopologyTestDriver(
+        builder.build(), commit_each=commit_each, deduplicate_updates=dedupe, errors=ErrorHandlers()
+    )
 
 
 def pipe(driver: TopologyTestDriver, *records: tuple[str | None, int]) -> None:
@@ -168,7 +171,7 @@ def test_a_refused_record_is_in_no_window() -> None:
     windows = builder.stream("in").group_by_key().hopping_window(10, 5, 100)
     aggregations = {"who": CountDistinct("who"), "n": Count(), "total": Sum("id"), "what": CountDistinct("what")}
     windows.aggregate("w", **aggregations).on_update().to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b'{"id":1,"who":"x","what":"1"}', timestamp=7)
     before = [record.value for record in driver.read("out")]
     driver.pipe("in", key=b"a", value=b'{"id":"no","who":"y","what":"2"}', timestamp=7)

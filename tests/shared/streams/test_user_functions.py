@@ -11,6 +11,7 @@ import pytest
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregate, Count
 from penstock.shared.streams.dsl import Stream, StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.user_functions import plain, require_callable
@@ -123,7 +124,7 @@ def test_processors(made: type[Processor], way: str) -> None:
     builder = StreamsBuilder()
     getattr(builder.stream("in"), way)(lambda: made()).to("out")
     with pytest.raises(ConfigError, match=rf"{made.__name__}: (process|init)\(\) must be a plain function"):
-        TopologyTestDriver(builder.build())
+        TopologyTestDriver(builder.build(), errors=ErrorHandlers())
 
 
 def test_aggregations() -> None:
@@ -139,7 +140,7 @@ def test_aggregations() -> None:
 
 def outcome(builder: StreamsBuilder) -> tuple[list[bytes | None], list[str]]:
     """The results, and the errors of the dead letters, of one record."""
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     driver.pipe("in", key=b"a", value=b'{"n":1}', timestamp=5)
     out = driver.read("out") if "out" in driver.topology.output_topics() else []
     said = [(text or b"").decode() for r in driver.read("in-dlq") for _, text in r.headers]
@@ -204,7 +205,7 @@ def test_schedules() -> None:
         return builder
 
     with pytest.raises(ConfigError, match="schedule: callback must be a plain function"):
-        TopologyTestDriver(scheduling(Callback().method).build())
+        TopologyTestDriver(scheduling(Callback().method).build(), errors=ErrorHandlers())
     results, (letter,) = outcome(scheduling(lambda now: later(now)))
     assert results == [b'{"n":1}']
     assert letter.startswith("schedule: callback returned a coroutine")

@@ -79,7 +79,7 @@ def windowed(kind: str, supplier: type[Processor] | None, **options: Any) -> Top
     else:
         sizes = (10, 5) if kind == "hopping_window" else (10,)
         getattr(stream.group_by_key(), kind)(*sizes).aggregate("s", n=Count()).on_close().to("out")
-    return TopologyTestDriver(builder.build(), **options)
+    return TopologyTestDriver(builder.build(), **options, errors=ErrorHandlers())
 
 
 @pytest.mark.parametrize("columns_min", [1, 100])
@@ -132,7 +132,7 @@ def test_a_time_that_is_none_is_refused_where_it_is_forwarded(at: str) -> None:
     """A processor that sets a negative time, or no time, has its record refused with words that say so."""
     builder = StreamsBuilder()
     builder.stream("in").process(Timed, name="timed").to("out")
-    driver = TopologyTestDriver(builder.build())
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
     for time in (at, "0", "9223372036854775807"):
         driver.pipe("in", key=b"a", value=b'{"at":%s}' % time.encode(), timestamp=5)
     (letter,) = [parse_dead_letter(_consumed(record)) for record in driver.read("in-dlq")]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, DataError, ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.changelog_format import PROGRESS, TAKEOVER, decode
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -48,7 +49,7 @@ def test_what_lies_too_far_ahead_is_as_in_production() -> None:
     timed: dict[str, Any] = {"now_ms": 1_000}
     given: list[dict[str, Any]] = [timed, {}, timed | {"max_future_ms": None}, {"max_future_ms": 5}]
     for options in given:
-        driver = TopologyTestDriver(sessions(), **options)
+        driver = TopologyTestDriver(sessions(), errors=ErrorHandlers(), **options)
         for at in (1_000 + day_ms, 1_001 + day_ms):
             driver.pipe("in", key=b"a", value=b"{}", timestamp=at)
         counts.append(len(driver.read("in-dlq")))
@@ -154,3 +155,76 @@ def test_headers_are_piped_as_a_dict() -> None:
     driver = TopologyTestDriver(builder.build())
     driver.pipe("in", value=b"{}", headers={"trace": b"1"})
     assert [record.headers for record in driver.read("out")] == [(("trace", b"1"),)]
+
+
+def divided(topic: str = "in") -> Topology:
+    """A node of the user's that raises at n = 0, with a store of its own behind it."""
+    builder = StreamsBuilder()
+    builder.global_table("rates")
+    ratios = builder.stream(topic).map_values(lambda value: 12 // value["n"])
+    ratios.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+def test_an_error_in_user_code_raises() -> None:
+    """By default a test fails at it: the error is the cause, and the message names its node and the record."""
+    driver = TopologyTestDriver(divided())
+    driver.pipe("in", key=b"a", value=b'{"n":1}')
+    with pytest.raises(ProcessingFailed, match=r"node 'map_values-2': in-0@1 .*ZeroDivisionError") as raised:
+        driver.pipe("in", key=b"a", value=b'{"n":0}')
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert driver.read("in-dlq") == []
+
+
+def test_what_says_that_the_record_is_bad_raises_too() -> None:
+    """What cannot be decoded, and a DataError of user code, which `fail` makes a dead letter, end the driver."""
+
+    def refuse(value: Any) -> Any:
+        raise DataError("no such item")
+
+    builder = StreamsBuilder()
+    builder.global_table("rates")
+    builder.stream("in").map_values(refuse).to("out")
+    messages = {b"{": "node 'source-1': in-0@0 .*not JSON", b"{}": "node 'map_values-2': in-0@0 .*no such item"}
+    for value, message in messages.items():
+        with pytest.raises(ProcessingFailed, match=message):
+            TopologyTestDriver(builder.build()).pipe("in", key=b"a", value=value)
+    with pytest.raises(ProcessingFailed, match=r"global table 'rates'.*without a key"):
+        TopologyTestDriver(builder.build()).pipe("rates", value=b"1")
+
+
+def test_errors_are_handled_where_it_is_told_to() -> None:
+    """With an application's handlers a record becomes a dead letter, as in production."""
+    driver = TopologyTestDriver(divided(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"a", value=b'{"n":0}')
+    driver.pipe("rates", value=b"1")
+    assert len(driver.read("in-dlq")) == 1
+    with pytest.raises(ConfigError, match=r"errors must be .*, got 'ignore'"):
+        TopologyTestDriver(divided(), errors="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"topic": b"in"}, TypeError, "topic must be a str, got b'in'"),
+        ({"key": "a"}, TypeError, "key for 'in' must be bytes or None, got 'a'; encode it"),
+        ({"value": {"n": 1}}, TypeError, r"value for 'in' must be bytes or None, got \{'n': 1\}; serialize it"),
+        ({"timestamp": 1.5}, TypeError, "timestamp for 'in' must be an int, .* got 1.5"),
+        ({"timestamp": True}, TypeError, "timestamp .* got True"),
+        ({"timestamp": -2}, ValueError, "timestamp .* got -2"),
+        ({"timestamp": 2**63}, ValueError, "timestamp .* got 9223372036854775808"),
+        ({"headers": {"trace": "1"}}, TypeError, r"headers .* got \('trace', '1'\)"),
+        ({"headers": "trace"}, TypeError, "headers .* got 'trace'"),
+    ],
+)
+def test_what_no_record_can_hold_is_refused(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A wrong type is named where it is piped; nothing of it is taken."""
+    driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
+    given = {"topic": "in", "key": b"a", "value": b"{}", "timestamp": 1} | wrong
+    with pytest.raises(error, match=message):
+        driver.pipe(given.pop("topic"), **given)
+    if "headers" not in wrong and "topic" not in wrong:
+        with pytest.raises(error, match=message):
+            driver.pipe_columns("in", [(given["key"], given["value"], given["timestamp"])])
+    assert driver.metrics()["records"] == 0
+    assert driver.piped == []

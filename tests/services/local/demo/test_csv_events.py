@@ -12,6 +12,7 @@ import pytest
 
 from penstock.services.local.demo.csv_events import REFUSED_FIELD, TIME_FIELD, CsvEvents, topology
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 TEXT = 'user,at,what\nann,2024-05-01T10:00:00Z,"a, b"\nbob,2024-05-01T12:00:00+02:00,x\n'
@@ -69,7 +70,7 @@ def test_a_refused_row_is_a_dead_letter_that_says_why(tmp_path: Path) -> None:
     """The topology refuses it with the row's reason, and aggregates the others."""
     text = "user,at\nann,2024-05-01T10:00:00Z\nann,never\nann,2024-05-01T12:00:00Z\n"
     events = CsvEvents(write(tmp_path, "csv", text), "user", "at", gap="5m", grace="0s")
-    driver = TopologyTestDriver(topology(**events.plan.options))
+    driver = TopologyTestDriver(topology(**events.plan.options), errors=ErrorHandlers())
     for line in events.lines():
         row = msgspec.json.decode(line)
         driver.pipe(events.plan.topic, key=row["user"].encode(), value=line, timestamp=row[TIME_FIELD])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.services.local.demo.flights import PLAN, FlightEvents, in_order_of_departure, parse, topology
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 ROW = {
@@ -52,7 +53,7 @@ def test_the_package_holds_the_flights_it_is_said_to_hold() -> None:
 
 def test_banks_have_count_delays_and_destinations() -> None:
     """Two departures ten minutes apart are one bank; a cancelled flight is a dead letter that says why."""
-    driver = TopologyTestDriver(topology())
+    driver = TopologyTestDriver(topology(), errors=ErrorHandlers())
     for minutes, delay, dest in ((0, "2.0", "IAH"), (10, "6.0", "MIA"), (12, "null", "MIA"), (120, "0.0", "IAH")):
         value = f'{{"dep_delay":{delay},"dest":"{dest}"}}'.encode()
         driver.pipe(PLAN.topic, key=b"UA-EWR", value=value, timestamp=SCHEDULED_MS + minutes * 60_000)
