@@ -14,6 +14,7 @@ from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.connectors.postgres import sink
 from penstock.shared.connect.connectors.postgres.offsets import OffsetTable
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector, PostgresSinkTask
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
@@ -331,6 +332,33 @@ async def test_what_a_put_had_written_is_not_written_again(url: str, db: Any) ->
     assert await rows_of(db, "SELECT count(*)::int FROM t") == [(7,)]
     await task.stop()
     await other.close()
+
+
+async def test_what_half_of_a_batch_had_written_is_not_written_again(
+    url: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch with too many sets of columns is several transactions: a record of a later one that cannot be a row has
+    those of the earlier ones neither written again nor reported."""
+    monkeypatch.setattr(sink, "STAGINGS_MAX", 1)
+    for table in ("t", "u"):
+        await db.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int)")
+    task = PostgresSinkTask()
+    reporter = sink_context.Reporter()
+    task.context = sink_context.Context(reporter)
+    settings = {"connection.url": url, "pk.mode": "record_key", "delete.enabled": "true"}
+    await task.start({"name": "c", **settings})
+    pairs: list[tuple[str, int, Any]] = [
+        ("t", 1, {"n": 1}), ("t", 9, None), ("u", 2, {"n": 2}), ("u", 9, None), ("u", 3, {"n": "no number"}),
+        ("u", 4, {"n": 4}),
+    ]  # fmt: skip
+    given = [
+        SinkRecord(topic, 0, None, {"id": key}, None, value, kafka_offset=at)
+        for at, (topic, key, value) in enumerate(pairs)
+    ]
+    await task.put(given)
+    assert await rows_of(db, "SELECT id, n FROM t UNION SELECT id, n FROM u ORDER BY id") == [(1, 1), (2, 2), (4, 4)]
+    assert reporter.reported == [(TopicPartition("u", 0), 4)]
+    await task.stop()
 
 
 async def test_tasks_that_start_together_make_the_table_of_offsets_once(url: str, db: Any) -> None:

@@ -117,8 +117,6 @@ class PostgresSinkTask(SinkTask):
 
     async def put(self, records: list[SinkRecord]) -> None:
         size = self._values["batch.size"]
-        if self._done:  # after a passing failure the same records come again, the first of them perhaps written
-            records = [record for record in records if not self._is_done(record)]
         for at in range(0, len(records), size):
             await self._put(records[at : at + size])
         self._done.clear()
@@ -227,8 +225,11 @@ class PostgresSinkTask(SinkTask):
     async def _write(self, records: list[SinkRecord], *, keep: bool) -> None:
         """All of them, and their offsets, in one transaction; in more where they have too many sets of columns.
 
-        Without `keep` each transaction is rolled back.
+        Without `keep` each transaction is rolled back. Records that are written already, by an earlier transaction of
+        this batch or before a passing failure, are left out.
         """
+        if self._done:
+            records = [record for record in records if not self._is_done(record)]
         if not records:
             return
         connection = await self._connected()
