@@ -140,7 +140,6 @@ def has(key: str, value: object) -> Callable[[dict[str, object]], None]:
         has("sha1", "0" * 40),
         lambda jar: jar.pop("sha256"),
     ],
-    ids=str,
 )
 def test_a_lock_that_is_none_is_named(tmp_path: Path, change: Callable[[dict[str, object]], None]) -> None:
     """No path leaves the repository or the folder, and nothing is taken without its checksum."""
