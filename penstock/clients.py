@@ -57,7 +57,7 @@ if _TYPE_CHECKING:
         event_time_topic,
     )
     from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
-    from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
+    from penstock.shared.clients.consumer import Consumer, ConsumerInterceptor, ConsumerSettings, RebalanceListener
     from penstock.shared.clients.producer import Deliveries, Delivery, Producer, ProducerInterceptor, ProducerSettings
     from penstock.shared.clients.producer.batch import OnDelivery
     from penstock.shared.clients.producer.partitioner import Partitioner
@@ -70,6 +70,7 @@ __all__ = [
     "ConfigEntry",
     "ConfigSynonym",
     "Consumer",
+    "ConsumerInterceptor",
     "ConsumerRecord",
     "ConsumerSettings",
     "Deliveries",
@@ -138,7 +139,12 @@ _CLIENTS = (
         "penstock.shared.clients.admin.types": ("BrokerDescription", "PartitionDescription"),
     },
     {
-        "penstock.shared.clients.consumer": ("Consumer", "ConsumerSettings", "RebalanceListener"),
+        "penstock.shared.clients.consumer": (
+            "Consumer",
+            "ConsumerInterceptor",
+            "ConsumerSettings",
+            "RebalanceListener",
+        ),
     },
     {
         "penstock.shared.clients.producer": (

@@ -1,7 +1,8 @@
 """The consumer."""
 
 from penstock.shared.clients.consumer.consumer import Consumer
+from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor
 from penstock.shared.clients.consumer.listener import RebalanceListener
 from penstock.shared.clients.consumer.settings import ConsumerSettings, ReadingSettings
 
-__all__ = ["Consumer", "ConsumerSettings", "ReadingSettings", "RebalanceListener"]
+__all__ = ["Consumer", "ConsumerInterceptor", "ConsumerSettings", "ReadingSettings", "RebalanceListener"]

@@ -57,10 +57,12 @@ class Committer:
         gone_because: Callable[[], str] = str,
         is_owner: Callable[[], bool] = bool,
         on_refused: Callable[[tuple[int, str], int], None] = lambda sent_as, code: None,
+        on_committed: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] = lambda offsets: None,
     ) -> None:
         """`gone_because` says why the member has lost its place, "" where it does not know; `is_owner` whether it is in
         the group and owns partitions: a commit then waits for the end of a rebalance. `on_refused` is told of answers
-        that say otherwise: whose commit it was (generation and member id), and the code."""
+        that say otherwise: whose commit it was (generation and member id), and the code; `on_committed` of what the
+        coordinator has taken."""
         self._connection = connection
         self._member = member
         self._metrics = metrics
@@ -68,7 +70,7 @@ class Committer:
         self._is_managed = is_managed
         self._require_stable = require_stable
         self._gone_because = gone_because
-        self._is_owner, self._on_refused = is_owner, on_refused
+        self._is_owner, self._on_refused, self._on_committed = is_owner, on_refused, on_committed
         self.sequence = CommitSequence()
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
@@ -244,9 +246,12 @@ class Committer:
             raise
         else:
             unsure = self.sequence.on_success(commit, refused)
-            for tp in commit.numbers.keys() - refused.keys():
+            taken = commit.of(commit.numbers.keys() - refused.keys()).offsets
+            for tp in taken:
                 self._refused_since.pop(tp, None)
                 self._given_up.pop(tp, None)
+            if taken:
+                self._on_committed(taken)
             if error is not None:
                 self._failed(commit.of(refused), error)
             elif refused:

@@ -35,6 +35,7 @@ from penstock.shared.clients.consumer.committer import Committer
 from penstock.shared.clients.consumer.committing import Committing
 from penstock.shared.clients.consumer.decoding import Decoding, Undecodable
 from penstock.shared.clients.consumer.fetching import Fetching
+from penstock.shared.clients.consumer.interceptors import ConsumerInterceptor, ConsumerInterceptors
 from penstock.shared.clients.consumer.listener import RebalanceListener
 from penstock.shared.clients.consumer.membership import Membership
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
@@ -73,6 +74,7 @@ class Consumer(Committing, Generic[K, V]):
         *,
         registry: CollectorRegistry | None = None,
         assignor: Assignor | None = None,
+        interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None: ...
 
     @overload
@@ -84,6 +86,7 @@ class Consumer(Committing, Generic[K, V]):
         key_deserializer: Deserializer[K],
         registry: CollectorRegistry | None = None,
         assignor: Assignor | None = None,
+        interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None: ...
 
     @overload
@@ -95,6 +98,7 @@ class Consumer(Committing, Generic[K, V]):
         value_deserializer: Deserializer[V],
         registry: CollectorRegistry | None = None,
         assignor: Assignor | None = None,
+        interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None: ...
 
     @overload
@@ -107,6 +111,7 @@ class Consumer(Committing, Generic[K, V]):
         value_deserializer: Deserializer[V],
         registry: CollectorRegistry | None = None,
         assignor: Assignor | None = None,
+        interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None: ...
 
     def __init__(
@@ -118,15 +123,18 @@ class Consumer(Committing, Generic[K, V]):
         value_deserializer: Deserializer[Any] = bytes_deserializer,
         registry: CollectorRegistry | None = None,
         assignor: Assignor | None = None,
+        interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None:
         """`kafka` says where the brokers are: settings, or bootstrap servers as text.
 
         Deserializers are `(topic, bytes | None) -> value`; what they give is in the columns and the records.
 
+        `interceptors` see the records that are handed out and what is committed (`ConsumerInterceptor`).
         An `assignor` of the caller's own takes the place of the settings' one, and should have its name.
         """
         self._settings = settings = settings or ConsumerSettings()
         self._decoding = Decoding(key_deserializer, value_deserializer)
+        self._interceptors = ConsumerInterceptors(interceptors)
         self._undecodable: dict[TopicPartition, Undecodable] = {}
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")
         self._fetching = Fetching(KafkaSettings.of(kafka), settings, self._metrics)
@@ -141,6 +149,7 @@ class Consumer(Committing, Generic[K, V]):
             gone_because=lambda: self._fetching.gone_because,
             is_owner=lambda: self._fetching.is_owner,
             on_refused=self._fetching.on_commit_refused,
+            on_committed=self._interceptors.on_commit,
         )
         self._membership = Membership(self._fetching, self._committer, settings, self._metrics)
         self._state = "new"
@@ -395,6 +404,8 @@ class Consumer(Committing, Generic[K, V]):
         taken: dict[TopicPartition, Columns[Any, Any]] = fetched
         if taken and not self._decoding.is_plain:
             taken = self._decoded(fetched)
+        if self._interceptors:
+            taken = {tp: self._interceptors.on_consume(tp, columns) for tp, columns in taken.items()}
         for tp, columns in taken.items():
             self._metrics.consumed(tp.topic, len(columns))
         positions = {tp: p for tp in taken if (p := self._fetching.position(tp)) is not None}
