@@ -123,10 +123,11 @@ async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -
     environ = os.environ if environ is None else environ
     root = cache_root(environ)
     folder = root / wanted.folder
-    if not missing_jars(wanted, environ):
+    missing = missing_jars(wanted, environ)
+    if not missing:
         return folder
     try:
-        _check_space(root, sum(jar.size for jar in missing_jars(wanted, environ)))
+        _check_space(root, sum(jar.size for jar in missing))
         repository = find_repository(environ)
         async with _only_downloader(root):
             if missing := missing_jars(wanted, environ):  # another process may have had them meanwhile

@@ -29,6 +29,7 @@ from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandl
 from penstock.shared.streams.global_table import GlobalTableRows
 from penstock.shared.streams.idle_advance import IdleAdvance, advance_idle
 from penstock.shared.streams.local_restore import take_up, write_restored
+from penstock.shared.streams.processor import INT64_MAX
 from penstock.shared.streams.restore import restore_change, restore_progress
 from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPlace
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
 
 APPLICATION = "test-driver"
-INT64_MAX = 2**63 - 1
 
 
 class _Raise(ErrorHandlers):
