@@ -57,9 +57,13 @@ class Window(NamedTuple):
 
 
 class Log:
-    """Counts what is acknowledged of each partition, and times the last record of every few."""
+    """Counts what is acknowledged of each partition, and times the last record of every few.
+
+    Senders send until the window is `over`.
+    """
 
     def __init__(self) -> None:
+        self.over = False
         self.acknowledged = [0] * PARTITIONS
         self.latencies_ms: list[float] = []
 
@@ -80,34 +84,50 @@ class Log:
             await producer.send(TOPIC, VALUE % number, partition=partition, on_delivery=told)
         return AT_A_TIME
 
-    async def send_to(self, producer: Producer, partition: int, until: float, rate: float | None) -> int:
-        """Send to one partition until the time is up, at `rate` a second or as fast as it goes; gives how many."""
+    async def send_to(self, producer: Producer, partition: int, rate: float | None) -> int:
+        """Send to one partition until the window is over, at `rate` a second or as fast as it goes; gives how many."""
         sent, due = 0, time.perf_counter()
-        while due < until and time.perf_counter() < until:
+        while not self.over:
             sent += await self.send_some(producer, partition, sent, due)
             due = time.perf_counter() if rate is None else due + AT_A_TIME / rate
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
         return sent
 
-    async def send_to_all(self, producer: Producer, until: float) -> list[int]:
-        """Send to every partition in turn until the time is up; gives how many records were handed over to each."""
+    async def send_to_all(self, producer: Producer) -> list[int]:
+        """Send to every partition in turn until the window is over; gives how many records each was sent."""
         sent = [0] * PARTITIONS
-        while (now := time.perf_counter()) < until:
+        while not self.over:
+            now = time.perf_counter()
             for partition in range(PARTITIONS):
                 sent[partition] += await self.send_some(producer, partition, sent[partition], now)
             await asyncio.sleep(0)
         return sent
 
 
-async def watched(producer: Producer, seconds: float, buffer_bytes: int) -> tuple[float, float]:
-    """Let the window pass; gives the most that was taken of the buffer, and the most sends that waited for some."""
-    taken, waiting, until = 0.0, 0.0, time.perf_counter() + seconds
-    while (left := until - time.perf_counter()) > 0:
-        await asyncio.sleep(min(left, LOOK_EVERY_SECONDS))
+class Watched(NamedTuple):
+    """How long a window was, the most that was taken of the buffer, and the most sends that waited for some."""
+
+    seconds: float
+    taken_bytes: float
+    waiting: float
+
+
+async def watched(
+    producer: Producer, log: Log, sending: asyncio.Future[list[int]], seconds: float, buffer_bytes: int
+) -> Watched:
+    """Let the window pass. It is over when its time is up and partitions 1 to 3 each have an acknowledged record.
+
+    On a machine that does other things as well the first acknowledgements may take longer than a short window. If a
+    partition gets none, the senders fail with BufferExhausted, which also ends the window.
+    """
+    taken, waiting, start = 0.0, 0.0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds or not (all(log.acknowledged[1:]) or sending.done()):
+        left = seconds - passed
+        await asyncio.sleep(min(left, LOOK_EVERY_SECONDS) if left > 0 else LOOK_EVERY_SECONDS)
         figures = producer.metrics()
         taken = max(taken, buffer_bytes - figures["buffer_available_bytes"])
         waiting = max(waiting, figures["buffer_waiting"])
-    return taken, waiting
+    return Watched(passed, taken, waiting)
 
 
 async def window(
@@ -122,15 +142,15 @@ async def window(
             await producer.flush()
             refusal = Fail(ErrorCode.NOT_ENOUGH_REPLICAS, partitions=[TopicPartition(TOPIC, 0)])
             control = cluster.control(Api.PRODUCE, refusal) if fault else None
-            until = time.perf_counter() + seconds
             if senders == "one for all":
-                sending: asyncio.Future[list[int]] = asyncio.ensure_future(log.send_to_all(producer, until))
+                sending: asyncio.Future[list[int]] = asyncio.ensure_future(log.send_to_all(producer))
             else:
                 first = 1 if senders == "none for the first" else 0
-                sending = asyncio.gather(*(log.send_to(producer, p, until, rate) for p in range(first, PARTITIONS)))
-            taken, waiting = await watched(producer, seconds, buffer_bytes)
-            healthy = sum(log.acknowledged[1:]) / seconds
-            latencies_ms = sorted(log.latencies_ms) or [seconds * 1000]
+                sending = asyncio.gather(*(log.send_to(producer, p, rate) for p in range(first, PARTITIONS)))
+            seen = await watched(producer, log, sending, seconds, buffer_bytes)
+            log.over = True
+            healthy = sum(log.acknowledged[1:]) / seen.seconds
+            latencies_ms = sorted(log.latencies_ms) or [seen.seconds * 1000]
             if control is not None:
                 control.remove()
             sent = await sending
@@ -140,7 +160,7 @@ async def window(
                 assert values == [VALUE % i for i in range(count)], (
                     f"partition {partition}: lost, doubled, or disordered"
                 )
-    return Window(healthy, latencies_ms[int(0.99 * (len(latencies_ms) - 1))], taken, waiting)
+    return Window(healthy, latencies_ms[int(0.99 * (len(latencies_ms) - 1))], seen.taken_bytes, seen.waiting)
 
 
 WINDOWS: dict[str, tuple[Senders, bool]] = {

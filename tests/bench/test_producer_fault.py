@@ -16,6 +16,11 @@ async def test_a_window(senders: producer_fault.Senders, fault: bool) -> None:
     assert measured.p99_ms > 0
 
 
+async def test_a_window_lasts_until_every_healthy_partition_has_records() -> None:
+    """What a loaded machine makes of a short window: its time is up before anything is acknowledged."""
+    assert (await producer_fault.window(0.0001, "one each", fault=True)).per_second > 0
+
+
 async def test_a_load_with_headroom() -> None:
     """What is offered is acknowledged, but for what is due in the window's last moments, and no more."""
     measured = await producer_fault.window(1, "one each", fault=True, rate=1_000)
