@@ -32,6 +32,10 @@ LAST_LINE = "Ctrl-C stops everything"
 OWN_PACKAGES = ("api", "services", "shared", "tests")
 PROGRAMS = {"try_visits.py": "from visits import topology", "orders.py": "# orders.py"}
 """README's complete programs, each by a text that it alone contains. The last line of each is what it prints."""
+EXAMPLES = ("producing.py", "committing.py", "punctuated_sessions.py")
+"""Of `examples/`, likewise: the last line of each is the last that it prints."""
+CONNECTORS = ("load_average.py", "value_lines.py")
+"""Of `examples/`: a source and a sink, as modules of the project."""
 
 
 def flags() -> list[str]:
@@ -57,6 +61,8 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / name / "__init__.py").write_text(f'OWNER = "the user\'s {name}"\n', encoding="utf-8")
         own += f'import {name}\nassert {name}.OWNER == "the user\'s {name}"\n'
     (tmp_path / "visits.py").write_text(own + block(README, "python", "# visits.py"), encoding="utf-8")
+    for name in CONNECTORS:
+        shutil.copy(ROOT / "examples" / name, tmp_path)
     return tmp_path
 
 
@@ -129,6 +135,29 @@ def connector_runs(connectors: str, tmp_path: Path) -> None:
     assert health["checks"]["connect"]["status"] == "ok"
 
 
+def connectors_of_the_project_run(connectors: str, tmp_path: Path) -> None:
+    """A source's records are in its topic, and the sink writes each once, in the order of offsets."""
+    lines = tmp_path / "lines"
+    json_values = {"value.converter": "org.apache.kafka.connect.json.JsonConverter"}
+    json_values |= {"value.converter.schemas.enable": "false"}
+    source = {"connector.class": "load_average.LoadConnector", "topic": "load", "interval.ms": "20"}
+    source |= {"topic.creation.default.partitions": "1", "topic.creation.default.replication.factor": "1"}
+    sink = {"connector.class": "value_lines.ValueLines", "topics": "load", "file": str(lines)}
+    sink |= {"consumer.override.metadata.max.age.ms": "500"}
+    for name, config in (("load", source), ("lines", sink)):
+        made = httpx.put(f"{connectors}/{name}/config", json=config | json_values, timeout=60)
+        assert made.status_code == 201, made.text
+    deadline = time.monotonic() + RESULT_TIMEOUT_S
+    while not lines.exists() or lines.read_text(encoding="utf-8").count("\n") < 3:
+        assert time.monotonic() < deadline, httpx.get(f"{connectors}/lines/status", timeout=60).text
+        time.sleep(0.2)
+    for name in ("load", "lines"):
+        assert httpx.delete(f"{connectors}/{name}", timeout=60).status_code == 204
+    written = lines.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+    places = [f"load-0@{offset} {{'count': {offset + 1}," for offset in range(len(written))]
+    assert [line.partition(" 'load'")[0] for line in written] == places != []
+
+
 def the_whole_rest_is_there(worker: str) -> None:
     """What the one address keeps for its page is answered at the worker's own: its version, its loggers."""
     assert httpx.get(f"{worker}/", timeout=60).json().keys() == {"version", "commit", "kafka_cluster_id"}
@@ -154,6 +183,16 @@ def test_readmes_programs_print_what_it_shows(name: str, bin: Path, project: Pat
     assert printed([bin / "python", name], bin, project).strip() == program.strip().splitlines()[-1].removeprefix("# ")
 
 
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_print_what_they_show(name: str, bin: Path, project: Path) -> None:
+    """Each is a program of the project's that needs public modules alone."""
+    program = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    assert "penstock.shared" not in program
+    (project / name).write_text(program, encoding="utf-8")
+    last = printed([bin / "python", name], bin, project).splitlines()[-1]
+    assert last == program.splitlines()[-1].removeprefix("# ")
+
+
 def test_what_up_prints_and_readme_shows_works(said: dict[str, str], bin: Path, tmp_path: Path) -> None:
     """The printed event is taken, not a dead letter; README's visit is seen where it says; the printed audit passes."""
     shown = block(README, "console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
@@ -166,6 +205,7 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], bin: Path, 
         time.sleep(0.2)
     assert answered(look[0], tmp_path).strip() == look[1]
     connector_runs(said["connectors"], tmp_path)
+    connectors_of_the_project_run(said["connectors"], tmp_path)
     assert_clean(httpx.get(f"{said['dashboard']}/metrics", timeout=60).text)
     the_whole_rest_is_there(said["Connect"].partition(": ")[0])
     assert said["topology"] == "visits:topology, as application penstock"

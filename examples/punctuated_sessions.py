@@ -1,0 +1,56 @@
+"""Session windows that grow together, and a processor that forwards what it holds on a grid of stream time.
+
+python examples/punctuated_sessions.py
+"""
+
+from __future__ import annotations
+
+import json
+
+from penstock.streams import Count, Processor, ProcessorContext, PunctuationType, Record, StreamsBuilder, Topology
+from penstock.testing import TopologyTestDriver
+
+MINUTE = 60_000
+
+
+class EveryTenMinutes(Processor):
+    """Holds records until stream time reaches the next multiple of ten minutes."""
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self.held: list[Record] = []
+        context.schedule(10 * MINUTE, PunctuationType.STREAM_TIME, self.punctuate)
+
+    def process(self, record: Record) -> None:
+        self.held.append(record)
+
+    def punctuate(self, now_ms: int) -> None:
+        for record in self.held:
+            self.context.forward(record)
+        self.held.clear()
+
+
+def topology() -> Topology:
+    builder = StreamsBuilder()
+    clicks = builder.stream("clicks")
+    clicks.process(EveryTenMinutes, name="held").to("held")
+    sessions = clicks.group_by_key().session_window(gap=10 * MINUTE, grace=5 * MINUTE)
+    sessions.aggregate("sessions", n=Count()).on_update().to("sessions")
+    return builder.build()
+
+
+def main() -> None:
+    driver = TopologyTestDriver(topology())
+    for minute in (1, 4, 15, 8, 40, 12):  # 8 joins two sessions; 12 is late
+        driver.pipe("clicks", key=b"ann", value=b"{}", timestamp=minute * MINUTE)
+        print(f"minute {minute}: {len(driver.read('held'))} forwarded")
+    for record in driver.read("sessions"):
+        window = json.loads(record.key or b"")
+        count = "is replaced" if record.value is None else f"has {json.loads(record.value)['n']}"
+        print(f"{window['start'] // MINUTE} to {window['end'] // MINUTE} {count}")
+    print(f"late: {[record.timestamp // MINUTE for record in driver.read('clicks-late')]}")
+
+
+if __name__ == "__main__":
+    main()
+# late: [12]
