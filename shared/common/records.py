@@ -258,6 +258,9 @@ class Columns(Generic[K, V]):
     def __len__(self) -> int:
         return len(self.keys)
 
+    def __iter__(self) -> Iterator[ConsumerRecord[K, V]]:
+        return self.records()
+
     def __getitem__(self, part: slice) -> Columns[K, V]:
         return Columns(
             self.topic,

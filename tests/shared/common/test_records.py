@@ -64,3 +64,9 @@ def test_columns_are_of_one_partition(records: list[ConsumerRecord]) -> None:
 def test_a_partition_reads_as_kafka_writes_it() -> None:
     """A partition prints as topic, dash, number."""
     assert str(TopicPartition("clicks-v2", 3)) == "clicks-v2-3"
+
+
+def test_columns_are_iterated_by_record() -> None:
+    """`for record in columns` gives the records, as the list of a poll does in Java."""
+    records = [ConsumerRecord("t", 0, offset, 7, None, b"v") for offset in (5, 6)]
+    assert list(Columns.of(records)) == records
