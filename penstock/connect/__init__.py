@@ -1,6 +1,7 @@
 """The Connect runtime: what a connector, a converter or a transform is written with."""
 
 from penstock.shared.common.public_names import publish as _publish
+from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.config_def import (
     NO_DEFAULT,
     ConfigDef,
@@ -39,6 +40,7 @@ from penstock.shared.connect.transform import Predicate, Transformation
 
 __all__ = [
     "NO_DEFAULT",
+    "AllowedFiles",
     "ConfigDef",
     "ConfigError",
     "ConfigKey",

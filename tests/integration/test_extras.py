@@ -6,113 +6,124 @@ dependency that is missing.
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import json
 import shutil
 import subprocess
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
 
 from penstock.services.local.jars import KAFKA_JARS
+from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common.jars import fetch_jars
 from penstock.shared.common.java import find_java
-from tests.integration.environments import ask, distributions, make_environment, required
+from tests.integration.environments import (
+    SYSTEM_PATH,
+    ask,
+    distributions,
+    inherited,
+    link,
+    make_environment,
+    required,
+)
 from tests.integration.maven_mirror import mirror
 
 BASE_BYTES_MAX = 120_000_000
 HEAVY = {"pyarrow", "deltalake", "fastapi", "numba", "pyspark", "pandas", "uvicorn", "datasketches"}
-CONNECTORS = (
-    "from penstock.shared.connect.plugins import Plugins; p = Plugins.installed(); "
-    "print(p.connector_class('%s').__name__)"
-)
-PROGRAMS = {
-    "streams": """
-from penstock import Count, StreamsBuilder
-from penstock.testing import TopologyTestDriver
-builder = StreamsBuilder()
-windows = builder.stream("clicks").group_by_key().tumbling_window(size=1000)
-windows.aggregate("visits", clicks=Count()).on_close().to("visits")
-driver = TopologyTestDriver(builder.build())
-for at in (0, 999, 1000):
-    driver.pipe("clicks", key=b"ann", value=b"{}", timestamp=at)
-(window,) = driver.read("visits")
-assert window.value == b'{"key":"ann","start":0,"end":1000,"clicks":2}', window
-print("visits")
-""",
-    "server": """
-import penstock.services.producer.main, penstock.services.consumer.main, penstock.services.admin.main
-import penstock.services.connect.main
-from penstock.shared.connect.plugins import Plugins
-print(Plugins.installed().connector_class("FileStreamSink").__name__)
-""",
-    "spark": "import penstock.services.compactor.spark, penstock.services.compactor.audit as a; print(a.__name__)",
+FOLDER = Path(__file__).with_name("extra_programs")
+VISIT = b'{"key":"ann","start":0,"end":1000,"clicks":2}'
+PRINTED = {
+    "streams": f"{VISIT!r}",
+    "server": '200 1\nTrue\n{"id":1}',
+    "spark": "[{'key': 'ann', 'clicks': 2}]",
+    "postgres": "['insert.mode']\nConnectionRefusedError",
+    "avro": "b'\\x00\\x00\\x00\\x00\\x07\\x02\\x06tea' True {'id': 1, 'item': 'tea'}",
+    "files": '[0, 1]\n[b\'{"id":0}\\n{"id":1}\\n\']',
+    "schemas": 'None the event: "id" is a required property',
+    "rocksdb": "2",
+    "otel": "send orders 0 True",
+    "demo": "2 penstock demo: --time: clicks.csv has no column 'when'; it has user, at",
+}
+"""By extra: what its program prints, which is extra_programs/EXTRA.py."""
+PUBLIC = {"penstock", *(f"penstock.{name}" for name in ("clients", "connect", "errors", "otel", "streams", "testing")),
+          "penstock.connect.connectors", "penstock.connect.converters"}  # fmt: skip
+PRIVATE = {"schemas.py": {"penstock.api.json_schema"}}
+"""What programs import beside PUBLIC: the schemas' public use is the ingest, which the extra `server` has."""
+
+LACKING = {
+    "streams": "import penstock.streams",
+    "server": "command('producer')",
+    "spark": "command('compact', '--application', 'a', '--lake', 'lake')",
     "postgres": """
 from penstock.connect.connectors import PostgresSinkConnector
-from penstock.shared.connect.connectors.postgres.settings import driver
-settings = {"connection.url": "postgres://shop", "topics": "orders", "insert.mode": "nonsense"}
-wrong = [value.name for value in PostgresSinkConnector().validate(settings) if value.errors]
-assert wrong == ["insert.mode"], wrong
-print(driver().__name__)
+asyncio.run(PostgresSinkConnector.task_class().start({"connection.url": "postgres://127.0.0.1:1/a", "topics": "a"}))
 """,
-    "avro": "from penstock.shared.connect.converters.avro import avro_library; print(avro_library().__name__)",
-    "files": CONNECTORS % "FilesSink",
-    "schemas": """
-from penstock.api.json_schema import compile_schema
-validate = compile_schema({"type": "object", "required": ["id"]}, "orders.json")
-assert validate({"id": 1}) is None
-print(validate({}))
+    "avro": """
+from penstock.connect.converters import AvroConverter
+AvroConverter().configure({"schema.registry.url": "http://127.0.0.1:1"}, is_key=False)
 """,
+    "files": """
+from penstock.connect import AllowedFiles, SinkTaskContext
+from penstock.connect.connectors import FilesSinkConnector
+class Context(SinkTaskContext):
+    files = AllowedFiles(["memory://a"])
+task = FilesSinkConnector.task_class()
+task.initialize(Context())
+asyncio.run(task.start({"url": "memory://a", "topics": "a"}))
+""",
+    "schemas": "command('producer', '--config', 'schema.toml')",
     "rocksdb": """
-import tempfile
-from penstock.streams import Processor, StateDirectory, StreamsBuilder
+from penstock.streams import StateDirectory, StreamsBuilder
 from penstock.testing import TopologyTestDriver
-class Numbered(Processor):
-    def process(self, record):
-        rows = self.context.store("seen")
-        rows.put(record.key, (rows.get(record.key) or 0) + 1)
+state = StateDirectory("state", "app", memory_bytes_max=2**24, cache_bytes_max=0)
+state.acquire()
 builder = StreamsBuilder()
-builder.stream("clicks").process_values(Numbered, builder.add_store("seen"))
-with tempfile.TemporaryDirectory() as folder:
-    state = StateDirectory(folder, "app", memory_bytes_max=2**24, cache_bytes_max=0)
-    state.acquire()
-    driver = TopologyTestDriver(builder.build(), state=state)
-    driver.pipe("clicks", key=b"ann", value=b"{}")
-    driver.pipe("clicks", key=b"ann", value=b"{}")
-    driver.crash()
-    driver.restore()
-    assert driver.store("seen").get("ann") == 2
-    driver.close()
-print("seen")
+builder.add_store("a")
+TopologyTestDriver(builder.build(), state=state)
 """,
-    "otel": """
-from penstock import ProducerRecord
-from penstock.otel import OpenTelemetryInterceptor
-interceptor = OpenTelemetryInterceptor()
-record = interceptor.on_send(ProducerRecord("orders", b"tea"))
-interceptor.on_acknowledgement(None, None, record.headers)
-print(interceptor)
-""",
-    "demo": """
-import penstock.services.local.up, penstock.services.local.demo.main, penstock.services.compactor.spark
-from penstock.services.local.demo.flights import data_file
-print(data_file().is_file())
-""",
+    "otel": "import penstock.otel",
+    "demo": "command('demo')",
 }
+"""By extra: what needs it, and fails without."""
+FIRST_NEEDED = {"schemas": "server", "rocksdb": "streams"}
+"""An extra whose use needs another one, which is named where both are missing."""
+ASK_FOR_EACH = """
+import asyncio, json, subprocess, sys
+from pathlib import Path
+
+def command(*arguments):
+    done = subprocess.run([Path(sys.executable).with_name("penstock"), *arguments], capture_output=True, text=True)
+    raise RuntimeError(f"{done.returncode} {done.stderr.strip()}")
+
+said = {}
+for extra, code in json.loads(sys.argv[1]).items():
+    try:
+        exec(code)
+        said[extra] = ""
+    except Exception as e:
+        said[extra] = str(e)
+print(json.dumps(said))
+"""
 
 START_KAFKA = """
-import asyncio, sys
+import asyncio, subprocess, sys
 from pathlib import Path
 from penstock import Admin, NewTopic, Producer
-from penstock.services.local.kafka import EmbeddedKafka
 
 async def main(folder):
-    async with EmbeddedKafka(folder) as kafka:
-        async with Admin(kafka.bootstrap_servers) as admin:
+    command = [Path(sys.executable).with_name("penstock"), "kafka", "--data-dir", folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as kafka:
+        servers = kafka.stdout.readline().strip()
+        async with Admin(servers) as admin:
             await admin.create_topics([NewTopic("clicks", 1)])
-        async with Producer(kafka.bootstrap_servers) as producer:
+        async with Producer(servers) as producer:
             print((await producer.send_and_wait("clicks", b"a")).offset)
+        kafka.terminate()
 
-asyncio.run(main(Path(sys.argv[1])))
+asyncio.run(main(sys.argv[1]))
 """
 
 
@@ -120,36 +131,82 @@ def environment(folder: Path, *extras: str) -> Path:
     return make_environment(folder, required("penstock", extras))
 
 
+def run(python: Path, folder: Path, *command: str | Path) -> str:
+    """What the Python prints in `folder`, seeing neither the checkout nor the user's own packages."""
+    variables = inherited() | {"PATH": f"{python.parent}:{SYSTEM_PATH}", "NO_PROXY": "127.0.0.1"}
+    done = subprocess.run(
+        [python, "-I", *command], env=variables, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def names_each_missing_extra(python: Path, folder: Path) -> None:
+    """What needs an extra that the environment lacks says so with the command, a command in one line and status 2."""
+    (folder / "schema.toml").write_text('[ingest.topics.a]\njson_schema = "schema.json"\n', encoding="utf-8")
+    (folder / "schema.json").write_text("{}", encoding="utf-8")
+    present = distributions(python)
+    lacking = {extra for extra in LACKING if required("penstock", [extra]).keys() - present}
+    assert lacking
+    said = json.loads(run(python, folder, "-c", ASK_FOR_EACH, json.dumps({extra: LACKING[extra] for extra in lacking})))
+    for extra in lacking:
+        named = FIRST_NEEDED[extra] if FIRST_NEEDED.get(extra) in lacking else extra
+        assert said[extra].endswith(f'pip install "penstock[{named}]"'), (extra, said[extra])
+        assert "command(" not in LACKING[extra] or (said[extra][:2], "\n" in said[extra]) == ("2 ", False)
+
+
 def test_the_base_is_small_and_has_the_clients_and_the_command(tmp_path: Path) -> None:
-    """A base install takes less than 120 MB; clients import, commands start, and what needs an extra says which."""
+    """A base install takes less than 120 MB; clients import, commands start, and what needs an extra names it."""
     python = environment(tmp_path)
     assert not distributions(python) & HEAVY
     site = Path(ask(python, "import sysconfig; print(sysconfig.get_path('purelib'))"))
     sizes = {path.stat().st_ino: path.stat().st_size for path in site.rglob("*") if path.is_file()}
     assert sum(sizes.values()) < BASE_BYTES_MAX
     assert ask(python, "from penstock import Producer, Consumer, Admin; print(Producer.__name__)") == "Producer"
-    ask(python, "import penstock.connect, penstock.testing, penstock.services.local.kafka")
-    ask(python, "import penstock.services.local.doctor.main, penstock.services.consumer.dlq")
-    assert (
-        ask(python, "try:\n from penstock import StreamsBuilder\nexcept ImportError as e: print(e)")
-        .strip()
-        .endswith('pip install "penstock[streams]"')
-    )
-    lacking = f"try:\n {CONNECTORS % 'DeltaSink'}\nexcept Exception as e: print(e)"
-    assert 'pip install "penstock[streams]"' in ask(python, lacking)
-    for name, status in {"--help": 0, "doctor --help": 0, "dlq --help": 0, "aggregator": 2, "demo": 2, "up": 2}.items():
+    ask(python, "import penstock.connect, penstock.testing")
+    for name, status in {"--help": 0, "doctor --help": 0, "dlq --help": 0, "aggregator": 2, "up": 2}.items():
         done = subprocess.run(
             [python.parent / "penstock", *name.split()], capture_output=True, text=True, check=False, cwd=tmp_path
         )
         assert done.returncode == status, (name, done.stderr)
         assert status == 0 or (done.stderr.count("\n"), "pip install" in done.stderr) == (1, True), done.stderr
+    names_each_missing_extra(python, tmp_path)
     shutil.rmtree(tmp_path / "venv")
 
 
-@pytest.mark.parametrize("extra", PROGRAMS)
-def test_an_extra_alone_runs_its_smallest_program(tmp_path: Path, extra: str) -> None:
-    """Nothing is missing from the extra's dependencies."""
-    assert ask(environment(tmp_path, extra), PROGRAMS[extra])
+def test_the_programs_import_what_is_public() -> None:
+    """Each extra has its program, and these import nothing of Penstock's but its public modules."""
+    assert (
+        set(PRINTED) == set(LACKING) == set(distribution("penstock").metadata.get_all("Provides-Extra") or ()) - {"all"}
+    )
+    for program in FOLDER.glob("*.py"):
+        imports = [
+            node for node in ast.walk(ast.parse(program.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        modules = {getattr(node, "module", None) or name.name for node in imports for name in node.names}
+        assert {m for m in modules if m.startswith("penstock")} <= PUBLIC | PRIVATE.get(program.name, set()), program
+
+
+@pytest.mark.parametrize("extra", PRINTED)
+def test_an_extra_alone_runs_its_smallest_program(
+    tmp_path: Path, kafka: EmbeddedKafka, topic_name: str, extra: str
+) -> None:
+    """Nothing is missing from the extra's dependencies, and every other extra is missed by its name."""
+    python = environment(tmp_path, extra)
+    names_each_missing_extra(python, tmp_path)
+    arguments = {
+        "server": (kafka.bootstrap_servers, topic_name, tmp_path),
+        "spark": (kafka.bootstrap_servers, topic_name, tmp_path),
+        "files": (tmp_path / "files",),
+        "demo": (tmp_path,),
+    }
+    if extra == "otel":
+        assert run(python, tmp_path, FOLDER / "otel_api.py") == "0"
+        present = distributions(python)
+        sdk = required("opentelemetry-sdk") | {"opentelemetry-sdk": version("opentelemetry-sdk")}
+        for name in sdk.keys() - present:
+            link(name, sdk[name], python)
+    assert run(python, tmp_path, FOLDER / f"{extra}.py", *arguments.get(extra, ())) == PRINTED[extra]
     shutil.rmtree(tmp_path / "venv")
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
+from penstock.shared.common.extras import needs
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, local_path
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Type, at_least, one_of
@@ -45,7 +46,8 @@ def object_store(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
     if "protocol" in options:
         raise ConfigError(f"storage.protocol={options['protocol']}: the url says which store it is")
     try:
-        fsspec = importlib.import_module("fsspec")
+        with needs("the files sink", "files"):
+            fsspec = importlib.import_module("fsspec")
         system, path = fsspec.core.url_to_fs(url, **options)
     except (ImportError, ValueError) as e:
         raise ConfigError(f"url: {without_passwords(url)}: {e}") from None

@@ -1,0 +1,47 @@
+"""`penstock[files]`: the files sink writes Parquet to a folder, and lines of JSON to a store of fsspec's."""
+
+import asyncio
+import sys
+
+import fsspec
+import pyarrow.parquet
+
+from penstock import TopicPartition
+from penstock.connect import AllowedFiles, SinkRecord, SinkTaskContext
+from penstock.connect.connectors import FilesSinkConnector
+
+TP = TopicPartition("orders", 0)
+
+
+class Context(SinkTaskContext):
+    """What the worker is for the task: it allows these places."""
+
+    def __init__(self, *allowed: str) -> None:
+        self._files = AllowedFiles(allowed)
+
+    @property
+    def files(self) -> AllowedFiles:
+        return self._files
+
+
+async def write(url: str, **settings: str) -> None:
+    """Have a task write two records to `url`."""
+    task = FilesSinkConnector.task_class()
+    task.initialize(Context(url))  # type: ignore[abstract]  # it asks for nothing else
+    await task.start({"url": url, "topics": TP.topic, "flush.size": "2", **settings})
+    await task.open(frozenset({TP}))
+    orders = [SinkRecord(TP.topic, TP.partition, None, None, None, {"id": n}, kafka_offset=n) for n in range(2)]
+    await task.put(orders)
+    await task.stop()
+
+
+async def main(folder: str) -> None:
+    await write(folder)
+    print(pyarrow.parquet.read_table(f"{folder}/orders").column("id").to_pylist())
+    await write("memory://shop", format="json")
+    store = fsspec.filesystem("memory")
+    print([store.cat(path) for path in store.find("/shop")])
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
