@@ -30,7 +30,7 @@ ENV PATH=/opt/penstock/bin:$PATH \
 USER penstock
 WORKDIR /var/lib/penstock
 # Spark's Kafka and Delta connectors: fetched now, so that no compaction waits for a download or needs the network.
-RUN python -m penstock.services.compactor.spark --fetch && python -m penstock.services.compactor.spark --archive
+RUN penstock jars spark --class-archive
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["tini", "--"]

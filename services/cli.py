@@ -99,6 +99,12 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "Prove the stream's windows against Spark's own.",
         ("spark",),
     ),
+    "jars": (
+        LOCAL,
+        "penstock.services.local.jars:main",
+        "Download Kafka's and Spark's jars ahead of their first use.",
+        (),
+    ),
     "doctor": (
         LOCAL,
         "penstock.services.local.doctor.main:main",

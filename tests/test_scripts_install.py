@@ -61,12 +61,12 @@ case "$*" in
     if [ -p "$PLACES/hold" ]; then echo "pip is held" >&2; read -r forever <"$PLACES/hold"; fi
     if [ -e "$PLACES/no_network" ]; then echo "ERROR: Could not find a version that satisfies httpx" >&2; exit 1; fi ;;
   "-m penstock.shared.common.java") exec "$REAL_PYTHON" -c "$(cat "$PLACES/finder")" ;;
-  "-m penstock.services.local.jars" | "-m penstock.services.compactor.spark --fetch")
+  "-m penstock jars kafka" | "-m penstock jars spark")
     if [ -e "$PLACES/no_network" ]; then echo "penstock: no jars: no network" >&2; exit 1; fi
-    jars="$HOME/.cache/penstock/$2"
+    jars="$HOME/.cache/penstock/$4"
     mkdir -p "$jars" && : >"$jars/one.jar"
     echo "$jars" ;;
-  "-m penstock.services.compactor.spark --archive") [ ! -e "$PLACES/no_archive" ] ;;
+  "-m penstock jars spark --class-archive") [ ! -e "$PLACES/no_archive" ] ;;
   *) echo "not a question of scripts/install: $*" >&2; exit 99 ;;
 esac
 """

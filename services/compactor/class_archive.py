@@ -2,7 +2,7 @@
 
 Java's application class-data sharing keeps classes as they are in memory in a file that the next JVM maps. With it, a
 job that writes and reads one small Delta table took 13 s of CPU instead of 20. The archive is made once for each user,
-Java and pyspark (`python -m penstock.services.compactor.spark --archive`). A JVM that finds another class path or
+Java and pyspark (`penstock jars spark --class-archive`). A JVM that finds another class path or
 another Java than the archive was made with goes on without it and says nothing, so that it is never
 wrong, only of no use.
 """

@@ -1,9 +1,9 @@
 """The Spark session of the jobs: local by default, the same code on a cluster.
 
 The Kafka and Delta connectors are not part of pyspark. Locally they come from a folder that is filled once
-(`python -m penstock.services.compactor.spark --fetch`), which spares every start a resolution of two seconds and its
-need of a network, and are on the JVM's class path, where the class archive can have them too (class_archive); a
-cluster's driver gets the same files by `spark.jars` and hands them to its executors.
+(`penstock jars spark`), which spares every start a resolution of two seconds and its need of a network. They are on
+the JVM's class path, where the class archive can have them too (class_archive); a cluster's driver gets the same files
+by `spark.jars` and hands them to its executors.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from penstock.services.compactor.masters import silence
 from penstock.services.compactor.properties import handed_over
 from penstock.services.compactor.scratch import scratch_folder
 from penstock.services.compactor.settings import SparkSettings
-from penstock.shared.common.errors import ConfigError, FatalError
-from penstock.shared.common.jars import JarSet, announcement, cache_root, fetch_jars, missing_jars, read_jar_set
+from penstock.shared.common.errors import FatalError
+from penstock.shared.common.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
 from penstock.shared.common.java import Java, find_java
-from penstock.shared.common.log import configure
-from penstock.shared.common.settings import LogSettings
 
 # Without what pyspark's own folder of jars has already: a second copy of another version would hide it.
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
@@ -221,30 +219,3 @@ def make_archive() -> Path | None:
         with spark_session(settings, "class archive") as spark:
             class_archive.use(spark, folder)
         return archive if class_archive.keep(SparkContext._gateway, file, archive) else None
-
-
-def main(arguments: list[str]) -> int:
-    """`--fetch`: put the connectors into the cache, print their folder; `--fetch-s3`: the one for S3.
-
-    `--archive`: make the class archive of local jobs and print it; status 1 where that could not be done.
-    """
-    wanted = {"--fetch": SPARK_JARS, "--fetch-s3": s3.S3_JARS}
-    if len(arguments) != 1 or arguments[0] not in (*wanted, "--archive"):
-        print(f"usage: python -m penstock.services.compactor.spark {'|'.join(wanted)}|--archive", file=sys.stderr)
-        return 2
-    configure(LogSettings(level="warning"), "spark")
-    try:
-        if arguments[0] == "--archive":
-            print(archive := make_archive())
-            return 0 if archive is not None else 1
-        if (said := announcement(wanted[arguments[0]])) is not None:
-            print(f"penstock: {said}", file=sys.stderr, flush=True)
-        print(connector_jars(wanted[arguments[0]])[0].parent)
-    except (ConfigError, SparkFailed) as e:
-        print(f"penstock: {e}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,35 +1,72 @@
-"""Kafka's jars: which they are, and the command that puts them into the cache.
+"""Kafka's jars: which they are, and `penstock jars`, which puts jars into the cache ahead of their first use.
 
 They are kept once per user and Kafka version, in `~/.cache/penstock/kafka-4.1.1` (see shared/common/jars.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.jars import announcement, fetch_jars, read_jar_set
+from penstock.shared.common.extras import needs
+from penstock.shared.common.jars import JarSet, announcement, fetch_jars, read_jar_set
 from penstock.shared.common.log import configure
 from penstock.shared.common.settings import LogSettings
 
 KAFKA_VERSION = "4.1.1"
 KAFKA_JARS = read_jar_set(Path(__file__).with_name("kafka_jars.json"))
+SETS = {
+    "kafka": "the embedded Kafka",
+    "spark": "Spark's connectors for Kafka and Delta, for the jobs",
+    "s3": "Spark's connector for a lake or files on S3, half a gigabyte",
+}
+"""What the command fetches."""
 
 
-def main() -> int:
-    """Put Kafka's jars into the cache and print their folder; a download and a failure are lines on standard error."""
-    configure(LogSettings(level="warning"), "kafka")
-    try:
-        if (said := announcement(KAFKA_JARS)) is not None:
+def main(arguments: Sequence[str]) -> int:
+    """`penstock jars`: print the folder of each set that is asked for; a download is a line on standard error.
+
+    The exit status is 1 where the class archive could not be made. Raises JarsUnavailable, JavaNotFound, MissingExtra.
+    """
+    sets = "\n".join(f"  {name:<6} {what}" for name, what in SETS.items())
+    parser = argparse.ArgumentParser(
+        prog="penstock jars",
+        description=f"Download jars into the cache, ahead of their first use, and print their folders.\n\n{sets}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("sets", nargs="+", choices=tuple(SETS), metavar="SET", help=" or ".join(SETS))
+    parser.add_argument(
+        "--class-archive",
+        action="store_true",
+        help="with spark: also make the archive of classes that jobs on one machine start sooner with, and print it",
+    )
+    given = parser.parse_args(arguments)
+    if given.class_archive and "spark" not in given.sets:
+        parser.error("--class-archive is Spark's: penstock jars spark --class-archive")
+    configure(LogSettings(level="warning"), "jars")
+    for name in given.sets:
+        wanted = _jar_set(name)
+        if (said := announcement(wanted)) is not None:
             print(f"penstock: {said}", file=sys.stderr, flush=True)
-        print(asyncio.run(fetch_jars(KAFKA_JARS)))
-    except ConfigError as e:
-        print(f"penstock: {e}", file=sys.stderr)
-        return 1
-    return 0
+        print(asyncio.run(fetch_jars(wanted)), flush=True)
+    if not given.class_archive:
+        return 0
+    from penstock.services.compactor.spark import make_archive
+
+    archive = make_archive()
+    print(archive or "no class archive")
+    return 0 if archive is not None else 1
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def _jar_set(name: str) -> JarSet:
+    """The set of that name. MissingExtra where it is of no use without an extra that is not installed."""
+    if name == "kafka":
+        return KAFKA_JARS
+    with needs(f"penstock jars {name}", "spark"):
+        from penstock.services.compactor.s3 import S3_JARS
+        from penstock.services.compactor.spark import SPARK_JARS
+    return SPARK_JARS if name == "spark" else S3_JARS

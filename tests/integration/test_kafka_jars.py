@@ -37,7 +37,7 @@ async def test_two_processes_at_once_both_succeed(tmp_path: Path) -> None:
     with mirror(KAFKA_JARS, tmp_path / "mirror") as repository:
         variables = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PENSTOCK_MAVEN_REPOSITORY": repository}
         env = {**os.environ, **variables, "NO_PROXY": "127.0.0.1"}
-        command = [sys.executable, "-m", "penstock.services.local.jars"]
+        command = [sys.executable, "-m", "penstock", "jars", "kafka"]
         both = [await asyncio.create_subprocess_exec(*command, env=env, stdout=-1, stderr=-1) for _ in range(2)]
         ended = [(await process.communicate(), process.returncode) for process in both]
     folder = tmp_path / "cache" / "penstock" / "kafka-4.1.1"

@@ -93,13 +93,13 @@ async def _facts(
 
 def examine_machine(data_dir: Path) -> list[Finding]:
     """Java, the jars that Kafka and Spark need, and room on the disks of the cache and of `data_dir`."""
-    findings = [_examine_java(), _examine_jars(KAFKA_JARS, "python -m penstock.services.local.jars")]
+    findings = [_examine_java(), _examine_jars(KAFKA_JARS, "penstock jars kafka")]
     try:
         from penstock.services.compactor.spark import SPARK_JARS  # imports pyspark, which takes a second
     except ModuleNotFoundError:
         findings.append(Finding("ok", "Spark", 'not installed; its jobs need: pip install "penstock[spark]"'))
     else:
-        findings.append(_examine_jars(SPARK_JARS, "python -m penstock.services.compactor.spark --fetch"))
+        findings.append(_examine_jars(SPARK_JARS, "penstock jars spark"))
     places = {str(folder): shutil.disk_usage(folder).free for folder in map(_existing, (cache_root(), data_dir))}
     return [*findings, *(disk_finding(folder, free_bytes) for folder, free_bytes in places.items())]
 

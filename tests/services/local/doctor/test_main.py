@@ -34,6 +34,6 @@ def test_missing_jars_are_said(
     lines = capsys.readouterr().out.splitlines()
     jars = [line for line in lines if "the first start downloads them" in line]
     assert [line.rpartition("mend it with: ")[2] for line in jars] == [
-        "python -m penstock.services.local.jars",
-        "python -m penstock.services.compactor.spark --fetch",
+        "penstock jars kafka",
+        "penstock jars spark",
     ]
