@@ -69,9 +69,12 @@ def keep(gateway: Any, file: Path, archive: Path) -> bool:
 
 
 def use(spark: SparkSession, folder: str) -> None:
-    """A little of what compactions and audits do, on a table in this folder: what is used here is in the archive."""
+    """A little of what compactions and audits do, on a table in this folder: what is used here is in the archive.
+
+    One task at a time and two folders are enough: more of them load no other classes.
+    """
     table = f"{folder}/table"
-    rows = spark.range(100).select("id", (F.col("id") % 7).alias("k"), F.timestamp_seconds("id").alias("at"))
+    rows = spark.range(0, 100, 1, 1).select("id", (F.col("id") % 2).alias("k"), F.timestamp_seconds("id").alias("at"))
     rows.write.format("delta").partitionBy("k").save(table)
     rows.createOrReplaceTempView("rows")
     spark.sql(

@@ -214,7 +214,8 @@ def make_archive() -> Path | None:
     if archive.is_file():
         return archive
     file = archive.with_name(f"{archive.name}.{os.getpid()}")
-    settings = SparkSettings(master="local[2]", conf={JAVA_OPTIONS: class_archive.recording_options(file)})
+    options = {JAVA_OPTIONS: class_archive.recording_options(file)}
+    settings = SparkSettings(master="local[1]", shuffle_partitions=1, conf=options)
     with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
         with spark_session(settings, "class archive") as spark:
             class_archive.use(spark, folder)

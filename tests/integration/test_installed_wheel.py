@@ -1,19 +1,16 @@
 """The wheel alone: installed into an empty environment, run from another folder, with what its metadata requires.
 
 The environment has the extras that an aggregator with compactions needs and no other, so that nothing that another
-brings along hides a dependency that is missing. The demo's own extra is installed after the compaction has run.
+brings along hides a dependency that is missing. The demo's own extra adds the flights alone. (README's topology and its
+compaction run in test_up.py, each extra alone in test_extras.py.)
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,31 +19,21 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from penstock import Producer, ProducerRecord
 from penstock.services.local.demo.flights import FlightEvents
-from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.local.ports import pick
-from penstock.shared.clients.admin import Admin, event_time_topic
-from penstock.shared.common.settings import KafkaSettings
-from tests.documents import README, block
 from tests.integration.environments import (
     ROOT,
     SYSTEM_PATH,
     ask,
     build_wheel,
     distributions,
-    get,
     inherited,
     link,
     make_environment,
     required,
-    started,
 )
 
-COMPACTION_TIMEOUT_S = 120
 DEMO_TIMEOUT_S = 420
 INSTALL_TIMEOUT_S = 600
-KEYS = 50
 EXTRAS = ("server", "spark", "streams")
 
 
@@ -67,73 +54,11 @@ def test_environment_is_what_the_wheel_requires(python: Path) -> None:
     assert not where.is_relative_to(ROOT)
 
 
-def test_compaction_runs(python: Path, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
-    """An installed aggregator runs README's topology, and the compaction that it starts writes the lake's tables."""
-    clicks, visits = f"{topic_name}-clicks", f"{topic_name}-visits"
-    topology = block(README, "python", "# visits.py").replace('"clicks"', f'"{clicks}"')
-    (tmp_path / "visits.py").write_text(topology.replace('to("visits")', f'to("{visits}")'), encoding="utf-8")
-    asyncio.run(send_clicks(kafka.bootstrap_servers, clicks, visits))
-    (port,) = pick("127.0.0.1", 1)
-    environment = {
-        "PATH": f"{python.parent}:{SYSTEM_PATH}",
-        "PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
-        "PENSTOCK_HTTP__PORT": str(port),
-        "PENSTOCK_TOPOLOGY": "visits:topology",
-        "PENSTOCK_STREAMS__APPLICATION_ID": topic_name,
-        "PENSTOCK_STREAMS__LAKE": str(tmp_path / "lake"),
-        "PENSTOCK_COMPACTION__INTERVAL_MS": "2000",
-        "PENSTOCK_COMPACTION__SPARK_MASTER": "local[1]",
-    }
-    with started([str(python.parent / "penstock"), "aggregator"], environment, tmp_path) as process:
-        deadline = time.monotonic() + COMPACTION_TIMEOUT_S
-        while not (ended := compactions(port)):
-            said = (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
-            assert process.poll() is None, said
-            assert time.monotonic() < deadline, said
-            time.sleep(0.5)
-        assert ended.keys() == {"done"}, (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-4000:]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
-    assert live_visits(tmp_path / "lake" / topic_name) == KEYS
-
-
-async def send_clicks(bootstrap_servers: str, clicks: str, visits: str) -> None:
-    """Make the topics, and send one click of each of KEYS users at the same time: as many windows stay open."""
-    kafka = KafkaSettings(bootstrap_servers=bootstrap_servers)
-    async with Admin(kafka) as admin:
-        await admin.create_topics([event_time_topic(name, 2) for name in (clicks, visits)])
-    records = [
-        ProducerRecord(clicks, b'{"ms": 5, "page": "/"}', b"user-%d" % n, timestamp=1_714_557_600_000)
-        for n in range(KEYS)
-    ]
-    async with Producer(kafka) as producer:
-        assert await (await producer.send_many(records)).first_error() is None
-
-
-def compactions(port: int) -> dict[str, float]:
-    """How many compactions have ended, by outcome, without the outcomes of which there were none."""
-    try:
-        metrics = get(f"http://127.0.0.1:{port}/metrics")
-    except OSError:  # the service does not listen yet
-        return {}
-    found = re.findall(r'^penstock_compaction_runs_total\{outcome="(\w+)"\} (\S+)$', metrics, re.MULTILINE)
-    return {outcome: float(value) for outcome, value in found if float(value)}
-
-
-def live_visits(lake: Path) -> int:
-    """How many live windows the lake has."""
-    sql = "SELECT count(*) AS n FROM state WHERE store = 'visits'"
-    rows = QueryBuilder().register("state", DeltaTable(lake / "state")).execute(sql).read_all()
-    return int(pyarrow.table(rows).to_pylist()[0]["n"])
-
-
 def test_flights_go_through_the_whole_chain_and_a_crash(python: Path, tmp_path: Path) -> None:
     """An installed demo replays a prefix of the flights: the audit passes, every event is accounted for, and the state
     came from the snapshot."""
-    present = distributions(python)
-    for name, version in required("penstock", ["demo"]).items():
-        if name not in present:
-            link(name, version, python)
+    (flights,) = required("penstock", ["demo"]).items() - required("penstock", EXTRAS).items()
+    link(*flights, python)
     run = subprocess.run(
         [python.parent / "penstock", "demo", "--events", "20000", "--json"],
         env=inherited() | {"PATH": f"{python.parent}:{SYSTEM_PATH}"},

@@ -1,4 +1,4 @@
-"""README in a project of a user's own: its programs, and `penstock up` with its topology, the post, and the audit.
+"""README in a project of a user's own: its programs, and `penstock up` with its topology, the post, lake and audit.
 
 Penstock's wheel is installed beside the project, and the project's root is the working directory. The project has
 packages of its own under the names of the checkout's folders. Its topology checks that it gets these, and whatever of
@@ -27,7 +27,8 @@ from tests.integration.environments import ROOT, SYSTEM_PATH, ask, inherited, ma
 from tests.integration.promtool import assert_clean
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
-INTERVAL_MS = 1_234_000
+LAKE_TIMEOUT_S = 180
+INTERVAL_MS = 20_000  # README's
 LAST_LINE = "Ctrl-C stops everything"
 OWN_PACKAGES = ("api", "services", "shared", "tests")
 PROGRAMS = {"try_visits.py": "from visits import topology", "orders.py": "# orders.py"}
@@ -167,6 +168,22 @@ def the_whole_rest_is_there(worker: str) -> None:
     assert httpx.get(f"{worker}/connectors", timeout=60).json() == ["visits"]
 
 
+def the_lake_is_read(bin: Path, project: Path) -> None:
+    """README's program prints what README shows, once a compaction that `up` started has written the closed visit."""
+    assert f"PENSTOCK_COMPACTION__INTERVAL_MS={INTERVAL_MS}`" in README.read_text(encoding="utf-8")
+    program = block(README, "py", "DeltaTable(")
+    (project / "read_lake.py").write_text(
+        program.replace('"lake/visits/', '".penstock/lake/penstock/'), encoding="utf-8"
+    )
+    (shown,) = [line.removeprefix("# ") for line in program.splitlines() if line.startswith("# ")]
+    log = project / ".penstock" / "lake" / "penstock" / "closed" / "visits" / "_delta_log"
+    deadline = time.monotonic() + LAKE_TIMEOUT_S
+    while not any('"add":' in commit.read_text(encoding="utf-8") for commit in log.glob("*.json")):
+        assert time.monotonic() < deadline, answered("cat .penstock/logs/aggregator.log", project)
+        time.sleep(0.2)
+    assert printed([bin / "python", "read_lake.py"], bin, project).strip() == shown
+
+
 def test_the_project_sees_the_wheel_alone(bin: Path) -> None:
     """Nothing of the checkout is on the path of the environment, and the wheel has one top-level package."""
     where = Path(ask(bin / "python", "import penstock; print(penstock.__file__)"))
@@ -194,7 +211,8 @@ def test_examples_print_what_they_show(name: str, bin: Path, project: Path) -> N
 
 
 def test_what_up_prints_and_readme_shows_works(said: dict[str, str], bin: Path, tmp_path: Path) -> None:
-    """The printed event is taken, not a dead letter; README's visit is seen where it says; the printed audit passes."""
+    """The printed event is taken, not a dead letter; README's visit is seen where it says, in the lake
+    too; the printed audit passes."""
     shown = block(README, "console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
     post, look = (step.strip().rsplit("\n", 1) for step in shown.split("$ ")[1:])
     assert answered(post[0], tmp_path).strip() == post[1]
@@ -215,7 +233,8 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], bin: Path, 
     )
     assert said["files"].startswith(f"{tmp_path / '.penstock' / 'files'}, ")
     assert said["logs"] == str(logs)
-    assert f"a compaction every 1234 s (compaction.interval_ms={INTERVAL_MS})" in said["lake"]
+    assert f"a compaction every 20 s (compaction.interval_ms={INTERVAL_MS})" in said["lake"]
+    the_lake_is_read(bin, tmp_path)
     program, *audit = shlex.split(said["audit"])
     assert said["Kafka"] == audit[audit.index("--kafka.bootstrap-servers") + 1]
     assert program.endswith("penstock")
