@@ -2,9 +2,9 @@
 
 Java's application class-data sharing keeps classes as they are in memory in a file that the next JVM maps. With it, a
 job that writes and reads one small Delta table took 13 s of CPU instead of 20. The archive is made once for each user,
-Java and pyspark (`penstock jars spark --class-archive`). A JVM that finds another class path or
-another Java than the archive was made with goes on without it and says nothing, so that it is never
-wrong, only of no use.
+Java and pyspark (`penstock jars spark --class-archive`). A JVM that finds another class path, jars of other times or
+another Java than the archive was made with goes on without it and says nothing, so that it is never wrong, only of no
+use.
 """
 
 from __future__ import annotations
@@ -33,12 +33,22 @@ log = get_logger(__name__)
 
 
 def archive_of(java: Java, jars: list[Path]) -> Path:
-    """Where the archive of this Java, this pyspark and these jars is, or would be."""
+    """Where the archive of this Java, this pyspark and these jars is, or would be.
+
+    Its name has two digests. The first one is of where they are, the second one of what they are. Java compares the
+    times and sizes of jars too: after pyspark was installed again, an archive of before is of no use.
+    """
+    home = Path(pyspark.__file__).parent
     release = java.home / "release"
     said = release.read_bytes() if release.is_file() else str(java.version).encode()
-    parts = [os.fsencode(java.home), said, os.fsencode(Path(pyspark.__file__).parent), *map(os.fsencode, jars)]
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    return cache_root() / f"spark-{pyspark.__version__}-{digest}.jsa"
+    stats = [jar.stat() for jar in (*sorted((home / "jars").glob("*.jar")), *jars)]
+    places = _digest(os.fsencode(java.home), os.fsencode(home), *map(os.fsencode, jars))
+    contents = _digest(said, *(f"{int(stat.st_mtime)} {stat.st_size}".encode() for stat in stats))
+    return cache_root() / f"spark-{pyspark.__version__}-{places}-{contents}.jsa"
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def options(archive: Path) -> str:
@@ -54,7 +64,8 @@ def recording_options(file: Path) -> str:
 def keep(gateway: Any, file: Path, archive: Path) -> bool:
     """End the JVM of a session that is over and had `recording_options(file)`, and keep what it wrote as the archive.
 
-    False where it wrote none, which is logged.
+    The archive takes the place of those of the same places and other contents, 180 MB each. False where the JVM wrote
+    none, which is logged.
     """
     gateway.shutdown()
     gateway.proc.stdin.close()  # the JVM ends with its standard input
@@ -65,6 +76,9 @@ def keep(gateway: Any, file: Path, archive: Path) -> bool:
         file.unlink(missing_ok=True)
         return False
     file.replace(archive)
+    for former in archive.parent.glob(f"{archive.name.rpartition('-')[0]}-*.jsa"):
+        if former != archive:
+            former.unlink(missing_ok=True)
     return True
 
 

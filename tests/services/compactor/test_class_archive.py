@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,7 @@ from penstock.shared.common.java import Java
 
 @pytest.fixture
 def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
-    """A Java 17 and a cache with one jar."""
+    """A Java 17, and a cache with the connectors' jars."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     home = tmp_path / "java"
     (home / "bin").mkdir(parents=True)
@@ -21,17 +24,57 @@ def java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
     (home / "release").write_text('JAVA_VERSION="17.0.15"\n')
     jars = tmp_path / "penstock" / spark.SPARK_JARS.folder
     jars.mkdir(parents=True)
-    (jars / "a.jar").touch()
+    for jar in spark.SPARK_JARS.jars:
+        (jars / jar.name).touch()
+        os.truncate(jars / jar.name, jar.size)  # takes no room on the disk
     return Java(home / "bin" / "java", 17, "PATH")
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A jar of a pyspark of the test's own."""
+    monkeypatch.setattr(class_archive.pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
+    jar = tmp_path / "pyspark" / "jars" / "spark-core.jar"
+    jar.parent.mkdir(parents=True)
+    jar.write_bytes(b"classes")
+    return jar
 
 
 def test_each_java_and_class_path_has_an_archive_of_its_own(java: Java) -> None:
     """An update of Java in its place, and another jar, lead to another file; asking again leads to the same."""
-    first = class_archive.archive_of(java, [Path("a.jar")])
-    assert first == class_archive.archive_of(java, [Path("a.jar")])
-    assert first != class_archive.archive_of(java, [Path("b.jar")])
+    one, other = spark.connector_jars()[:2]
+    first = class_archive.archive_of(java, [one])
+    assert first == class_archive.archive_of(java, [one])
+    assert first != class_archive.archive_of(java, [other])
     (java.home / "release").write_text('JAVA_VERSION="17.0.16"\n')
-    assert first != class_archive.archive_of(java, [Path("a.jar")])
+    assert first != class_archive.archive_of(java, [one])
+
+
+def test_a_pyspark_that_is_installed_again_has_another_archive(java: Java, installed: Path) -> None:
+    """Java compares times and sizes of jars, so both are in the archive's name."""
+    os.utime(installed, (1, 1))
+    first = class_archive.archive_of(java, [])
+    os.utime(installed, (2, 2))
+    second = class_archive.archive_of(java, [])
+    installed.write_bytes(b"other classes")
+    os.utime(installed, (2, 2))
+    assert len({first, second, class_archive.archive_of(java, [])}) == 3
+
+
+def test_a_new_archive_takes_the_place_of_the_former(tmp_path: Path, java: Java, installed: Path) -> None:
+    """What was made of the same places before is removed, what was made of others stays."""
+    others = class_archive.archive_of(java, spark.connector_jars())
+    former = class_archive.archive_of(java, [])
+    os.utime(installed, (1, 1))
+    archive = class_archive.archive_of(java, [])
+    others.touch()
+    former.touch()
+    written = tmp_path / "written"
+    written.touch()
+    process = SimpleNamespace(stdin=SimpleNamespace(close=lambda: None), wait=lambda _: 0, poll=lambda: 0)
+    gateway: Any = SimpleNamespace(shutdown=lambda: None, proc=process)
+    assert class_archive.keep(gateway, written, archive)
+    assert set(archive.parent.glob("*.jsa")) == {archive, others}
 
 
 def test_a_local_job_uses_the_archive_that_is_there(java: Java) -> None:
