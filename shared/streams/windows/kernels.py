@@ -1,0 +1,882 @@
+"""The rules of windows, compiled: Kafka Streams' rule for each kind, record by record in order of arrival.
+
+A window is a row: `cells` (int64; `floats` is the same memory as float64) has its bounds and its aggregations' numbers,
+`links` its key's number, the next row of its key, the next row of its bucket, and flags. The rows of a key are a list in
+falling order of start, which `heads` begins.
+
+A kernel takes records `[first, count)` of a batch: times, key numbers, and a row of values for each aggregation that
+looks at one. It carries out the whole rule for a record, closing included, before it looks at the next one. It stops
+early and says why: DONE, ROWS (no row is free), FULL (an output has no room), REFUSED (a sum leaves 64 bits). The record
+at `meta[TAKEN]` was not begun then, so the caller makes room, or leaves it out, and calls again.
+
+Windows that end below the close time are closed. It never goes back, whatever becomes of the grace. What is due is found
+by a timer wheel: rows lie in buckets by the time at which they are due, those of the bucket that time is in on a heap.
+A row is filed by the end that it had, and filed again where it is found to have grown.
+
+All kernels are in one file, since numba knows a cached function by its file.
+"""
+
+# ruff: noqa: ANN001, ANN201, PLR0913, PLR0917, C901, PLR0912, PLR0915
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+from penstock.shared.common.compiled import compiled
+
+# --- meta ---
+STREAM_TIME, CLOSE_TIME, TAKEN, LATE, MISSED, CLOSED, DELETED, CHANGED, UPDATES, STEPS = range(10)
+FREE, LIVE, FRONT, HEAP, PENDING, PENDING_AT, REFUSED_BY = range(10, 17)
+META = 17
+
+# --- links ---
+KEY, NEXT, BUCKET, FLAGS = range(4)
+LINKS = 4
+DIRTY, PERSISTED, KEPT, LISTED = 1, 2, 4, 8
+"""Flags: changed since the commit; in the last commit; closed and kept; in the list of changed rows."""
+
+# --- cells ---
+START, END, SHOWN_START, SHOWN_END = range(4)
+"""Bounds, and of a session those that the last commit had."""
+
+# --- what an aggregation does ---
+COUNT, LATEST, SUM_INT, SUM_FLOAT, MIN_INT, MIN_FLOAT, MAX_INT, MAX_FLOAT, OBJECT = range(9)
+
+# --- steps: what Python carries out for aggregations whose states are objects ---
+NEW, ADD, MERGE, COPY, CLOSE, DROP, UPDATE = range(7)
+
+# --- results of a call ---
+DONE, ROWS, FULL, REFUSED_RECORD = range(4)
+
+NONE = -1
+
+# --- columns of outputs; cells come after them ---
+INDEX, CODE, FROM, TO, CLOSED_AT, WAS_DIRTY, WAS_FROM, WAS_TO = range(8)
+CLOSED_COLUMNS = 8
+UPDATE_COLUMNS = 5
+"""Index, code, start, end, and 1 for a result or 0 for a retraction."""
+
+
+# --- aggregations ---
+
+
+@compiled
+def _init(program, cells, row, base):
+    for a in range(len(program)):
+        op, cell = program[a, 0], base + program[a, 1]
+        if op == COUNT:
+            cells[row, cell] = 0
+        elif op == LATEST:
+            cells[row, cell] = -1
+        elif op != OBJECT:
+            cells[row, cell] = 0
+            cells[row, cell + 1] = 0
+
+
+@compiled
+def _sum_overflows(a, b):
+    total = a + b
+    return ((a ^ total) & (b ^ total)) < 0
+
+
+@compiled
+def _refused_by(program, cells, row, other, base, values, has, i):
+    """The aggregation whose sum leaves 64 bits with record i in row (NONE: a new one), and in other if merged; NONE."""
+    for a in range(len(program)):
+        if program[a, 0] != SUM_INT:
+            continue
+        cell = base + program[a, 1]
+        total, n = 0, 0
+        if row != NONE:
+            total, n = cells[row, cell], cells[row, cell + 1]
+        if other != NONE and cells[other, cell + 1] > 0:
+            if n > 0 and _sum_overflows(total, cells[other, cell]):
+                return a
+            total, n = total + cells[other, cell] if n > 0 else cells[other, cell], n + cells[other, cell + 1]
+        if n > 0 and has[program[a, 2], i] and _sum_overflows(total, values[program[a, 2], i]):
+            return a
+    return NONE
+
+
+@compiled
+def _add(program, cells, floats, row, base, values, float_values, has, i, timestamp):
+    for a in range(len(program)):
+        op, cell, v = program[a, 0], base + program[a, 1], program[a, 2]
+        if op == COUNT:
+            cells[row, cell] += 1
+            continue
+        if op == LATEST:
+            if timestamp > cells[row, cell]:
+                cells[row, cell] = timestamp
+            continue
+        if op == OBJECT or not has[v, i]:
+            continue
+        n = cells[row, cell + 1]
+        cells[row, cell + 1] = n + 1
+        if n == 0:
+            cells[row, cell] = values[v, i]
+        elif op == SUM_INT:
+            cells[row, cell] += values[v, i]
+        elif op == SUM_FLOAT:
+            floats[row, cell] += float_values[v, i]
+        elif op == MIN_INT:
+            cells[row, cell] = min(cells[row, cell], values[v, i])
+        elif op == MAX_INT:
+            cells[row, cell] = max(cells[row, cell], values[v, i])
+        elif op == MIN_FLOAT:
+            old, new = floats[row, cell], float_values[v, i]
+            if new < old or old != old:
+                floats[row, cell] = new
+        elif op == MAX_FLOAT:
+            old, new = floats[row, cell], float_values[v, i]
+            if new > old or new != new:
+                floats[row, cell] = new
+
+
+@compiled
+def _merge(program, cells, floats, row, other, base):
+    """Put the numbers of a later window into an earlier one's row."""
+    for a in range(len(program)):
+        op, cell = program[a, 0], base + program[a, 1]
+        if op == COUNT:
+            cells[row, cell] += cells[other, cell]
+            continue
+        if op == LATEST:
+            cells[row, cell] = max(cells[row, cell], cells[other, cell])
+            continue
+        if op == OBJECT or cells[other, cell + 1] == 0:
+            continue
+        n = cells[row, cell + 1]
+        cells[row, cell + 1] = n + cells[other, cell + 1]
+        if n == 0:
+            cells[row, cell] = cells[other, cell]
+        elif op == SUM_INT:
+            cells[row, cell] += cells[other, cell]
+        elif op == SUM_FLOAT:
+            floats[row, cell] += floats[other, cell]
+        elif op == MIN_INT:
+            cells[row, cell] = min(cells[row, cell], cells[other, cell])
+        elif op == MAX_INT:
+            cells[row, cell] = max(cells[row, cell], cells[other, cell])
+        elif op == MIN_FLOAT:
+            old, new = floats[row, cell], floats[other, cell]
+            if new < old or old != old:
+                floats[row, cell] = new
+        elif op == MAX_FLOAT:
+            old, new = floats[row, cell], floats[other, cell]
+            if new > old or new != new:
+                floats[row, cell] = new
+
+
+# --- rows and lists ---
+
+
+@compiled
+def _new_row(code, start, end, links, cells, free, meta):
+    meta[FREE] -= 1
+    row = free[meta[FREE]]
+    links[row, KEY] = code
+    links[row, FLAGS] &= LISTED
+    cells[row, START], cells[row, END] = start, end
+    meta[LIVE] += 1
+    return row
+
+
+@compiled
+def _mark(row, links, changed, meta):
+    """The row has changed since the last commit."""
+    flags = links[row, FLAGS]
+    if not flags & LISTED:
+        changed[meta[CHANGED]] = row
+        meta[CHANGED] += 1
+    links[row, FLAGS] = flags | DIRTY | LISTED
+
+
+@compiled
+def _take_out(row, links, heads, meta):
+    """Take a row out of its key's list; it is free once its bucket was looked at, or at once if it is in none."""
+    code = links[row, KEY]
+    at = heads[code]
+    if at == row:
+        heads[code] = links[row, NEXT]
+    else:
+        while links[at, NEXT] != row:
+            at = links[at, NEXT]
+        links[at, NEXT] = links[row, NEXT]
+    links[row, KEY] = NONE
+    links[row, FLAGS] &= LISTED
+    meta[LIVE] -= 1
+
+
+@compiled
+def _deleted(code, start, end, deleted, meta):
+    n = meta[DELETED]
+    deleted[n, 0], deleted[n, 1], deleted[n, 2] = code, start, end
+    meta[DELETED] = n + 1
+
+
+@compiled
+def _step(op, a, b, steps, meta):
+    n = meta[STEPS]
+    steps[n, 0], steps[n, 1], steps[n, 2] = op, a, b
+    meta[STEPS] = n + 1
+
+
+@compiled
+def _update(index, code, start, end, row, cells, base, updates, meta):
+    """Note a result on update, or with row NONE a retraction."""
+    n = meta[UPDATES]
+    updates[n, 0], updates[n, 1], updates[n, 2], updates[n, 3], updates[n, 4] = index, code, start, end, row != NONE
+    if row != NONE:
+        for c in range(cells.shape[1] - base):
+            updates[n, UPDATE_COLUMNS + c] = cells[row, base + c]
+    meta[UPDATES] = n + 1
+
+
+# --- the wheel ---
+
+
+@compiled
+def _due(row, links, cells, kept_ms):
+    return cells[row, END] + kept_ms if links[row, FLAGS] & KEPT else cells[row, END]
+
+
+@compiled
+def _push(row, due, heap, dues, meta):
+    at = meta[HEAP]
+    meta[HEAP] = at + 1
+    while at > 0:
+        parent = (at - 1) >> 1
+        if dues[parent] <= due:
+            break
+        dues[at], heap[at] = dues[parent], heap[parent]
+        at = parent
+    dues[at], heap[at] = due, row
+
+
+@compiled
+def _pop(heap, dues, meta):
+    top = heap[0]
+    n = meta[HEAP] - 1
+    meta[HEAP] = n
+    due, row = dues[n], heap[n]
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= n:
+            break
+        if child + 1 < n and dues[child + 1] < dues[child]:
+            child += 1
+        if dues[child] >= due:
+            break
+        dues[at], heap[at] = dues[child], heap[child]
+        at = child
+    dues[at], heap[at] = due, row
+    return top
+
+
+@compiled
+def _file(row, due, bucket_ms, links, ring, heap, dues, meta):
+    bucket = due // bucket_ms
+    if bucket <= meta[FRONT]:
+        _push(row, due, heap, dues, meta)
+    else:
+        slot = bucket % len(ring)
+        links[row, BUCKET] = ring[slot]
+        ring[slot] = row
+
+
+@compiled
+def _turn(close_time, bucket_ms, kept_ms, links, cells, ring, heap, dues, free, meta):
+    """Move the front up to the bucket that this time is in, and what lies before it onto the heap."""
+    target = close_time // bucket_ms
+    first = max(meta[FRONT] + 1, target - len(ring) + 1)
+    meta[FRONT] = target
+    for bucket in range(first, target + 1):
+        slot = bucket % len(ring)
+        row = ring[slot]
+        ring[slot] = NONE
+        while row != NONE:
+            next_ = links[row, BUCKET]
+            if links[row, KEY] == NONE:
+                free[meta[FREE]] = row
+                meta[FREE] += 1
+            else:
+                _file(row, _due(row, links, cells, kept_ms), bucket_ms, links, ring, heap, dues, meta)
+            row = next_
+
+
+@compiled
+def _is_before(a, b, links, cells, arena, places, sizes):
+    """Whether one row is closed before another: by end, start, and key as bytes."""
+    if cells[a, END] != cells[b, END]:
+        return cells[a, END] < cells[b, END]
+    if cells[a, START] != cells[b, START]:
+        return cells[a, START] < cells[b, START]
+    x, y = links[a, KEY], links[b, KEY]
+    for j in range(min(sizes[x], sizes[y])):
+        p, q = arena[places[x] + j], arena[places[y] + j]
+        if p != q:
+            return p < q
+    return sizes[x] < sizes[y]
+
+
+@compiled
+def _sort(rows, spare, n, links, cells, arena, places, sizes):
+    """Sort the first n rows in the order in which they are closed; `spare` has room for as many."""
+    width = 1
+    while width < n:
+        for low in range(0, n, 2 * width):
+            middle, high = min(low + width, n), min(low + 2 * width, n)
+            if middle == high or not _is_before(rows[middle], rows[middle - 1], links, cells, arena, places, sizes):
+                continue
+            a, b, at = low, middle, low
+            while a < middle and b < high:
+                if _is_before(rows[b], rows[a], links, cells, arena, places, sizes):
+                    spare[at] = rows[b]
+                    b += 1
+                else:
+                    spare[at] = rows[a]
+                    a += 1
+                at += 1
+            while a < middle:
+                spare[at] = rows[a]
+                a += 1
+                at += 1
+            while b < high:
+                spare[at] = rows[b]
+                b += 1
+                at += 1
+            rows[low:high] = spare[low:high]
+        width *= 2
+
+
+@compiled
+def close_due(
+    index, keeps, moves, base, bucket_ms, kept_ms, links, cells, heads, free, ring, heap, dues, pending, spare, arena,
+    places, sizes, closed, deleted, changed, steps, has_objects, meta,
+):  # fmt: skip
+    """Close what ends below the close time, in order; False where an output has no room: call again then.
+
+    With `keeps` a closed window stays for `kept_ms` longer; with `moves` a window's bounds may not be those it had.
+    """
+    close_time = meta[CLOSE_TIME]
+    if meta[PENDING] == 0:
+        if close_time // bucket_ms > meta[FRONT]:
+            _turn(close_time, bucket_ms, kept_ms, links, cells, ring, heap, dues, free, meta)
+        while meta[HEAP] and dues[0] < close_time:
+            row = _pop(heap, dues, meta)
+            if links[row, KEY] == NONE:
+                free[meta[FREE]] = row
+                meta[FREE] += 1
+                continue
+            due = _due(row, links, cells, kept_ms)
+            if due >= close_time:
+                _file(row, due, bucket_ms, links, ring, heap, dues, meta)
+            else:
+                pending[meta[PENDING]] = row
+                meta[PENDING] += 1
+        if meta[PENDING] > 1:
+            _sort(pending, spare, meta[PENDING], links, cells, arena, places, sizes)
+        meta[PENDING_AT] = 0
+    while meta[PENDING_AT] < meta[PENDING]:
+        if meta[CLOSED] == len(closed) or meta[DELETED] == len(deleted) or (has_objects and meta[STEPS] == len(steps)):
+            return False
+        row = pending[meta[PENDING_AT]]
+        meta[PENDING_AT] += 1
+        flags, code = links[row, FLAGS], links[row, KEY]
+        if flags & KEPT:
+            if flags & PERSISTED:
+                _deleted(code, cells[row, START], cells[row, END], deleted, meta)
+            if has_objects:
+                _step(DROP, row, NONE, steps, meta)
+            _take_out(row, links, heads, meta)
+            free[meta[FREE]] = row
+            meta[FREE] += 1
+            continue
+        n = meta[CLOSED]
+        meta[CLOSED] = n + 1
+        closed[n, INDEX], closed[n, CODE] = index, code
+        closed[n, FROM], closed[n, TO] = cells[row, START], cells[row, END]
+        closed[n, CLOSED_AT], closed[n, WAS_DIRTY] = meta[STREAM_TIME], flags & DIRTY
+        closed[n, WAS_FROM], closed[n, WAS_TO] = cells[row, START], cells[row, END]
+        if flags & PERSISTED and moves:
+            was = cells[row, SHOWN_START]
+            closed[n, WAS_FROM], closed[n, WAS_TO] = was, cells[row, SHOWN_END]
+            if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
+                _deleted(code, was, cells[row, SHOWN_END], deleted, meta)
+        for c in range(cells.shape[1] - base):
+            closed[n, CLOSED_COLUMNS + c] = cells[row, base + c]
+        if has_objects:
+            _step(CLOSE, row, n, steps, meta)
+        if keeps:
+            links[row, FLAGS] |= KEPT
+            _mark(row, links, changed, meta)
+            _file(row, cells[row, END] + kept_ms, bucket_ms, links, ring, heap, dues, meta)
+        else:
+            _take_out(row, links, heads, meta)
+            free[meta[FREE]] = row
+            meta[FREE] += 1
+    meta[PENDING] = 0
+    return True
+
+
+# --- sessions ---
+
+
+@compiled
+def take_sessions(
+    times, codes, first, count, values, float_values, has, gap_ms, grace_ms, closes, program, base, bucket_ms,
+    links, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes,
+    late, closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
+):  # fmt: skip
+    """Kafka Streams' session rule (KStreamSessionWindowAggregate).
+
+    A record joins the sessions of its key that are no further than the gap from it and not closed. Where what comes of
+    it ends below the close time it is late. Sessions of a key lie further apart than the gap: there are two at most.
+    """
+    if meta[PENDING] and not close_due(
+        first - 1, False, True, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
+        arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+    ):  # fmt: skip
+        return FULL
+    for i in range(first, count):
+        meta[TAKEN] = i
+        t, code = times[i], codes[i]
+        stream_time = max(t, meta[STREAM_TIME])
+        close_time = max(stream_time - grace_ms - gap_ms, meta[CLOSE_TIME])
+        later, earlier = NONE, NONE
+        before, at = NONE, heads[code]
+        while at != NONE and cells[at, START] > t + gap_ms:
+            before, at = at, links[at, NEXT]
+        reach = max(t - gap_ms, close_time)
+        if at != NONE and cells[at, END] >= reach:
+            earlier, at = at, links[at, NEXT]
+            if at != NONE and cells[at, END] >= reach:
+                later, earlier = earlier, at
+        end = t
+        if later != NONE:
+            end = max(t, cells[later, END])
+        elif earlier != NONE:
+            end = max(t, cells[earlier, END])
+        if end < close_time:
+            if meta[LATE] == len(late):
+                return FULL
+            n = meta[LATE]
+            late[n, 0], late[n, 1], late[n, 2] = i, close_time, stream_time
+            meta[LATE] = n + 1
+        else:
+            if meta[FREE] == 0:
+                return ROWS
+            if meta[DELETED] + 2 > len(deleted) or (has_objects and meta[STEPS] + 3 > len(steps)):
+                return FULL
+            if logs_updates and meta[UPDATES] + 3 > len(updates):
+                return FULL
+            refused_by = _refused_by(program, cells, earlier, later, base, values, has, i)
+            if refused_by != NONE:
+                meta[REFUSED_BY] = refused_by
+                return REFUSED_RECORD
+            if earlier == NONE:
+                row = _new_row(code, t, t, links, cells, free, meta)
+                _init(program, cells, row, base)
+                if before == NONE:
+                    links[row, NEXT] = heads[code]
+                    heads[code] = row
+                else:
+                    links[row, NEXT] = links[before, NEXT]
+                    links[before, NEXT] = row
+                _file(row, t, bucket_ms, links, ring, heap, dues, meta)
+                if has_objects:
+                    _step(NEW, row, NONE, steps, meta)
+            else:
+                row = earlier
+                start = min(t, cells[row, START])
+                if logs_updates and start != end:
+                    _update(i, code, cells[row, START], cells[row, END], NONE, cells, base, updates, meta)
+                if later != NONE:
+                    if logs_updates:
+                        _update(i, code, cells[later, START], cells[later, END], NONE, cells, base, updates, meta)
+                    _merge(program, cells, floats, row, later, base)
+                    if has_objects:
+                        _step(MERGE, row, later, steps, meta)
+                    if links[later, FLAGS] & PERSISTED:
+                        _deleted(code, cells[later, SHOWN_START], cells[later, SHOWN_END], deleted, meta)
+                    _take_out(later, links, heads, meta)
+                cells[row, START], cells[row, END] = start, end
+            _add(program, cells, floats, row, base, values, float_values, has, i, t)
+            if has_objects:
+                _step(ADD, row, i, steps, meta)
+            _mark(row, links, changed, meta)
+            if logs_updates:
+                _update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
+                if has_objects:
+                    _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
+        meta[STREAM_TIME] = stream_time
+        meta[TAKEN] = i + 1
+        if closes:
+            meta[CLOSE_TIME] = close_time
+            if not close_due(
+                i, False, True, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
+                arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+            ):  # fmt: skip
+                return FULL
+    return DONE
+
+
+# --- tumbling and hopping windows ---
+
+
+@compiled
+def take_time_windows(
+    times, codes, first, count, values, float_values, has, size_ms, advance_ms, grace_ms, closes, program, base,
+    bucket_ms, links, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes,
+    late, closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
+):  # fmt: skip
+    """Kafka Streams' rule for windows of one size that begin at multiples of the advance (KStreamWindowAggregate).
+
+    A row's END is the last moment in its window, one less than the window's end.
+    """
+    if meta[PENDING] and not close_due(
+        first - 1, False, False, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
+        arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+    ):  # fmt: skip
+        return FULL
+    for i in range(first, count):
+        meta[TAKEN] = i
+        t, code = times[i], codes[i]
+        stream_time = max(t, meta[STREAM_TIME])
+        close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
+        earliest = max(t - size_ms + advance_ms, 0) // advance_ms
+        latest = t // advance_ms
+        taken_from = max(earliest, (close_time - size_ms) // advance_ms + 1)
+        windows = latest - taken_from + 1
+        if windows <= 0:
+            if meta[LATE] == len(late):
+                return FULL
+            n = meta[LATE]
+            late[n, 0], late[n, 1], late[n, 2] = i, close_time, stream_time
+            meta[LATE] = n + 1
+            meta[MISSED] += latest - earliest + 1
+        else:
+            if meta[FREE] < windows:
+                return ROWS
+            if (has_objects and meta[STEPS] + 3 * windows > len(steps)) or (logs_updates and meta[UPDATES] + windows > len(updates)):
+                return FULL
+            # The list falls by start: find where the latest of these windows stands, or would.
+            before, at = NONE, heads[code]
+            while at != NONE and cells[at, START] > latest * advance_ms:
+                before, at = at, links[at, NEXT]
+            probe = at
+            for number in range(latest, taken_from - 1, -1):
+                found = NONE
+                if probe != NONE and cells[probe, START] == number * advance_ms:
+                    found, probe = probe, links[probe, NEXT]
+                refused_by = _refused_by(program, cells, found, NONE, base, values, has, i)
+                if refused_by != NONE:
+                    meta[REFUSED_BY] = refused_by
+                    return REFUSED_RECORD
+            for number in range(latest, taken_from - 1, -1):
+                start = number * advance_ms
+                if at != NONE and cells[at, START] == start:
+                    row = at
+                else:
+                    row = _new_row(code, start, start + size_ms - 1, links, cells, free, meta)
+                    _init(program, cells, row, base)
+                    links[row, NEXT] = at
+                    if before == NONE:
+                        heads[code] = row
+                    else:
+                        links[before, NEXT] = row
+                    _file(row, start + size_ms - 1, bucket_ms, links, ring, heap, dues, meta)
+                    if has_objects:
+                        _step(NEW, row, NONE, steps, meta)
+                before, at = row, links[row, NEXT]
+                _add(program, cells, floats, row, base, values, float_values, has, i, t)
+                if has_objects:
+                    _step(ADD, row, i, steps, meta)
+                _mark(row, links, changed, meta)
+            if logs_updates:  # in the order of Kafka Streams: the earliest window first
+                meta[UPDATES] += windows
+                row = heads[code]
+                while cells[row, START] > latest * advance_ms:
+                    row = links[row, NEXT]
+                total = meta[UPDATES]
+                for back in range(windows):
+                    meta[UPDATES] = total - 1 - back
+                    _update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
+                    if has_objects:
+                        _step(UPDATE, row, total - 1 - back, steps, meta)
+                    row = links[row, NEXT]
+                meta[UPDATES] = total
+            meta[MISSED] += taken_from - earliest
+        meta[STREAM_TIME] = stream_time
+        meta[TAKEN] = i + 1
+        if closes:
+            meta[CLOSE_TIME] = close_time
+            if not close_due(
+                i, False, False, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
+                arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+            ):  # fmt: skip
+                return FULL
+    return DONE
+
+
+# --- sliding windows ---
+
+
+@compiled
+def _insert(row, links, cells, heads):
+    """Put a row into its key's list, which falls by start."""
+    code, start = links[row, KEY], cells[row, START]
+    before, at = NONE, heads[code]
+    while at != NONE and cells[at, START] > start:
+        before, at = at, links[at, NEXT]
+    links[row, NEXT] = at
+    if before == NONE:
+        heads[code] = row
+    else:
+        links[before, NEXT] = row
+
+
+@compiled
+def _new_window(
+    code, start, end, model, program, base, links, cells, heads, free, ring, heap, dues, bucket_ms, changed, steps,
+    has_objects, meta,
+):  # fmt: skip
+    """A row for a new window with the numbers of another one, or with none."""
+    row = _new_row(code, start, end, links, cells, free, meta)
+    if model == NONE:
+        _init(program, cells, row, base)
+    else:
+        cells[row, base:] = cells[model, base:]
+    if has_objects:
+        _step(NEW if model == NONE else COPY, row, model, steps, meta)
+    _insert(row, links, cells, heads)
+    _file(row, end, bucket_ms, links, ring, heap, dues, meta)
+    _mark(row, links, changed, meta)
+    return row
+
+
+@compiled
+def take_sliding_windows(
+    times, codes, first, count, values, float_values, has, difference_ms, grace_ms, closes, program, base,
+    bucket_ms, links, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes,
+    late, closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
+):  # fmt: skip
+    """Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
+
+    A window ends at each record, another starts just after it where that holds something. Both bounds are in the window.
+    The first aggregation is the time of the window's latest record. A closed window is kept as long as a record that is
+    still taken can reach it: new windows begin with what it holds.
+    """
+    kept_ms = 2 * difference_ms
+    if meta[PENDING] and not close_due(
+        first - 1, True, False, base, bucket_ms, kept_ms, links, cells, heads, free, ring, heap, dues, pending, spare,
+        arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+    ):  # fmt: skip
+        return FULL
+    for i in range(first, count):
+        meta[TAKEN] = i
+        t, code = times[i], codes[i]
+        stream_time = max(t, meta[STREAM_TIME])
+        close_time = max(stream_time - grace_ms, meta[CLOSE_TIME])
+        is_early = t < difference_ms
+        missed, n_found, taken = 0, 0, 0
+        left, right, combined = NONE, NONE, NONE
+        previous, right_latest = -1, -1
+        has_left, has_right, is_whole, has_next, is_both = False, False, False, False, False
+        if t + difference_ms < close_time:
+            missed = 1
+        else:
+            # Look at the windows of the key that the record can be in, and at the one that ends before it.
+            at = heads[code]
+            while at != NONE and cells[at, START] > t + 1:
+                at = links[at, NEXT]
+            earliest = max(0, t - 2 * difference_ms)
+            while at != NONE and cells[at, START] >= earliest:
+                start, end, latest = cells[at, START], cells[at, END], cells[at, base]
+                if start == t + 1:
+                    has_right = True
+                elif is_early:
+                    if start == 0:
+                        combined = at
+                        if latest < t:
+                            previous = latest
+                    else:
+                        if right == NONE:
+                            right = at
+                        spare[n_found] = at
+                        n_found += 1
+                elif end > t:
+                    if right == NONE:
+                        right = at
+                    spare[n_found] = at
+                    n_found += 1
+                elif end == t:
+                    has_left = True
+                    spare[n_found] = at
+                    n_found += 1
+                    if latest == t:  # another record of this moment made all windows that there are to make
+                        is_whole = True
+                        break
+                    previous = latest
+                else:
+                    left, previous = at, latest
+                    break
+                at = links[at, NEXT]
+            if is_early and right == NONE and combined != NONE and cells[combined, base] > t:
+                right = combined
+            if right != NONE:
+                right_latest = cells[right, base]
+            if meta[FREE] < 4:
+                return ROWS
+            if has_objects and meta[STEPS] + 2 * n_found + 16 > len(steps):
+                return FULL
+            if logs_updates and meta[UPDATES] + n_found + 5 > len(updates):
+                return FULL
+            for f in range(n_found + 1):
+                row = combined if f == n_found else spare[f]
+                if row == NONE or cells[row, END] < close_time:
+                    continue
+                refused_by = _refused_by(program, cells, row, NONE, base, values, has, i)
+                if refused_by != NONE:
+                    meta[REFUSED_BY] = refused_by
+                    return REFUSED_RECORD
+            lends = left != NONE and previous >= 0 and t - difference_ms <= previous
+            if not is_early and not is_whole and not has_left and lends and t >= close_time:
+                refused_by = _refused_by(program, cells, left, NONE, base, values, has, i)
+                if refused_by != NONE:
+                    meta[REFUSED_BY] = refused_by
+                    return REFUSED_RECORD
+            # What begins with another window's numbers begins before that one gets the record.
+            made_right = NONE
+            if not is_whole and not has_right and right_latest > t:
+                made_right = _new_window(
+                    code, t + 1, t + 1 + difference_ms, right, program, base, links, cells, heads, free, ring, heap,
+                    dues, bucket_ms, changed, steps, has_objects, meta,
+                )  # fmt: skip
+            if is_early and made_right != NONE and logs_updates:
+                _update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
+                if has_objects:
+                    _step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
+            made_left, made_next, made_combined = NONE, NONE, NONE
+            if previous >= 0 and not is_whole and previous + 1 + difference_ms >= t:
+                at = heads[code]
+                while at != NONE and cells[at, START] > previous + 1:
+                    at = links[at, NEXT]
+                has_next = at != NONE and cells[at, START] == previous + 1
+                if not has_next and previous + 1 + difference_ms < close_time:
+                    missed += 1
+                elif not has_next:
+                    made_next = _new_window(
+                        code, previous + 1, previous + 1 + difference_ms, NONE, program, base, links, cells, heads,
+                        free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
+                    )  # fmt: skip
+            if is_early:
+                if combined == NONE and difference_ms < close_time:
+                    missed += 1
+                elif combined == NONE:
+                    made_combined = _new_window(
+                        code, 0, difference_ms, NONE, program, base, links, cells, heads, free, ring, heap, dues,
+                        bucket_ms, changed, steps, has_objects, meta,
+                    )  # fmt: skip
+            elif not has_left and not is_whole:
+                if t < close_time:
+                    missed += 1
+                elif made_next != NONE and previous + 1 == t - difference_ms:
+                    is_both = True  # the window after the record before is the one that ends here, and is told twice
+                else:
+                    made_left = _new_window(
+                        code, t - difference_ms, t, left if lends else NONE, program, base, links, cells, heads, free,
+                        ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
+                    )  # fmt: skip
+            for f in range(n_found + 4):
+                if f < n_found:
+                    row = spare[n_found - 1 - f] if is_early else spare[f]
+                elif f == n_found:
+                    row = made_next
+                elif f == n_found + 1:
+                    row = made_left
+                elif f == n_found + 2:
+                    row = made_combined
+                else:
+                    row = combined
+                if row == NONE:
+                    continue
+                if cells[row, END] < close_time:
+                    missed += 1
+                    continue
+                taken += 1
+                _add(program, cells, floats, row, base, values, float_values, has, i, t)
+                _mark(row, links, changed, meta)
+                if has_objects:
+                    _step(ADD, row, i, steps, meta)
+                if logs_updates:
+                    _update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
+                    if has_objects:
+                        _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
+            if is_both and logs_updates:
+                _update(i, code, t - difference_ms, t, made_next, cells, base, updates, meta)
+                if has_objects:
+                    _step(UPDATE, made_next, meta[UPDATES] - 1, steps, meta)
+            if not is_early and made_right != NONE and logs_updates:
+                _update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
+                if has_objects:
+                    _step(UPDATE, made_right, meta[UPDATES] - 1, steps, meta)
+        if taken == 0:
+            if meta[LATE] == len(late):
+                return FULL
+            n = meta[LATE]
+            late[n, 0], late[n, 1], late[n, 2] = i, close_time, stream_time
+            meta[LATE] = n + 1
+        meta[MISSED] += missed
+        meta[STREAM_TIME] = stream_time
+        meta[TAKEN] = i + 1
+        if closes:
+            meta[CLOSE_TIME] = close_time
+            if not close_due(
+                i, True, False, base, bucket_ms, kept_ms, links, cells, heads, free, ring, heap, dues, pending, spare,
+                arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+            ):  # fmt: skip
+                return FULL
+    return DONE
+
+
+# --- tables ---
+
+
+@compiled
+def take_rows(
+    times, codes, first, count, values, float_values, has, program, base, links, cells, floats, heads, free, changed,
+    updates, logs_updates, steps, has_objects, meta,
+):  # fmt: skip
+    """An aggregation without windows: one row a key, which nothing closes."""
+    for i in range(first, count):
+        meta[TAKEN] = i
+        t, code = times[i], codes[i]
+        row = heads[code]
+        if (has_objects and meta[STEPS] + 3 > len(steps)) or (logs_updates and meta[UPDATES] == len(updates)):
+            return FULL
+        if row == NONE and meta[FREE] == 0:
+            return ROWS
+        refused_by = _refused_by(program, cells, row, NONE, base, values, has, i)
+        if refused_by != NONE:
+            meta[REFUSED_BY] = refused_by
+            return REFUSED_RECORD
+        if row == NONE:
+            row = _new_row(code, 0, 0, links, cells, free, meta)
+            _init(program, cells, row, base)
+            links[row, NEXT] = NONE
+            heads[code] = row
+            if has_objects:
+                _step(NEW, row, NONE, steps, meta)
+        _add(program, cells, floats, row, base, values, float_values, has, i, t)
+        _mark(row, links, changed, meta)
+        if has_objects:
+            _step(ADD, row, i, steps, meta)
+        if logs_updates:
+            _update(i, code, 0, 0, row, cells, base, updates, meta)
+            if has_objects:
+                _step(UPDATE, row, meta[UPDATES] - 1, steps, meta)
+        meta[STREAM_TIME] = max(t, meta[STREAM_TIME])
+        meta[TAKEN] = i + 1
+    return DONE

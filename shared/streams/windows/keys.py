@@ -1,0 +1,293 @@
+"""Record keys as numbers: a hash index that owns the keys' bytes.
+
+A key has a number for as long as something refers to it; `release` gives the numbers of the others back. So a window is
+a row of numbers, and no Python object stands for a key.
+
+>>> keys = KeyIndex()
+>>> data = np.frombuffer(b"annbobann", np.uint8)
+>>> codes = keys.codes(data, np.array([0, 3, 6]), np.array([3, 3, 3]))
+>>> codes.tolist(), keys.key(int(codes[1])), keys.code(b"ann"), keys.code(b"eve")
+([0, 1, 0], b'bob', 0, -1)
+>>> keys.release(np.array([0]), np.array([True, True])); keys.code(b"ann"), len(keys)
+(0, 2)
+>>> keys.release(np.array([0]), np.array([False, True])); keys.code(b"ann"), len(keys)
+(-1, 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.compiled import compiled
+from penstock.shared.common.records import Int64Array
+
+NONE = -1
+SLOTS_MIN = 256
+BYTES_MIN = 4_096
+GROWTH = 1.5
+
+Bytes = NDArray[np.uint8]
+Int32Array = NDArray[np.int32]
+
+# Of `counts`.
+_USED, _FREE, _BYTES, _GARBAGE, _TAKEN = range(5)
+
+
+@compiled
+def hash_of(data, at, length):  # type: ignore[no-untyped-def]
+    """A 64-bit hash of bytes, eight at a time; each step mixes the high bits into the low ones."""
+    h = np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(length)
+    i = 0
+    while i + 8 <= length:
+        word = np.uint64(0)
+        for j in range(8):
+            word |= np.uint64(data[at + i + j]) << np.uint64(8 * j)
+        h = (h ^ word) * np.uint64(0xBF58476D1CE4E5B9)
+        h ^= h >> np.uint64(29)
+        i += 8
+    word = np.uint64(0)
+    j = 0
+    while i < length:
+        word |= np.uint64(data[at + i]) << np.uint64(8 * j)
+        i += 1
+        j += 1
+    h = (h ^ word) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(32))
+
+
+@compiled
+def _same(a, a_at, b, b_at, length):  # type: ignore[no-untyped-def]
+    for j in range(length):
+        if a[a_at + j] != b[b_at + j]:
+            return False
+    return True
+
+
+@compiled
+def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, places, sizes, free, counts):  # type: ignore[no-untyped-def]
+    """Number keys from `first` on; returns how far it came, less than all where room ran out.
+
+    A length below 0 is no key: its number is NONE.
+    """
+    mask = np.uint64(len(slots) - 1)
+    for i in range(first, len(offsets)):
+        length = lengths[i]
+        if length < 0:
+            codes[i] = NONE
+            continue
+        at = offsets[i]
+        h = hash_of(data, at, length)
+        slot = np.int64(h & mask)
+        while True:
+            code = slots[slot]
+            if code == NONE:
+                if counts[_BYTES] + length > len(arena) or (counts[_FREE] == 0 and counts[_USED] == len(hashes)):
+                    return i
+                if 2 * (counts[_TAKEN] + 1) > len(slots):
+                    return i
+                if counts[_FREE]:
+                    counts[_FREE] -= 1
+                    code = free[counts[_FREE]]
+                else:
+                    code = np.int32(counts[_USED])
+                    counts[_USED] += 1
+                counts[_TAKEN] += 1
+                slots[slot] = code
+                hashes[code] = h
+                places[code] = counts[_BYTES]
+                sizes[code] = length
+                arena[counts[_BYTES] : counts[_BYTES] + length] = data[at : at + length]
+                counts[_BYTES] += length
+                codes[i] = code
+                break
+            if hashes[code] == h and sizes[code] == length and _same(arena, places[code], data, at, length):
+                codes[i] = code
+                break
+            slot = (slot + 1) & np.int64(mask)
+    return len(offsets)
+
+
+@compiled
+def _find(data, length, slots, hashes, arena, places, sizes):  # type: ignore[no-untyped-def]
+    mask = np.uint64(len(slots) - 1)
+    h = hash_of(data, 0, length)
+    slot = np.int64(h & mask)
+    while True:
+        code = slots[slot]
+        if code == NONE:
+            return NONE
+        if hashes[code] == h and sizes[code] == length and _same(arena, places[code], data, 0, length):
+            return code
+        slot = (slot + 1) & np.int64(mask)
+
+
+@compiled
+def _drop(candidates, is_used, slots, hashes, sizes, free, counts):  # type: ignore[no-untyped-def]
+    """Give the numbers of unused keys back, moving what follows in their slots up."""
+    mask = np.int64(len(slots) - 1)
+    for code in candidates:
+        if is_used[code] or sizes[code] == NONE:
+            continue
+        slot = np.int64(hashes[code] & np.uint64(mask))
+        while slots[slot] != code:
+            slot = (slot + 1) & mask
+        hole = slot
+        while True:
+            slot = (slot + 1) & mask
+            other = slots[slot]
+            if other == NONE:
+                break
+            home = np.int64(hashes[other] & np.uint64(mask))
+            if ((slot - home) & mask) >= ((slot - hole) & mask):
+                slots[hole] = other
+                hole = slot
+        slots[hole] = NONE
+        counts[_GARBAGE] += sizes[code]
+        sizes[code] = NONE
+        free[counts[_FREE]] = code
+        counts[_FREE] += 1
+        counts[_TAKEN] -= 1
+
+
+@compiled
+def _rehash(slots, hashes, sizes, used):  # type: ignore[no-untyped-def]
+    mask = np.int64(len(slots) - 1)
+    for code in range(used):
+        if sizes[code] == NONE:
+            continue
+        slot = np.int64(hashes[code] & np.uint64(mask))
+        while slots[slot] != NONE:
+            slot = (slot + 1) & mask
+        slots[slot] = code
+
+
+@compiled
+def _compact(arena, packed, places, sizes, used):  # type: ignore[no-untyped-def]
+    at = 0
+    for code in range(used):
+        size = sizes[code]
+        if size > 0:
+            packed[at : at + size] = arena[places[code] : places[code] + size]
+        places[code] = at
+        at += max(size, 0)
+    return at
+
+
+@compiled
+def _gather_sizes(codes, sizes):  # type: ignore[no-untyped-def]
+    total = 0
+    for code in codes:
+        total += sizes[code]
+    return total
+
+
+@compiled
+def _gather(codes, arena, places, sizes, out, ends):  # type: ignore[no-untyped-def]
+    at = 0
+    for i in range(len(codes)):
+        code = codes[i]
+        size = sizes[code]
+        out[at : at + size] = arena[places[code] : places[code] + size]
+        at += size
+        ends[i] = at
+
+
+class KeyIndex:
+    """Numbers of keys, from 0; arrays that are kept beside them have `capacity` places."""
+
+    def __init__(self) -> None:
+        self.capacity = SLOTS_MIN // 2
+        self.slots: Int32Array = np.full(SLOTS_MIN, NONE, np.int32)
+        self.hashes: NDArray[np.uint64] = np.zeros(self.capacity, np.uint64)
+        self.places: Int64Array = np.zeros(self.capacity, np.int64)
+        self.sizes: Int32Array = np.full(self.capacity, NONE, np.int32)
+        self.arena: Bytes = np.zeros(BYTES_MIN, np.uint8)
+        self._free: Int32Array = np.zeros(self.capacity, np.int32)
+        self._counts: Int64Array = np.zeros(5, np.int64)
+
+    def __len__(self) -> int:
+        return int(self._counts[_TAKEN])
+
+    def __repr__(self) -> str:
+        return f"<KeyIndex of {len(self)} keys, {int(self._counts[_BYTES])} bytes>"
+
+    def codes(self, data: Bytes, offsets: Int64Array, lengths: Int64Array) -> Int32Array:
+        """The numbers of keys that stand in `data`; new ones get theirs, one with a length below 0 has NONE."""
+        codes = np.empty(len(offsets), np.int32)
+        done = 0
+        while True:
+            done = take_codes(
+                data, offsets, lengths, done, codes,
+                self.slots, self.hashes, self.arena, self.places, self.sizes, self._free, self._counts,
+            )  # fmt: skip
+            if done == len(offsets):
+                return codes
+            self._make_room(int(lengths[done]))
+
+    def codes_of(self, keys: Sequence[bytes | None]) -> Int32Array:
+        """As `codes`, of keys as objects."""
+        lengths = np.fromiter((NONE if key is None else len(key) for key in keys), np.int64, len(keys))
+        joined = np.frombuffer(b"".join(key for key in keys if key is not None), np.uint8)
+        offsets = np.zeros(len(keys), np.int64)
+        np.cumsum(np.maximum(lengths, 0)[:-1], out=offsets[1:])
+        return self.codes(joined, offsets, lengths)
+
+    def code(self, key: bytes) -> int:
+        """The number of a key, NONE for one that has none."""
+        data = np.frombuffer(key, np.uint8)
+        return int(_find(data, len(key), self.slots, self.hashes, self.arena, self.places, self.sizes))
+
+    def key(self, code: int) -> bytes:
+        """The key with this number."""
+        at = self.places[code]
+        return self.arena[at : at + self.sizes[code]].tobytes()
+
+    def keys(self, codes: NDArray[Any]) -> list[bytes]:
+        """The keys with these numbers."""
+        if not len(codes):
+            return []
+        data = np.empty(_gather_sizes(codes, self.sizes), np.uint8)
+        ends = np.empty(len(codes), np.int64)
+        _gather(codes, self.arena, self.places, self.sizes, data, ends)
+        joined, cut = data.tobytes(), ends.tolist()
+        return [joined[a:b] for a, b in zip([0, *cut], cut, strict=False)]
+
+    def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
+        """Forget those of these keys that are not used; `is_used` is by number."""
+        _drop(candidates, is_used, self.slots, self.hashes, self.sizes, self._free, self._counts)
+        if 2 * self._counts[_GARBAGE] > self._counts[_BYTES] and self._counts[_GARBAGE] > BYTES_MIN:
+            self._repack(len(self.arena))
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the index."""
+        parts = (self.slots, self.hashes, self.places, self.sizes, self.arena, self._free)
+        return sum(part.nbytes for part in parts)
+
+    def _make_room(self, length: int) -> None:
+        """Room for one more key of this length, and some."""
+        if self._counts[_BYTES] + length > len(self.arena):
+            least = int(self._counts[_BYTES] - self._counts[_GARBAGE]) + length
+            self._repack(max(len(self.arena), int(least * GROWTH)))
+        if not self._counts[_FREE] and self._counts[_USED] == self.capacity:
+            self.capacity = int(self.capacity * GROWTH)
+            self.hashes, self.places = _grown(self.hashes, self.capacity), _grown(self.places, self.capacity)
+            self.sizes, self._free = _grown(self.sizes, self.capacity, NONE), _grown(self._free, self.capacity)
+        if 2 * (self._counts[_TAKEN] + 1) > len(self.slots):
+            self.slots = np.full(2 * len(self.slots), NONE, np.int32)
+            _rehash(self.slots, self.hashes, self.sizes, int(self._counts[_USED]))
+
+    def _repack(self, size: int) -> None:
+        packed = np.zeros(size, np.uint8)
+        self._counts[_BYTES] = _compact(self.arena, packed, self.places, self.sizes, int(self._counts[_USED]))
+        self._counts[_GARBAGE], self.arena = 0, packed
+
+
+def _grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
+    grown = np.full(size, fill, array.dtype)
+    grown[: len(array)] = array
+    return grown
