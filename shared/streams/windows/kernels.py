@@ -514,7 +514,8 @@ def take_sessions(
         meta[TAKEN] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
-            if not close_due(
+            is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
+            if is_due and not close_due(
                 i, False, True, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
                 arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
@@ -612,7 +613,8 @@ def take_time_windows(
         meta[TAKEN] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
-            if not close_due(
+            is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
+            if is_due and not close_due(
                 i, False, False, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
                 arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
@@ -833,7 +835,8 @@ def take_sliding_windows(
         meta[TAKEN] = i + 1
         if closes:
             meta[CLOSE_TIME] = close_time
-            if not close_due(
+            is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
+            if is_due and not close_due(
                 i, True, False, base, bucket_ms, kept_ms, links, cells, heads, free, ring, heap, dues, pending, spare,
                 arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
