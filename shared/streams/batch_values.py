@@ -21,10 +21,12 @@ from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.common.serialization import bytes_deserializer, json_deserializer
 from penstock.shared.streams.chain import Chain
-from penstock.shared.streams.columnar import NumberArray, Unfit
-from penstock.shared.streams.state.column_store import NONE, ColumnStore
 from penstock.shared.streams.topology import SourceNode
-from penstock.shared.streams.window_limits import check_key
+from penstock.shared.streams.window_limits import KEY_GROWTH_MAX, check_key
+from penstock.shared.streams.windows.keys import Int32Array
+from penstock.shared.streams.windows.state_columns import Unfit
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.streams.windows.window_table import Values
 
 ODD_VALUE = object()
 ODD_SHARE_MAX = 1 / 16
@@ -33,21 +35,30 @@ ODD_SHARE_MAX = 1 / 16
 
 @dataclass(slots=True)
 class TakenValues:
-    """A batch: each record's key number, its states' columns, the places of odd records; `decoded` are the values,
-    None where they are the records' own. `is_out` says which records are filtered out, None where none can be. There
-    are as many `codes` as records that there was time to look at."""
+    """A batch: each record's key number, what it brings to the kernel and to aggregations with objects as states, the
+    places of odd records; `decoded` are the values, None where they are the records' own. `is_out` says which records
+    are filtered out, None where none can be. There are as many `codes` as records that there was time to look at."""
 
-    codes: Int64Array
-    states: list[NumberArray]
+    codes: Int32Array
+    values: Values
+    got: list[list[Any]]
     odd: list[int]
     decoded: list[Any] | None
     is_out: NDArray[np.bool_] | None = None
+
+    def of(self, at: Int64Array) -> tuple[Int32Array, Values, list[list[Any]]]:
+        """Codes, values and objects of the records in these places, which rise."""
+        if len(at) == len(self.values.has[0] if len(self.values.has) else self.codes):
+            return self.codes, self.values, self.got
+        cells, has = (np.ascontiguousarray(part[:, at]) for part in self.values)
+        places = at.tolist()
+        return self.codes[at], Values(cells, has), [[own[place] for place in places] for own in self.got]
 
 
 class BatchValues:
     """Reads the batches of one source for one store."""
 
-    def __init__(self, source: SourceNode, store: ColumnStore, key_bytes_max: int, chain: Chain | None = None) -> None:
+    def __init__(self, source: SourceNode, store: WindowStore, key_bytes_max: int, chain: Chain | None = None) -> None:
         self._source, self._store, self._key_bytes_max, self._chain = source, store, key_bytes_max, chain
         self._decode = _decoder(source)
         self._has_none = source.value is json_deserializer or source.value_type is not None  # None stays None there
@@ -76,22 +87,19 @@ class BatchValues:
                 states = self._states(values, columns.timestamps, odd | out)
             except Unfit:  # it is no record by itself: a number of a type that only `add` knows how to take
                 return None
-        return TakenValues(codes[:count], states, sorted(o for o in odd if o < count), decoded, is_out)
+        own = sorted(o for o in odd if o < count)
+        return TakenValues(codes[:count], *states, own, decoded, is_out)
 
-    def _codes(self, columns: Columns, odd: set[int]) -> Int64Array:
-        keys, known = columns.keys, self._store.codes
-        codes = list(map(known.get, keys))
-        if None in codes:
-            at, places = -1, []
-            for _ in range(codes.count(None)):
-                at = codes.index(None, at + 1)
-                places.append(at)
-            new = dict.fromkeys(map(keys.__getitem__, places))
-            self._store.add_keys([key for key in new if key is not None and self._is_sound(key)])
-            for at in places:
-                codes[at] = known.get(keys[at], NONE)
-            odd.update(at for at in places if codes[at] == NONE)
-        return np.array(codes, np.int64)
+    def _codes(self, columns: Columns, odd: set[int]) -> Int32Array:
+        keys = columns.keys
+        codes = self._store.index.codes_of(keys)
+        known = [key for key in keys if key is not None]
+        longest = max(map(len, known), default=0)
+        is_plain = self._source.key == "bytes" or b"".join(known).isascii()
+        if not is_plain or longest * KEY_GROWTH_MAX + 4 > self._key_bytes_max:
+            unsound = {key for key in dict.fromkeys(known) if not self._is_sound(key)}
+            odd.update(at for at, key in enumerate(keys) if key in unsound)
+        return codes
 
     def _is_sound(self, key: bytes) -> bool:
         try:
@@ -127,18 +135,21 @@ class BatchValues:
                 refused.append(place)
         return refused
 
-    def _states(self, values: list[Any], timestamps: Int64Array, without: set[int]) -> list[NumberArray]:
+    def _states(self, values: list[Any], timestamps: Int64Array, without: set[int]) -> tuple[Values, list[list[Any]]]:
         """The columns, with whatever in the places of records that are left out; Unfit where that is not enough."""
         if not without:
             return self._store.columns.take(values, timestamps)
         fit = [place for place in range(len(values)) if place not in without]
-        some = self._store.columns.take([values[place] for place in fit], timestamps[fit])
-        states = []
-        for column in some:
-            whole = np.zeros(len(values), column.dtype)
-            whole[fit] = column
-            states.append(whole)
-        return states
+        some, got = self._store.columns.take([values[place] for place in fit], timestamps[fit])
+        whole = self._store.columns.no_values(len(values))
+        whole.cells[:, fit], whole.has[:, fit] = some
+        all_got: list[list[Any]] = []
+        for own in got:
+            column: list[Any] = [None] * len(values)
+            for place, one in zip(fit, own, strict=True):
+                column[place] = one
+            all_got.append(column)
+        return whole, all_got
 
 
 def _decoder(source: SourceNode) -> Callable[[Any], Any]:

@@ -13,11 +13,11 @@ from penstock.shared.streams.latest import LATEST, Latest
 from penstock.shared.streams.processor import K, V, interval_ms
 from penstock.shared.streams.refusals import require_aggregation, require_one_type
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
-from penstock.shared.streams.session_windows import SessionAggregate, SessionWindows
-from penstock.shared.streams.sliding_windows import SlidingWindowAggregate, SlidingWindows
-from penstock.shared.streams.time_windows import TimeWindowAggregate, TimeWindows
 from penstock.shared.streams.topology import ProcessorNode, StoreBuilder
-from penstock.shared.streams.windowed_aggregate import Emit, WindowedAggregate, WindowKey, WindowResult
+from penstock.shared.streams.windowed_aggregate import Emit, WindowKey, WindowResult
+from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
+from penstock.shared.streams.windows.kinds import WindowKind as Windows
+from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 
 if TYPE_CHECKING:
     from penstock.shared.streams.stream import Stream
@@ -58,7 +58,6 @@ def _grace_ms(grace: timedelta | int) -> int:
     return interval_ms(grace, "grace", 0)
 
 
-Windows = SessionWindows | TimeWindows | SlidingWindows
 Bound = Mapping[str, Aggregation[Any]]
 
 
@@ -79,16 +78,6 @@ def _shape(windows: Windows) -> _Shape:
             return _Shape("sliding", size_ms=difference)
         case TimeWindows(size_ms=size, advance_ms=advance):
             return _Shape("tumbling" if size == advance else "hopping", size_ms=size, advance_ms=advance)
-
-
-def _operator(name: str, windows: Windows, bound: Bound, emit: Emit) -> WindowedAggregate:
-    match windows:
-        case SessionWindows():
-            return SessionAggregate(name, windows, bound, emit)
-        case SlidingWindows():
-            return SlidingWindowAggregate(name, windows, bound, emit)
-        case TimeWindows():
-            return TimeWindowAggregate(name, windows, bound, emit)
 
 
 class WindowedGroup(Generic[K, V]):
@@ -162,7 +151,7 @@ class WindowedTable(Generic[K]):
             )
         builder._silent.pop(name, None)
         builder._topology.add_store(StoreBuilder(schema, tuple(bound.values())))
-        node = ProcessorNode(name, lambda: _operator(name, windows, bound, emit), (name,))
+        node = ProcessorNode(name, lambda: WindowAggregate(name, windows, bound, emit), (name,))
         builder._add(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates
         key, deletes = stream._flow.key, emit == "on_update"

@@ -26,7 +26,6 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import raw_key
 from penstock.shared.streams.global_table import GlobalTableRows
 from penstock.shared.streams.latest import LATEST
-from penstock.shared.streams.state.column_window_store import ColumnWindowStore
 from penstock.shared.streams.state.persistent_stores import PersistentStore
 from penstock.shared.streams.state.store import LiveRow
 from penstock.shared.streams.stream_task import StreamTask
@@ -220,8 +219,6 @@ def _slices(rows: Iterator[RowT]) -> Iterator[list[RowT]]:
 
 
 def _rows_of(store: Any, keys: Iterable[Any]) -> Iterator[LiveRow]:
-    if isinstance(store, ColumnWindowStore):
-        return store.rows_of_many(keys)
     return (row for key in keys for row in store.rows_of(key))
 
 

@@ -16,9 +16,8 @@ from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
 from penstock.shared.streams.changelog_reader import Change, check_schema
 from penstock.shared.streams.idle_advance import IdleAdvances
-from penstock.shared.streams.state.column_load import load_many
-from penstock.shared.streams.state.column_store import ColumnStore
 from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.windows.window_store import WindowStore
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
@@ -72,9 +71,9 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
     names = [column.name for column in own.state_columns()]
     whole = all(name in batch.schema.names and not batch.column(name).null_count for name in names)
     try:
-        if isinstance(store, ColumnStore) and whole:
+        if isinstance(store, WindowStore) and whole:
             starts, ends, *states = (_values(batch.column(name)) for name in ("start_ms", "end_ms", *names))
-            load_many(store, batch.column("key").to_pylist(), starts, ends, states)
+            store.load_many(batch.column("key").to_pylist(), starts, ends, states)
             return
         keys, starts, ends, *states = (column.to_pylist() for column in batch.columns)
         rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)

@@ -21,12 +21,13 @@ from penstock.shared.streams.changelog_format import (
     encode_final,
     encode_live,
 )
-from penstock.shared.streams.object_columns import ChangelogColumn
-from penstock.shared.streams.state.column_store import ColumnStore
-from penstock.shared.streams.state.session_changes import Windows
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state.store import Changes, LiveRow, StateStore
 from penstock.shared.streams.topology import StoreBuilder
 from penstock.shared.streams.window_limits import name_window
+from penstock.shared.streams.windows.object_states import ChangelogColumn
+from penstock.shared.streams.windows.window_columns import Windows
+from penstock.shared.streams.windows.window_store import WindowStore
 
 Entries = list[tuple[bytes | None, bytes]]
 """Keys and values."""
@@ -68,8 +69,8 @@ def encode_stores(
     entries: Entries = []
     closed = 0
     for number, (name, store) in enumerate(stores.items()):
-        if isinstance(store, ColumnStore):
-            own, finals = encode_columns(store, number, epoch, commit)
+        if isinstance(store, WindowStore | PersistentWindowStore):
+            own, finals = encode_columns(store.windows, number, epoch, commit)
         else:
             changes, builder = store.changes(), builders[name]
             encoder = StoreEntries(name, number, StateCodec(builder.schema.state_columns()), builder.aggregations)
@@ -79,7 +80,7 @@ def encode_stores(
     return entries, closed
 
 
-def encode_columns(store: ColumnStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
+def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
     """As `StoreEntries.encode`, from columns: the entries, and how many of them are finals."""
     finals, live = store.finals(), store.live()
     keys, starts = store.deleted()
@@ -96,7 +97,7 @@ def encode_columns(store: ColumnStore, number: int, epoch: int, commit: int) -> 
     return entries, len(finals)
 
 
-def _states(store: ColumnStore, windows: Windows) -> Sequence[ChangelogColumn]:
+def _states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
     """The state columns of windows; StateRefused names the window whose state cannot be encoded."""
     columns = store.columns
     try:

@@ -29,15 +29,14 @@ from penstock.shared.streams.aggregations import Aggregation, Column, ColumnValu
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record, interval_ms
 from penstock.shared.streams.result_encoders import bytes_keyed
 from penstock.shared.streams.state.detached import detached
-from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
-from penstock.shared.streams.state.window_store import InMemoryWindowStore, Window
+from penstock.shared.streams.state.join_store import JoinRow, JoinStore
+from penstock.shared.streams.state.persistent_stores import PersistentJoinStore
 from penstock.shared.streams.tables import Joiner
 from penstock.shared.streams.topology import KeyType
 from penstock.shared.streams.window_limits import check_key
 from penstock.shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowResult
 
 LEFT, RIGHT = 0, 1
-WindowStore = InMemoryWindowStore | PersistentWindowStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class StreamJoin(TimedProcessor):
         self.store_name, self._store_names, self.windows = stores[LEFT], stores, windows
         self._joiner, self._left = joiner, left
         self.stream_time_ms = NO_TIME
-        self._stores: tuple[WindowStore, WindowStore]
+        self._stores: tuple[JoinStore | PersistentJoinStore, JoinStore | PersistentJoinStore]
 
     def init(self, context: ProcessorContext) -> None:
         super().init(context)
@@ -217,7 +216,7 @@ class StreamJoin(TimedProcessor):
     def _join(self, side: int, value: Any, other: Any) -> Any:
         return self._joiner(value, other) if side == LEFT else self._joiner(other, value)
 
-    def _mark_joined(self, rows: Sequence[Window]) -> None:
+    def _mark_joined(self, rows: Sequence[JoinRow]) -> None:
         for row in rows:
             if not all(remembered.joined for remembered in row.states[0]):
                 states = [tuple(remembered._replace(joined=True) for remembered in row.states[0])]

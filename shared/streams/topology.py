@@ -13,15 +13,14 @@ from penstock.shared.common.serialization import Deserializer
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
 from penstock.shared.streams.aggregations import Aggregation
 from penstock.shared.streams.changelog_format import STORES_MAX, StoreSchema
-from penstock.shared.streams.columnar import StateColumns
 from penstock.shared.streams.processor import Processor, Record
-from penstock.shared.streams.state.column_session_store import ColumnSessionStore
-from penstock.shared.streams.state.column_window_store import ColumnWindowStore
+from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state.session_store import InMemorySessionStore
 from penstock.shared.streams.state.store import StateStore
-from penstock.shared.streams.state.window_store import InMemoryWindowStore
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.streams.windows.window_table import Rule
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
@@ -95,19 +94,20 @@ class StoreBuilder:
     def build(self, number: int = 0, local: LocalState | None = None) -> StateStore:
         """The store, its topology's `number`th; in memory, or with `local` on disk."""
         if local is not None:
-            return local.store(number, self.schema, RowCodec(self.schema, self.aggregations))
-        schema, columns, is_text = self.schema, StateColumns.of(self.aggregations), self.schema.key == "string"
-        match schema.kind:
-            case "session" if columns is not None:
-                return ColumnSessionStore(schema.name, columns, gap_ms=schema.gap_ms, text_keys=is_text)
-            case "session":
-                return InMemorySessionStore(schema.name)
-            case "tumbling" | "hopping" if columns is not None:
-                span = {"size_ms": schema.size_ms, "advance_ms": schema.advance_ms}
-                return ColumnWindowStore(schema.name, columns, **span, text_keys=is_text)
-            case "table":
-                return KeyValueStore(schema.name)
-        return InMemoryWindowStore(schema.name, keeps_closed=schema.kind == "sliding")
+            return local.store(number, self, RowCodec(self.schema, self.aggregations))
+        schema = self.schema
+        if schema.kind == "table":
+            return KeyValueStore(schema.name)
+        if schema.kind == "join":
+            return JoinStore(schema.name)
+        return self.windows()
+
+    def windows(self) -> WindowStore:
+        """The store of a window, in memory."""
+        schema = self.schema
+        assert schema.kind not in {"table", "join"}
+        rule = Rule(schema.kind, schema.gap_ms or schema.size_ms, schema.grace_ms, schema.advance_ms)
+        return WindowStore(schema.name, rule, StateColumns(self.aggregations), text_keys=schema.key == "string")
 
 
 def _in_mermaid(text: str) -> str:

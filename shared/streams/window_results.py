@@ -16,14 +16,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.columnar import StateColumns
 from penstock.shared.streams.latest import LATEST
 from penstock.shared.streams.processor import Record
-from penstock.shared.streams.state.column_merge import sorted_order
-from penstock.shared.streams.state.session_changes import Windows
 from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_columns import Windows
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -41,10 +41,10 @@ def _lines(rows: Iterator[Any]) -> list[bytes]:
 
 @dataclass(slots=True)
 class WindowResults(Sequence[WindowKey]):
-    """Results of a store's windows, and those that are retracted; as a sequence, the keys of all of them.
+    """Results of a store's windows, as a sequence their keys; `is_retracted` says which tell that a window is no more.
 
-    `names` are those of the aggregations, `retracted` keys, starts and ends. They go in order of the windows, or
-    `by_time`, then by start.
+    `names` are those of the aggregations. They go in order of the windows, or `by_time`, retractions before results of
+    the same time, then by start.
     """
 
     store: str
@@ -52,82 +52,87 @@ class WindowResults(Sequence[WindowKey]):
     columns: StateColumns
     keys_of: Callable[[Sequence[bytes]], Sequence[str | bytes]]
     windows: Windows
-    retracted: tuple[list[bytes], list[int], list[int]] = field(default_factory=lambda: ([], [], []))
+    is_retracted: NDArray[np.bool_] | None = None
     by_time: bool = False
-    _order: Int64Array = field(init=False)
-    """The places of all in their order; those that are retracted are counted first."""
+    _order: list[int] = field(init=False)
+    """The places of all windows in the order in which they go."""
 
     def __post_init__(self) -> None:
-        gone, count = len(self.retracted[0]), len(self)
-        assert self.by_time or not gone
-        self._order = np.arange(count)
-        if self.by_time and count:
-            starts = np.concatenate((np.array(self.retracted[1], np.int64), self.windows.starts))
-            self._order = sorted_order(self._times(), (self._order >= gone).astype(np.int64), starts)
+        self._order = list(range(len(self.windows)))
+        if self.by_time:
+            kind = np.ones(len(self)) if self.is_retracted is None else ~self.is_retracted
+            self._order = np.lexsort((self.windows.starts, kind, self._times())).tolist()
 
     def __len__(self) -> int:
-        return len(self.retracted[0]) + len(self.windows)
+        return len(self.windows)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # of one place only
-        at, gone = int(self._order[index]), len(self.retracted[0])
-        if at < gone:
-            keys, starts, ends = self.retracted
-            key, start, end = keys[at], starts[at], ends[at]
-        else:
-            windows, at = self.windows, at - gone
-            key, start, end = windows.keys[at], int(windows.starts[at]), int(windows.ends[at])
-        return WindowKey(self.keys_of([key])[0], start, end)
+        at, windows = self._order[index], self.windows
+        return WindowKey(self.keys_of([windows.keys[at]])[0], int(windows.starts[at]), int(windows.ends[at]))
 
-    def records(self) -> Iterator[Record]:
-        """The results as records, one by one."""
-        (gone, gone_starts, gone_ends), windows = self.retracted, self.windows
-        keys = [*self.keys_of(gone), *self.keys_of(windows.keys)]
-        starts, ends = [*gone_starts, *windows.starts.tolist()], [*gone_ends, *windows.ends.tolist()]
-        results, times = list(zip(*self._results(), strict=True)), self._times().tolist()
-        for at in self._order.tolist():
-            key, start, end = keys[at], starts[at], ends[at]
-            result = None
-            if at >= len(gone):
-                named = dict(zip(self._shown, results[at - len(gone)], strict=True))
-                result = WindowResult(key, start, end, named)
-            yield Record(WindowKey(key, start, end), result, times[at])
+    def records(self) -> Iterator[tuple[Record, Exception | None]]:
+        """The results as records, one by one; with the error where one cannot be made."""
+        windows, gone = self.windows, self._gone()
+        keys, times = self.keys_of(windows.keys), self._times().tolist()
+        starts, ends = windows.starts.tolist(), windows.ends.tolist()
+        results = self._results()
+        for at in self._order:
+            error, result = None, None
+            if not gone[at]:
+                try:
+                    own = self._results_of(at) if results is None else [column[at] for column in results]
+                    named = dict(zip(self.names[self._has_latest :], own, strict=True))
+                    result = WindowResult(keys[at], starts[at], ends[at], named)
+                except Exception as e:
+                    error = e
+            yield Record(WindowKey(keys[at], starts[at], ends[at]), result, times[at]), error
+
+    def _results(self) -> list[list[Any]] | None:
+        """Each aggregation's results; None where one of them cannot be made."""
+        if self.is_retracted is not None and self.is_retracted.any():
+            return None
+        try:
+            return self.columns.results(self.windows.columns)[self._has_latest :]
+        except Exception:
+            return None
+
+    def _results_of(self, at: int) -> list[Any]:
+        results = self.columns.results([column[at : at + 1] for column in self.windows.columns])
+        return [own[0] for own in results[self._has_latest :]]
 
     def encoded(self, *, whole_window_keys: bool) -> tuple[list[bytes | None], list[bytes | None]]:
         """Keys and values, as `encode_updates` makes them, or else `encode_json`."""
-        windows = self.windows
+        windows, gone = self.windows, self._gone()
         named = self.keys_of(windows.keys)
         starts, ends = windows.starts.tolist(), windows.ends.tolist()
-        values: list[bytes | None] = [None] * len(self.retracted[0])
-        values += _lines(map(_row_type(self._shown), named, starts, ends, *self._results()))
+        there = [at for at in self._order if not gone[at]]
+        results = self.columns.results([column[there] for column in windows.columns])[self._has_latest :]
+        bounds = [[column[at] for at in there] for column in (named, starts, ends)]
+        lines = iter(_lines(map(_row_type(self.names[self._has_latest :]), *bounds, *results)))
+        values = [None if gone[at] else next(lines) for at in self._order]
         if not whole_window_keys:
-            return self.source_keys(), self._in_order(values)
-        gone = map(_row_type(()), self.keys_of(self.retracted[0]), *self.retracted[1:])
-        keys = [*_lines(gone), *_lines(map(_row_type(()), named, starts, ends))]
-        return self._in_order(keys), self._in_order(values)
+            return self.source_keys(), values
+        keys = _lines(map(_row_type(()), *([column[at] for at in self._order] for column in (named, starts, ends))))
+        return list(keys), values
 
     def source_keys(self) -> list[bytes | None]:
         """Each window's record key."""
-        return self._in_order([*self.retracted[0], *self.windows.keys])
+        return [self.windows.keys[at] for at in self._order]
 
     def timestamps(self) -> list[int]:
         """Each result's event time in ms: that of the window's latest record where it is kept, or else its end."""
         times: list[int] = self._times()[self._order].tolist()
         return times
 
-    def _times(self) -> Int64Array:
-        times = self.windows.columns[0] if self._has_latest else self.windows.ends
-        return np.concatenate((np.array(self.retracted[2], np.int64), times))
+    def _gone(self) -> list[bool]:
+        return [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
 
-    def _in_order(self, all_: Sequence[bytes | None]) -> list[bytes | None]:
-        return list(map(all_.__getitem__, self._order.tolist())) if self.by_time else list(all_)
+    def _times(self) -> Int64Array:
+        if not self._has_latest:
+            return self.windows.ends
+        latest = self.windows.columns[0]
+        return latest if self.is_retracted is None else np.where(self.is_retracted, self.windows.ends, latest)
 
     @property
     def _has_latest(self) -> bool:
         return self.names[0] == LATEST
-
-    @property
-    def _shown(self) -> tuple[str, ...]:
-        return self.names[self._has_latest :]
-
-    def _results(self) -> list[list[Any]]:
-        return self.columns.results(self.windows.columns)[self._has_latest :]

@@ -315,11 +315,14 @@ class NodeContext:
                     encoded.origins = (own,) * len(encoded)
                 self._task.outputs.add(encoded)
                 return
-        for i, record in enumerate(results.records()):
+        for i, (record, error) in enumerate(results.records()):
             if source is not None and places is not None:
                 self._task.in_hand(source.record(int(places[i])))
             try:
-                self.forward(record)
+                if error is None:
+                    self.forward(record)
+                else:
+                    self.refuse_output(record, error)
             except Exception as e:
                 e.add_note(f"the result of {name_window(results.store, *record.key)}")
                 raise

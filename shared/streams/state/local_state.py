@@ -8,29 +8,32 @@ time with the offset that they reach. So the disk is at some commit of the log, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from penstock.shared.common.errors import RetriableError
 from penstock.shared.streams import changelog_format as fmt
 from penstock.shared.streams.changelog_format import Progress, StoreSchema
 from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPlace
+from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import (
     CacheBudget,
+    PersistentJoinStore,
     PersistentKeyValueStore,
-    PersistentSessionStore,
     PersistentWindowStore,
 )
 from penstock.shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state.session_store import InMemorySessionStore
-from penstock.shared.streams.state.window_store import InMemoryWindowStore
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.topology import StoreBuilder
 
 RESTORE_BYTES_MAX = 2 * 1024 * 1024
 """Of rows that a restore gathers before they are written."""
 ROW_BYTES = 200
 """What a gathered row takes beside its key and states, roughly."""
 
-AnyPersistentStore = PersistentKeyValueStore | PersistentSessionStore | PersistentWindowStore
+AnyPersistentStore = PersistentJoinStore | PersistentKeyValueStore | PersistentWindowStore
 
 
 class PlaceUnknown(RetriableError):
@@ -92,19 +95,16 @@ class LocalState:
         self._numbers = {schema.name: number for number, schema in enumerate(schemas)}
         self._indexed = frozenset(i for i, schema in enumerate(schemas) if schema.kind != "table")
 
-    def store(self, number: int, schema: StoreSchema, codec: RowCodec) -> AnyPersistentStore:
+    def store(self, number: int, builder: StoreBuilder, codec: RowCodec) -> AnyPersistentStore:
         """The store of that number."""
-        rows, name = _StoreRows(self, number), schema.name
+        rows, schema = _StoreRows(self, number), builder.schema
         store: AnyPersistentStore
-        if schema.kind == "session":
-            store = PersistentSessionStore(InMemorySessionStore(name), rows, codec, self._budget)
-        elif schema.kind == "table":
-            store = PersistentKeyValueStore(KeyValueStore(name), rows, codec, self._budget)
+        if schema.kind == "table":
+            store = PersistentKeyValueStore(KeyValueStore(schema.name), rows, codec, self._budget)
+        elif schema.kind == "join":
+            store = PersistentJoinStore(JoinStore(schema.name), rows, codec, self._budget)
         else:
-            keeps_closed = schema.kind == "sliding"
-            cache = InMemoryWindowStore(name, keeps_closed=keeps_closed)
-            size_ms = schema.size_ms
-            store = PersistentWindowStore(cache, rows, codec, self._budget, keeps_closed=keeps_closed, size_ms=size_ms)
+            store = PersistentWindowStore(builder.windows(), rows, codec, self._budget)
         self._stores[number] = store
         return store
 

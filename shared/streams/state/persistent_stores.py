@@ -9,18 +9,19 @@ closed, so that what happens is what happens in memory. One key's rows, and what
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.state.join_store import JoinChanges, JoinRow, JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore, Row, RowChanges
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state.session_store import ClosedSession, InMemorySessionStore, Session, SessionChanges
 from penstock.shared.streams.state.store import LiveRow
 from penstock.shared.streams.state.stored_rows import NEVER, DueIndex, Rows, Stored
-from penstock.shared.streams.state.window_store import ClosedWindow, InMemoryWindowStore, Window, WindowChanges
+from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
 ROW_BYTES = 400
 """What a row takes in memory beside its states, roughly."""
@@ -40,7 +41,6 @@ class _Cache(Protocol):
     def __len__(self) -> int: ...
     def rows(self) -> Iterator[Any]: ...
     def rows_of(self, key: Any) -> Sequence[Any]: ...
-    def changes(self) -> Any: ...
     def committed(self) -> None: ...
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None: ...
     def dirty_keys(self) -> set[Any]: ...
@@ -50,7 +50,7 @@ class _Cache(Protocol):
 CacheT = TypeVar("CacheT", bound=_Cache)
 
 
-class PersistentStore(Generic[CacheT]):
+class PersistentStore(ABC, Generic[CacheT]):
     """What the stores have in common: keys come from disk and are forgotten again."""
 
     is_indexed = True
@@ -97,10 +97,6 @@ class PersistentStore(Generic[CacheT]):
         """The key's live rows in order of start."""
         self._fetch(key)
         return self._cache.rows_of(key)
-
-    def changes(self) -> Any:
-        """All changes since the last `committed()`."""
-        return self._cache.changes()
 
     def committed(self) -> None:
         """The changes are prepared: they stay in memory until they are known to hold."""
@@ -198,67 +194,52 @@ class PersistentStore(Generic[CacheT]):
             if key not in loaded:
                 yield self._row(key, start, row.end, self._codec.unpack(row.state))
 
+    @abstractmethod
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
-        return Session(key, start, end, states, persisted=True)
+        """A row that is on disk."""
 
 
-class PersistentSessionStore(PersistentStore[InMemorySessionStore]):
-    """Live sessions on disk; used as `InMemorySessionStore` is."""
+class PersistentWindowStore(PersistentStore[WindowStore]):
+    """Live windows on disk: before the kernel runs, the windows of its keys come to memory, and all that time closes."""
 
-    def find(self, key: Any, earliest_end: int, latest_start: int) -> list[Session]:
-        """The key's live sessions with end >= `earliest_end` and start <= `latest_start`, in order of start."""
-        self._fetch(key)
-        return self._cache.find(key, earliest_end, latest_start)
-
-    def put(self, session: Session) -> None:
-        """Add a session; no live one of its key may lie within the gap."""
-        self._fetch(session.key)
-        self._cache.put(session)
-
-    def extend(self, session: Session, start: int, end: int, states: list[Any]) -> None:
-        """Give a session that was found new bounds and states; it must keep its place among the key's sessions."""
-        self._cache.extend(session, start, end, states)
-
-    def remove(self, session: Session) -> None:
-        """Take a session that was found out, since it was merged away."""
-        self._cache.remove(session)
-
-    def close_before(self, close_time: int, stream_time: int) -> list[ClosedSession]:
-        """Take out and return all sessions whose end is below `close_time`, in order of (end, start, key)."""
-        self._fetch_due(close_time)
-        return self._cache.close_before(close_time, stream_time)
-
-    sessions = PersistentStore.rows
-
-    def changes(self) -> SessionChanges:
-        """All changes since the last `committed()`."""
-        return self._cache.changes()
-
-
-class PersistentWindowStore(PersistentStore[InMemoryWindowStore]):
-    """Windows of fixed size on disk; used as `InMemoryWindowStore` is. `size_ms` is the windows', end less start."""
-
-    def __init__(
-        self,
-        cache: InMemoryWindowStore,
-        rows: Rows,
-        codec: RowCodec,
-        budget: CacheBudget,
-        *,
-        keeps_closed: bool = False,
-        size_ms: int = 0,
-    ) -> None:
+    def __init__(self, cache: WindowStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)
-        self._keeps_closed, self._size_ms = keeps_closed, size_ms
-        self._closed_ms = NEVER
+        self.windows = cache
+        cache.fetch = self._prepare
         self._expired = DueIndex()
 
-    def fetch(self, key: Any, start: int) -> Window | None:
+    def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
+        rule, now = self.windows.rule, self.windows.close_time_ms
+        if now is not None:  # what ends before this is closed
+            self._due.to_ms = max(self._due.to_ms, now + rule.last_ms)
+        self.fetch_ahead(keys)
+        limit = max(NEVER if now is None else now, time_ms - rule.waits_ms) + rule.last_ms
+        self._fetch_due(limit)
+        for key in self._expired.take(self._rows, limit - rule.kept_ms) if rule.kept_ms else ():
+            self._fetch(self._codec.key_of(key))
+
+    def _may_leave(self, key: Any) -> bool:
+        limit = self._expired.to_ms if self.windows.rule.kept_ms else self.due_ms
+        return all(row.end >= limit for row in self._cache.rows_of(key))
+
+    def _in_index(self, end: int) -> None:
+        super()._in_index(end)
+        self._expired.came(end)
+
+    def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
+        closed, rule = self.windows.close_time_ms, self.windows.rule
+        return LiveWindow(key, start, end, states, bool(rule.kept_ms) and closed is not None and end < closed)
+
+
+class PersistentJoinStore(PersistentStore[JoinStore]):
+    """What a join remembers, on disk; used as `JoinStore` is."""
+
+    def fetch(self, key: Any, start: int) -> JoinRow | None:
         """The key's window that starts there, None where there is none."""
         self._fetch(key)
         return self._cache.fetch(key, start)
 
-    def fetch_range(self, key: Any, earliest: int, latest: int) -> Sequence[Window]:
+    def fetch_range(self, key: Any, earliest: int, latest: int) -> Sequence[JoinRow]:
         """The key's windows that start from `earliest` to `latest`, both inclusive, in order of start."""
         self._fetch(key)
         return self._cache.fetch_range(key, earliest, latest)
@@ -273,50 +254,17 @@ class PersistentWindowStore(PersistentStore[InMemoryWindowStore]):
         self._fetch(key)
         self._cache.remove(key, start)
 
-    def close_before(self, limit: int, stream_time: int) -> list[ClosedWindow]:
-        """Close and return all open windows that end before `limit`, in order of (start, key)."""
-        self._fetch_due(limit)
-        closed = self._cache.close_before(limit, stream_time)
-        self._closed_ms = max(self._closed_ms, limit)
-        return closed
-
-    def take_before(self, limit: int) -> list[Window]:
-        """Take out and return all open windows that end before `limit`, without finals, in order of (start, key)."""
+    def take_before(self, limit: int) -> list[JoinRow]:
+        """Take out and return all windows that end before `limit`, in order of (start, key)."""
         self._fetch_due(limit)
         return self._cache.take_before(limit)
 
-    def mark_closed_before(self, limit: int) -> None:
-        """Take it that open windows which end before `limit` were closed before a restore."""
-        self._cache.mark_closed_before(limit)
-        self._closed_ms = self._due.to_ms = max(self._closed_ms, limit)
-
-    def expire_before(self, start: int) -> None:
-        """Take out the closed windows that start before `start`."""
-        for key in self._expired.take(self._rows, start + self._size_ms):
-            self._fetch(self._codec.key_of(key))
-        self._cache.expire_before(start)
-
-    def changes(self) -> WindowChanges:
+    def changes(self) -> JoinChanges:
         """All changes since the last `committed()`."""
         return self._cache.changes()
 
-    def _have(self, key: Any, found: Sequence[tuple[int, Stored]]) -> None:
-        super()._have(key, found)
-        if self._keeps_closed:
-            self._cache.mark_closed_before(self._closed_ms)
-
-    def _may_leave(self, key: Any) -> bool:
-        limit = self._expired.to_ms if self._keeps_closed else self.due_ms
-        return all(row.end >= limit for row in self._cache.rows_of(key))
-
-    def _in_index(self, end: int) -> None:
-        super()._in_index(end)
-        self._expired.came(end)
-
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
-        window = Window(key, start, end, states, persisted=True)
-        window.closed = self._keeps_closed and end < self._closed_ms
-        return window
+        return JoinRow(key, start, end, states, persisted=True)
 
 
 class PersistentKeyValueStore(PersistentStore[KeyValueStore]):

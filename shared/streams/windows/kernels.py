@@ -34,6 +34,9 @@ LINKS = 4
 DIRTY, PERSISTED, KEPT, LISTED = 1, 2, 4, 8
 """Flags: changed since the commit; in the last commit; closed and kept; in the list of changed rows."""
 
+GONE, RETRACTED = 1, 2
+"""What has become of a window that the last commit had: it is no longer under its start; it is no longer that window."""
+
 # --- cells ---
 START, END, SHOWN_START, SHOWN_END = range(4)
 """Bounds, and of a session those that the last commit had."""
@@ -42,7 +45,7 @@ START, END, SHOWN_START, SHOWN_END = range(4)
 COUNT, LATEST, SUM_INT, SUM_FLOAT, MIN_INT, MIN_FLOAT, MAX_INT, MAX_FLOAT, OBJECT = range(9)
 
 # --- steps: what Python carries out for aggregations whose states are objects ---
-NEW, ADD, MERGE, COPY, CLOSE, DROP, UPDATE = range(7)
+NEW, ADD, MERGE, COPY, CLOSE, KEEP, DROP, UPDATE = range(8)
 
 # --- results of a call ---
 DONE, ROWS, FULL, REFUSED_RECORD = range(4)
@@ -208,9 +211,9 @@ def _take_out(row, links, heads, meta):
 
 
 @compiled
-def _deleted(code, start, end, deleted, meta):
+def _deleted(code, start, end, what, deleted, meta):
     n = meta[DELETED]
-    deleted[n, 0], deleted[n, 1], deleted[n, 2] = code, start, end
+    deleted[n, 0], deleted[n, 1], deleted[n, 2], deleted[n, 3] = code, start, end, what
     meta[DELETED] = n + 1
 
 
@@ -386,7 +389,7 @@ def close_due(
         flags, code = links[row, FLAGS], links[row, KEY]
         if flags & KEPT:
             if flags & PERSISTED:
-                _deleted(code, cells[row, START], cells[row, END], deleted, meta)
+                _deleted(code, cells[row, START], cells[row, END], GONE, deleted, meta)
             if has_objects:
                 _step(DROP, row, NONE, steps, meta)
             _take_out(row, links, heads, meta)
@@ -403,11 +406,12 @@ def close_due(
             was = cells[row, SHOWN_START]
             closed[n, WAS_FROM], closed[n, WAS_TO] = was, cells[row, SHOWN_END]
             if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
-                _deleted(code, was, cells[row, SHOWN_END], deleted, meta)
+                what = RETRACTED if was == cells[row, START] else GONE | RETRACTED
+                _deleted(code, was, cells[row, SHOWN_END], what, deleted, meta)
         for c in range(cells.shape[1] - base):
             closed[n, CLOSED_COLUMNS + c] = cells[row, base + c]
         if has_objects:
-            _step(CLOSE, row, n, steps, meta)
+            _step(KEEP if keeps else CLOSE, row, n, steps, meta)
         if keeps:
             links[row, FLAGS] |= KEPT
             _mark(row, links, changed, meta)
@@ -499,7 +503,8 @@ def take_sessions(
                     if has_objects:
                         _step(MERGE, row, later, steps, meta)
                     if links[later, FLAGS] & PERSISTED:
-                        _deleted(code, cells[later, SHOWN_START], cells[later, SHOWN_END], deleted, meta)
+                        was, was_end = cells[later, SHOWN_START], cells[later, SHOWN_END]
+                        _deleted(code, was, was_end, GONE | RETRACTED, deleted, meta)
                     _take_out(later, links, heads, meta)
                 cells[row, START], cells[row, END] = start, end
             _add(program, cells, floats, row, base, values, float_values, has, i, t)
@@ -842,6 +847,43 @@ def take_sliding_windows(
             ):  # fmt: skip
                 return FULL
     return DONE
+
+
+# --- restoring ---
+
+
+@compiled
+def load_rows(
+    codes, starts, ends, states, kept_ms, is_table, base, bucket_ms, rows, links, cells, heads, free, ring, heap,
+    dues, meta,
+):  # fmt: skip
+    """Put windows back as the last commit had them; there must be as many free rows, and none of them there yet.
+
+    With `kept_ms` those that end below the close time are closed ones that are kept.
+    """
+    for i in range(len(codes)):
+        row = _new_row(codes[i], starts[i], ends[i], links, cells, free, meta)
+        rows[i] = row
+        if base > 2:
+            cells[row, SHOWN_START], cells[row, SHOWN_END] = starts[i], ends[i]
+        cells[row, base:] = states[i]
+        links[row, FLAGS] |= PERSISTED
+        if kept_ms and ends[i] < meta[CLOSE_TIME]:
+            links[row, FLAGS] |= KEPT
+        _insert(row, links, cells, heads)
+        if not is_table:
+            _file(row, _due(row, links, cells, kept_ms), bucket_ms, links, ring, heap, dues, meta)
+
+
+@compiled
+def drop_rows(rows, is_table, links, heads, free, meta):
+    """Take rows out as if they had never been there."""
+    for row in rows:
+        _take_out(row, links, heads, meta)
+        links[row, FLAGS] &= LISTED
+        if is_table:
+            free[meta[FREE]] = row
+            meta[FREE] += 1
 
 
 # --- tables ---

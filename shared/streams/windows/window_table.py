@@ -25,7 +25,10 @@ OUTPUTS_MIN = 256
 BUCKETS = 1_024
 BUCKETS_PER_PATIENCE = 512
 """So many buckets the wheel has for the time for which a window lives at least; it has twice as many in all."""
-NO_FRONT = -(2**62)
+NEVER = -(2**62)
+"""Earlier than all times: nothing was closed yet."""
+IDLE_KEYS_MIN = 1_024
+"""Fewer keys without a window are not looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,33 @@ class Rule:
         return max(1, (self.span_ms + self.grace_ms + self.kept_ms) // BUCKETS_PER_PATIENCE)
 
 
+    @property
+    def waits_ms(self) -> int:
+        """How far the close time lies behind stream time."""
+        return self.grace_ms + (self.span_ms if self.kind == "session" else 0)
+
+    @property
+    def last_ms(self) -> int:
+        """How much later than a row's END its window ends: tumbling and hopping windows end after their last moment."""
+        return 1 if self.kind in {"tumbling", "hopping"} else 0
+
+    @property
+    def rows_per_record(self) -> int:
+        """How many rows one record can need."""
+        return 4 + (self.span_ms // self.advance_ms if self.advance_ms else 0)
+
+
+class Mark(NamedTuple):
+    """A key's rows, and all numbers of the table, before a record."""
+
+    code: int
+    rows: Int64Array
+    cells: Int64Array
+    links: Int32Array
+    head: int
+    meta: Int64Array
+
+
 class Values(NamedTuple):
     """What a batch's records give to the aggregations that look at a number: cells, and whether there is one."""
 
@@ -75,8 +105,8 @@ class WindowTable:
         self.has_objects = bool((self.program[:, 0] == k.OBJECT).any())
         self.keys = KeyIndex()
         self.meta: Int64Array = np.zeros(k.META, np.int64)
-        self.meta[[k.STREAM_TIME, k.CLOSE_TIME]] = -1
-        self.meta[k.FRONT] = NO_FRONT
+        self.meta[k.STREAM_TIME] = -1
+        self.meta[[k.CLOSE_TIME, k.FRONT]] = NEVER
         self._width = self.base + state_cells
         self.cells: Int64Array = np.zeros((0, self._width), np.int64)
         self.links: Int32Array = np.zeros((0, k.LINKS), np.int32)
@@ -88,12 +118,10 @@ class WindowTable:
         self._add_rows(ROWS_MIN)
         self.late: Int64Array = np.zeros((OUTPUTS_MIN, 3), np.int64)
         self.closed: Int64Array = np.zeros((OUTPUTS_MIN, k.CLOSED_COLUMNS + state_cells), np.int64)
-        self.deleted: Int64Array = np.zeros((OUTPUTS_MIN, 3), np.int64)
+        self.deleted: Int64Array = np.zeros((OUTPUTS_MIN, 4), np.int64)
         self.updates: Int64Array = np.zeros((OUTPUTS_MIN, k.UPDATE_COLUMNS + state_cells), np.int64)
         self.steps: Int64Array = np.zeros((OUTPUTS_MIN if self.has_objects else 0, 3), np.int64)
         self.logs_updates = False
-        self._seen: list[Int32Array] = []
-        """Numbers of keys that came by since the last commit."""
 
     def __len__(self) -> int:
         return int(self.meta[k.LIVE])
@@ -115,9 +143,7 @@ class WindowTable:
 
         Gives how many are taken, and the aggregation that refuses the next one. Outputs add up until `clear`.
         """
-        self._seen.append(codes)
-        if len(self.heads) < self.keys.capacity:
-            self.heads = _grown(self.heads, self.keys.capacity, k.NONE)
+        self._see_keys()
         while True:
             result = self._kernel(times, codes, values, first, closes)
             first = int(self.meta[k.TAKEN])
@@ -129,10 +155,9 @@ class WindowTable:
 
     def advance(self, stream_time_ms: int, index: int = k.NONE) -> None:
         """Move time on, and close what is due."""
-        meta, rule = self.meta, self.rule
+        meta = self.meta
         meta[k.STREAM_TIME] = max(meta[k.STREAM_TIME], stream_time_ms)
-        waits = rule.grace_ms + (rule.span_ms if rule.kind == "session" else 0)
-        meta[k.CLOSE_TIME] = max(meta[k.CLOSE_TIME], meta[k.STREAM_TIME] - waits)
+        meta[k.CLOSE_TIME] = max(meta[k.CLOSE_TIME], meta[k.STREAM_TIME] - self.rule.waits_ms)
         self.close_due(index)
 
     def close_due(self, index: int) -> None:
@@ -179,6 +204,10 @@ class WindowTable:
             row = int(self.links[row, k.NEXT])
         return rows[::-1]
 
+    def row_at(self, code: int, start: int) -> int:
+        """The row of a key's window that starts there, or NONE."""
+        return next((row for row in self.rows_of(code) if self.cells[row, k.START] == start), k.NONE)
+
     def live_rows(self) -> Int64Array:
         """All rows that are live."""
         return np.flatnonzero(self.links[:, k.KEY] != k.NONE)
@@ -189,33 +218,87 @@ class WindowTable:
         links = self.links[rows]
         return rows[(links[:, k.KEY] != k.NONE) & (links[:, k.FLAGS] & k.DIRTY != 0)]
 
+    def moved_rows(self) -> Int64Array:
+        """Those of the changed rows whose bounds are not those that the last commit had."""
+        rows = self.changed_rows()
+        if self.rule.kind != "session":
+            return rows[:0]
+        rows = rows[self.links[rows, k.FLAGS] & k.PERSISTED != 0]
+        cells = self.cells[rows]
+        is_moved = cells[:, k.START] != cells[:, k.SHOWN_START]
+        return rows[is_moved | (cells[:, k.END] != cells[:, k.SHOWN_END])]
+
     def committed(self) -> None:
         """The changes are in the changelog now: what is shown is what there is; keys without a window go."""
-        listed = self.changed[: self.meta[k.CHANGED]]
-        rows = self.changed_rows()
+        listed, rows = self.changed[: self.meta[k.CHANGED]], self.changed_rows()
         self.links[listed, k.FLAGS] &= ~(k.LISTED | k.DIRTY)
         self.links[rows, k.FLAGS] |= k.PERSISTED
         if self.rule.kind == "session":
-            self.cells[rows, k.SHOWN_START], self.cells[rows, k.SHOWN_END] = (
-                self.cells[rows, k.START],
-                self.cells[rows, k.END],
-            )
+            self.cells[rows, k.SHOWN_START : k.SHOWN_END + 1] = self.cells[rows, k.START : k.END + 1]
         self.meta[[k.CHANGED, k.DELETED]] = 0
-        seen, self._seen = self._seen, []
-        gone = self._closed_codes
-        self._closed_codes = []
-        if seen or gone:
-            candidates = np.unique(np.concatenate([*seen, *gone]))
-            self.keys.release(candidates[candidates != k.NONE], self.heads != k.NONE)
+        self._release_keys()
+
+    def _release_keys(self) -> None:
+        keys = self.keys
+        if len(keys) > IDLE_KEYS_MIN and len(keys) > 2 * len(self):
+            has_row = np.zeros(keys.capacity, np.bool_)
+            has_row[: len(self.heads)] = self.heads[: keys.capacity] != k.NONE
+            keys.release(np.flatnonzero(~has_row & (keys.sizes != k.NONE)), has_row)
+
+    # --- a record that is taken back ---
+
+    def mark(self, code: int) -> Mark:
+        """What a record of this key can change; the next `take` must be of one record, and close nothing."""
+        self._see_keys()
+        needed = self.rule.rows_per_record
+        if self.meta[k.FREE] < needed:
+            self._add_rows(len(self.links) + max(needed, ROWS_MIN))
+        rows = np.array(self.rows_of(code), np.int64)
+        return Mark(code, rows, self.cells[rows], self.links[rows], int(self.heads[code]), self.meta.copy())
+
+    def take_back(self, mark: Mark) -> None:
+        """Put everything back as it was; new rows go to where gone ones go."""
+        meta, was = self.meta, mark.meta
+        new = self._free[meta[k.FREE] : was[k.FREE]]
+        self.links[new, k.KEY], self.links[new, k.FLAGS] = k.NONE, 0
+        self.cells[mark.rows], self.links[mark.rows] = mark.cells, mark.links
+        self.heads[mark.code] = mark.head
+        free, heap = int(meta[k.FREE]), int(meta[k.HEAP])
+        meta[:] = was
+        if self.rule.kind != "table":  # else no wheel has them
+            meta[k.FREE], meta[k.HEAP] = free, heap
 
     # --- restoring ---
 
-    def load(self, key: bytes, start: int, end: int, cells: Sequence[int | float]) -> int:
-        raise NotImplementedError
+    def load(self, codes: Int32Array, starts: Int64Array, ends: Int64Array, cells: Int64Array) -> Int64Array:
+        """Put windows back as the last commit had them, none of which are there; their rows."""
+        count = len(codes)
+        self._see_keys()
+        if self.meta[k.FREE] < count:
+            self._add_rows(max(int(len(self.links) * GROWTH), len(self.links) + count))
+        rows = np.empty(count, np.int64)
+        k.load_rows(
+            codes, starts, ends, cells, self.rule.kept_ms, self.rule.kind == "table", self.base, self.rule.bucket_ms,
+            rows, self.links, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self.meta,
+        )  # fmt: skip
+        return rows
+
+    def drop(self, rows: Int64Array) -> None:
+        """Take rows out as if they had never been there."""
+        k.drop_rows(rows, self.rule.kind == "table", self.links, self.heads, self._free, self.meta)
+
+    def begin(self, stream_time_ms: int, close_time_ms: int) -> None:
+        """Time is this, and what ends below that close time is closed; windows were loaded before."""
+        self.meta[k.STREAM_TIME], self.meta[k.CLOSE_TIME] = stream_time_ms, close_time_ms
+        if self.rule.kept_ms:
+            rows = self.live_rows()
+            self.links[rows[self.cells[rows, k.END] < close_time_ms], k.FLAGS] |= k.KEPT
 
     # --- room ---
 
-    _closed_codes: list[Int32Array] = []
+    def _see_keys(self) -> None:
+        if len(self.heads) < self.keys.capacity:
+            self.heads = _grown(self.heads, self.keys.capacity, k.NONE)
 
     def _make_room(self, result: int) -> None:
         if result == k.ROWS:

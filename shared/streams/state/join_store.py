@@ -1,0 +1,181 @@
+"""What one side of a stream join remembers, by key and moment, with what the next commit must write.
+
+>>> store = JoinStore("s")
+>>> store.put("ann", 0, 0, [1]); store.put("ann", 10, 10, [2]); store.put("bob", 0, 0, [3])
+>>> [(row.key, row.start) for row in store.take_before(5)], [(row.start, row.states) for row in store.rows_of("ann")]
+([('ann', 0), ('bob', 0)], [(10, [2])])
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+_start = attrgetter("start")
+
+HEAP_SPARE = 1_024
+"""Entries of rows that are gone which the heap may always hold."""
+
+
+class JoinRow:
+    """What is remembered of one key and moment (ms).
+
+    `persisted` says that a live entry under this key and start is in the changelog.
+    """
+
+    __slots__ = ("end", "key", "live", "persisted", "start", "states")
+
+    def __init__(self, key: Any, start: int, end: int, states: list[Any], persisted: bool = False) -> None:
+        self.key, self.start, self.end, self.states, self.persisted = key, start, end, states, persisted
+        self.live = True
+
+    def __repr__(self) -> str:
+        return f"JoinRow({self.key!r}, {self.start}, {self.states})"
+
+
+class JoinChanges(NamedTuple):
+    """What a commit writes, in the order in which it must be written; nothing is closed with a result of its own."""
+
+    finals: tuple[()]
+    deleted: list[tuple[Any, int]]
+    live: list[JoinRow]
+
+
+class JoinStore:
+    """Rows in dicts and lists; `touched` is set by every change, for its owner to see and take back."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.touched = name, False
+        self._rows: dict[Any, list[JoinRow]] = {}
+        self._open: list[tuple[int, int, JoinRow]] = []
+        self._pushed = self._count = 0
+        self._dirty: dict[tuple[Any, int], JoinRow | None] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"JoinStore({self.name!r}, {self._count} live, {len(self._dirty)} dirty)"
+
+    def fetch(self, key: Any, start: int) -> JoinRow | None:
+        """The key's row that starts there, None where there is none."""
+        own = self._rows.get(key, ())
+        at = bisect_left(own, start, key=_start)
+        return own[at] if at < len(own) and own[at].start == start else None
+
+    def fetch_range(self, key: Any, earliest: int, latest: int) -> Sequence[JoinRow]:
+        """The key's rows that start from `earliest` to `latest`, both inclusive, in order of start."""
+        own = self._rows.get(key, ())
+        return own[bisect_left(own, earliest, key=_start) : bisect_left(own, latest + 1, key=_start)]
+
+    def put(self, key: Any, start: int, end: int, states: list[Any]) -> None:
+        """Set a row's states; one that is not there yet is added."""
+        row = self.fetch(key, start)
+        if row is None:
+            row = self._add(JoinRow(key, start, end, states))
+        else:
+            row.states = states
+        self._mark(row)
+
+    def remove(self, key: Any, start: int) -> None:
+        """Take a row out, without a final; one that is not there is no error."""
+        if (row := self.fetch(key, start)) is not None:
+            self._discard(row)
+
+    def take_before(self, limit: int) -> list[JoinRow]:
+        """Take out and return all rows that end before `limit`, in order of (start, key)."""
+        taken = []
+        while self._open and self._open[0][0] < limit:
+            row = heapq.heappop(self._open)[2]
+            if row.live:
+                self._discard(row)
+                taken.append(row)
+        return sorted(taken, key=lambda w: (w.start, w.key))
+
+    def rows(self) -> Iterator[JoinRow]:
+        """All rows."""
+        for own in self._rows.values():
+            yield from own
+
+    def rows_of(self, key: Any) -> list[JoinRow]:
+        """The key's rows in order of start."""
+        return list(self._rows.get(key, ()))
+
+    def keys(self) -> Iterator[Any]:
+        """The keys that there are at the first look."""
+        return iter(list(self._rows))
+
+    def changes(self) -> JoinChanges:
+        """All changes since the last `committed()`."""
+        deleted = [at for at, row in self._dirty.items() if row is None]
+        return JoinChanges((), deleted, [w for w in self._dirty.values() if w is not None])
+
+    def committed(self) -> None:
+        """The changes are in the changelog now."""
+        for row in self._dirty.values():
+            if row is not None:
+                row.persisted = True
+        self._dirty.clear()
+
+    def dirty_keys(self) -> set[Any]:
+        """The keys whose rows are not as the last commit has them."""
+        return {key for key, _ in self._dirty}
+
+    def evict(self, key: Any) -> int:
+        """Forget a key's rows, which somebody else keeps: how many there were."""
+        own = self._rows.pop(key, ())
+        for row in own:
+            row.live = False
+        self._count -= len(own)
+        if len(self._open) > 2 * self._count + HEAP_SPARE:
+            self._open = [entry for entry in self._open if entry[2].live]
+            heapq.heapify(self._open)
+        return len(own)
+
+    def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
+        """Restore one row; one with the same key and start is replaced."""
+        self.unload(key, start)
+        self._add(JoinRow(key, start, end, states, persisted=True))
+
+    def unload(self, key: Any, start: int) -> None:
+        """Restore a removal; a row that is not there is no error."""
+        if (row := self.fetch(key, start)) is not None:
+            self._take_out(row)
+
+    def _add(self, row: JoinRow) -> JoinRow:
+        own = self._rows.setdefault(row.key, [])
+        if own and own[-1].start > row.start:
+            insort(own, row, key=_start)
+        else:
+            own.append(row)
+        self._count += 1
+        self._pushed += 1
+        heapq.heappush(self._open, (row.end, self._pushed, row))
+        return row
+
+    def _discard(self, row: JoinRow) -> None:
+        self._take_out(row)
+        if row.persisted:
+            self._dirty[(row.key, row.start)] = None
+        else:
+            self._dirty.pop((row.key, row.start), None)
+
+    def _take_out(self, row: JoinRow) -> None:
+        own = self._rows[row.key]
+        if len(own) == 1:
+            del self._rows[row.key]
+        else:
+            del own[bisect_left(own, row.start, key=_start)]
+        row.live = False
+        self._count -= 1
+        self.touched = True
+
+    def _mark(self, row: JoinRow) -> None:
+        at = (row.key, row.start)
+        if not row.persisted and self._dirty.get(at, row) is None:
+            row.persisted = True  # a tombstone was due here: should this one go too, it still is
+        self._dirty[at] = row
+        self.touched = True

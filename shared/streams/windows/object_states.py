@@ -1,0 +1,226 @@
+"""States that are Python objects, one a row of a table, changed step by step as a kernel says.
+
+A kernel writes what is to be done: begin a row, add a record to it, merge two, copy one, close one. Python does it in
+that order, for one aggregation after another. What records of a row bring one after the other is put in at once.
+
+>>> from penstock.shared.streams.collecting import CollectList
+>>> states = ObjectStates(CollectList("page").bind(dict))
+>>> got = states.take([{"page": page} for page in "abc"])
+>>> steps = [(k.NEW, 0, -1), (k.ADD, 0, 0), (k.NEW, 1, -1), (k.ADD, 1, 2), (k.ADD, 0, 1), (k.CLOSE, 0, 0)]
+>>> states.resize(2); done = states.carry_out(steps, got, [10, 20, 15])
+>>> done.closed, states.rows
+([(('a', 'b'), 2)], [None, (('c',), 1)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.streams.aggregations import INT64_MAX, INT64_MIN, Aggregation, CountDistinct
+from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
+from penstock.shared.streams.quantiles import Quantiles
+from penstock.shared.streams.windows import kernels as k
+
+ChangelogColumn = NDArray[Any] | list[bytes]
+"""One column of a state as the changelog has it: numbers, or bytes."""
+
+SINGLY_MAX = 4
+"""So few numbers are put into a sketch one by one: to hand it an array costs as much as five of them."""
+
+Step = Sequence[int]
+"""What to do, with which row, and which record, row or output."""
+
+_NUMBERS = frozenset((int, float, bool, type(None)))
+_TEXTS = frozenset((str, type(None)))
+
+
+class Done(NamedTuple):
+    """The states of windows that were closed, in their order, and of those that go out as updates, by their places."""
+
+    closed: list[Any]
+    updated: dict[int, Any]
+
+
+class ObjectStates:
+    """The states of one aggregation; `rows` has them by row, None where there is none."""
+
+    def __init__(self, aggregation: Aggregation[Any]) -> None:
+        self.aggregation = aggregation
+        self.calls_users = type(aggregation) not in _KINDS
+        self._take, self._feed = _KINDS.get(type(aggregation), (_take_all, _feed_each))
+        self.rows: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"<ObjectStates of {self.aggregation.function}, {len(self.rows)} rows>"
+
+    def resize(self, count: int) -> None:
+        """Have room for so many rows."""
+        self.rows += [None] * (count - len(self.rows))
+
+    def take(self, values: Sequence[Any]) -> list[Any]:
+        """What records bring; raises something where one of them would be refused."""
+        return self._take(self.aggregation, values)
+
+    def take_one(self, value: Any) -> list[Any]:
+        """As `take`, of one record; DataError, or what the user's code raises, where it is refused."""
+        try:
+            return self._take(self.aggregation, (value,))
+        except Exception:
+            self.aggregation.add(self.aggregation.initial(), value)  # says why
+            raise
+
+    def carry_out(
+        self, steps: Iterable[Step], got: Sequence[Any], times: Sequence[int], undo: list[tuple[int, Any]] | None = None
+    ) -> Done:
+        """Do what a kernel said; what records of a batch bring is in `got`, their times in `times`.
+
+        With `undo` the states that rows had are noted there, and none of them is changed in place.
+        """
+        rows, aggregation, feed, done = self.rows, self.aggregation, self._feed, Done([], {})
+        waiting: dict[int, list[int]] = {}
+
+        def settle(row: int) -> None:
+            if (places := waiting.pop(row, None)) is not None:
+                state = rows[row]
+                if undo is not None:
+                    undo.append((row, state))
+                    state = aggregation.copy(state)
+                rows[row] = feed(aggregation, state, [got[i] for i in places], [times[i] for i in places])
+
+        for op, row, other in steps:
+            if op == k.ADD:
+                waiting.setdefault(row, []).append(other)
+                continue
+            settle(row)
+            if undo is not None:
+                undo.append((row, rows[row]))
+            if op == k.NEW:
+                rows[row] = aggregation.initial()
+            elif op == k.MERGE:
+                settle(other)
+                rows[row] = aggregation.merge(rows[row], rows[other])
+                if undo is not None:
+                    undo.append((other, rows[other]))
+                rows[other] = None
+            elif op == k.COPY:
+                settle(other)
+                rows[row] = aggregation.copy(rows[other])
+            elif op == k.UPDATE:
+                done.updated[other] = aggregation.copy(rows[row])
+            elif op == k.CLOSE:
+                done.closed.append(rows[row])
+                rows[row] = None
+            elif op == k.KEEP:
+                done.closed.append(aggregation.copy(rows[row]))
+            else:
+                rows[row] = None
+        for row in list(waiting):
+            settle(row)
+        return done
+
+    def to_changelog(self, column: NDArray[Any]) -> list[ChangelogColumn]:
+        """The aggregation's `state_columns`. Raises what encoding a state raises."""
+        kinds = [one.type for one in self.aggregation.state_columns]
+        many = list(zip(*map(self.aggregation.to_columns, column.tolist()), strict=True)) or [()] * len(kinds)
+        return [list(own) if kind == "binary" else np.array(own, kind) for kind, own in zip(kinds, many, strict=True)]
+
+    def from_changelog(self, columns: Sequence[Any]) -> NDArray[Any]:
+        """From `state_columns`. Raises ValueError or what reading a state raises."""
+        plain = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
+        return objects(map(self.aggregation.from_columns, zip(*plain, strict=True)), len(columns[0]))
+
+
+def objects(values: Iterable[Any], count: int) -> NDArray[Any]:
+    """So many values as a column of objects, each in one place even if it is a sequence."""
+    return np.fromiter(values, object, count)
+
+
+# --- what a value is to an aggregation, and how values get into a state ---
+
+
+def _take_all(aggregation: Any, values: Sequence[Any]) -> list[Any]:
+    return list(values)
+
+
+def _feed_each(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
+    for value, at in zip(got, times, strict=True):
+        state = aggregation.add_at(state, value, at)
+    return state
+
+
+def _take_field(aggregation: Any, values: Sequence[Any]) -> list[Any]:
+    return list(map(aggregation._get, values))
+
+
+def _feed_moments(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
+    for value, at in zip(got, times, strict=True):
+        state = aggregation.merge(state, (at, value))
+    return state
+
+
+def _take_distinct(aggregation: Any, values: Sequence[Any]) -> list[Any]:
+    got: list[Any] = list(map(aggregation._get, values))
+    kinds = set(map(type, got))
+    if str in kinds:
+        "".join(g for g in got if type(g) is str).encode()  # what is no UTF-8 raises
+    integers = [g for g in got if type(g) is int] if int in kinds else [0]
+    if not kinds <= _NUMBERS | _TEXTS or not INT64_MIN <= min(integers) <= max(integers) <= INT64_MAX:
+        got = list(map(aggregation._item, values))
+        scratch = aggregation.initial()
+        for value in values:
+            aggregation.add(scratch, value)  # of large integers it refuses some
+    return got
+
+
+def _feed_distinct(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
+    if len(got) > 1 and set(map(type, got)) <= _TEXTS:
+        got = list(dict.fromkeys(got))
+    for value in got:
+        if value is not None:
+            state.update(value)
+    return state
+
+
+def _take_quantiles(aggregation: Any, values: Sequence[Any]) -> list[Any]:
+    got = list(map(aggregation._get, values))
+    if not set(map(type, got)) <= _NUMBERS:
+        got = list(map(aggregation._number, values))
+    return np.array([np.nan if g is None else g for g in got], np.float64).tolist()  # a sketch passes NaN over
+
+
+def _feed_quantiles(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
+    if len(got) > SINGLY_MAX:
+        state.update(np.array(got, np.float64))
+    else:
+        for value in got:
+            state.update(value)
+    return state
+
+
+def _take_encodable(aggregation: Any, values: Sequence[Any]) -> list[Any]:
+    got = _take_field(aggregation, values)
+    aggregation._identity(got)
+    return got
+
+
+def _feed_collected(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
+    come = tuple(value for value in got if value is not None)
+    return aggregation.merge(state, (come, len(come)))
+
+
+_Take = Callable[[Any, Sequence[Any]], list[Any]]
+_Feed = Callable[[Any, Any, Sequence[Any], Sequence[int]], Any]
+
+_KINDS: dict[type, tuple[_Take, _Feed]] = {
+    First: (_take_field, _feed_moments),
+    Last: (_take_field, _feed_moments),
+    CountDistinct: (_take_distinct, _feed_distinct),
+    Quantiles: (_take_quantiles, _feed_quantiles),
+    CollectList: (_take_field, _feed_collected),
+    CollectSet: (_take_encodable, _feed_collected),
+}
+"""Of the aggregations whose records are known to be refused or not before a kernel sees them."""

@@ -1,0 +1,213 @@
+"""The states of a store's aggregations as columns: numbers in the cells of a table's rows, objects beside them.
+
+Count, Sum, Mean, Min and Max are carried out by the kernels, cell by cell. All other aggregations have states that are
+Python objects, one a row (`ObjectStates`); the kernels say step by step what is to be done with them. A number of which
+there is none yet has 0 in its cells.
+
+>>> from penstock.shared.streams.aggregations import Count, Min
+>>> columns = StateColumns([Count(), Min("ms").bind(dict)])
+>>> columns.program, columns.cells, columns.types
+([(0, 0, -1), (5, 1, 0)], 3, ('int64', 'float64', 'int64'))
+>>> values, objects = columns.take([{"ms": 4}, {"ms": None}], np.array([10, 20]))
+>>> values.cells.view(np.float64).tolist(), values.has.tolist(), objects
+([[4.0, 0.0]], [[1, 0]], [])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.aggregations import Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.windows import kernels as k
+from penstock.shared.streams.windows.object_states import ChangelogColumn, ObjectStates, objects
+from penstock.shared.streams.windows.window_table import Values
+
+Column = NDArray[Any]
+"""int64, float64 or objects."""
+
+_NUMBERS: dict[type, tuple[int, int]] = {
+    Sum: (k.SUM_INT, k.SUM_FLOAT),
+    Mean: (k.SUM_INT, k.SUM_FLOAT),
+    Min: (k.MIN_INT, k.MIN_FLOAT),
+    Max: (k.MAX_INT, k.MAX_FLOAT),
+}
+_PLAIN: dict[type, int] = {Count: k.COUNT, Latest: k.LATEST}
+"""Aggregations that look at no value."""
+_TAKEN = {"int64": frozenset((int, bool)), "float64": frozenset((int, float, bool))}
+
+
+class Unfit(Exception):
+    """Among the values is one that an aggregation refuses; record by record it is found."""
+
+
+class StateColumns:
+    """The state columns of several aggregations in their order.
+
+    `program` is what the kernels do, `cells` how many cells a row has for it; `types` are those of the columns as
+    windows have them: int64, float64 or object.
+    """
+
+    def __init__(self, aggregations: Sequence[Aggregation[Any]]) -> None:
+        self.aggregations = tuple(aggregations)
+        self.program: list[tuple[int, int, int]] = []
+        self.cells = 0
+        self.objects: list[ObjectStates] = []
+        self._slices: list[slice] = []
+        self._numbers: list[Any] = []
+        types: list[str] = []
+        for aggregation in aggregations:
+            at, kind = len(types), type(aggregation)
+            if kind in _PLAIN:
+                self.program.append((_PLAIN[kind], self.cells, k.NONE))
+                types.append("int64")
+                self.cells += 1
+            elif kind in _NUMBERS:
+                number: Any = aggregation
+                op = _NUMBERS[kind][number.type != "int64"]
+                self.program.append((op, self.cells, len(self._numbers)))
+                types += [number.type, "int64"]
+                self._numbers.append(number)
+                self.cells += 2
+            else:
+                self.program.append((k.OBJECT, self.cells, k.NONE))
+                types.append("object")
+                self.objects.append(ObjectStates(aggregation))
+            self._slices.append(slice(at, len(types)))
+        self.types = tuple(types)
+        self.calls_users = any(states.calls_users for states in self.objects)
+        """Whether a record may be refused by what is called with it only after its windows are known."""
+
+    # --- records ---
+
+    def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[Values, list[list[Any]]]:
+        """What records give to the kernels, and to each of `objects`; Unfit where one would be refused.
+
+        `values` may be None where no aggregation looks at them.
+        """
+        count = len(timestamps)
+        taken = self.no_values(count)
+        for at, number in enumerate(self._numbers):
+            assert values is not None
+            _take_numbers(number, values, taken.cells[at], taken.has[at])
+        try:
+            return taken, [states.take(values or ()) for states in self.objects]
+        except Exception as e:  # a value's own methods may raise anything
+            raise Unfit from e
+
+    def no_values(self, count: int) -> Values:
+        """So many records that bring nothing."""
+        shape = (len(self._numbers), count)
+        return Values(np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
+
+    def take_one(self, value: Any, into: Values) -> None:
+        """As `take`, of one record into `into`; DataError where an aggregation refuses its value."""
+        for at, number in enumerate(self._numbers):
+            got, n = number.add(number.initial(), value)
+            into.cells[at, 0] = got if number.type == "int64" else np.float64(got).view(np.int64)
+            into.has[at, 0] = n
+
+    # --- windows ---
+
+    def of_rows(self, cells: Int64Array, states: Sequence[Sequence[Any]]) -> list[Column]:
+        """The columns of windows that have these cells, and of each of `objects` these states."""
+        columns: list[Column] = []
+        own = iter(states)
+        for (op, at, _), kind in zip(self.program, self._slices, strict=True):
+            if op == k.OBJECT:
+                columns.append(objects(next(own), len(cells)))
+                continue
+            for i in range(kind.stop - kind.start):
+                column = np.ascontiguousarray(cells[:, at + i])
+                columns.append(column if self.types[kind.start + i] == "int64" else column.view(np.float64))
+        return columns
+
+    def to_rows(self, columns: Sequence[Column]) -> tuple[Int64Array, list[list[Any]]]:
+        """As cells and states what `of_rows` gives as columns."""
+        cells = np.zeros((len(columns[0]), self.cells), np.int64)
+        states: list[list[Any]] = []
+        for (op, at, _), kind in zip(self.program, self._slices, strict=True):
+            if op == k.OBJECT:
+                states.append(columns[kind.start].tolist())
+                continue
+            for i, column in enumerate(columns[kind]):
+                cells[:, at + i] = np.asarray(column, self.types[kind.start + i]).view(np.int64)
+        return cells, states
+
+    def states(self, values: Sequence[Any]) -> list[Any]:
+        """One window's states from its values in the columns; those that change in place are the store's own."""
+        own = zip(self.program, self.aggregations, self._slices, strict=True)
+        return [values[s.start] if op == k.OBJECT else a.from_columns(values[s]) for (op, _, _), a, s in own]
+
+    def values(self, states: Sequence[Any]) -> list[Any]:
+        """One window's values in the columns from its states."""
+        own = zip(self.program, self.aggregations, states, strict=True)
+        return [v for (op, _, _), a, s in own for v in ((s,) if op == k.OBJECT else a.to_columns(s))]
+
+    def as_columns(self, rows: Sequence[Sequence[Any]]) -> list[Column]:
+        """Columns of windows from the values of each."""
+        many = list(zip(*rows, strict=True)) or [()] * len(self.types)
+        return [
+            objects(column, len(rows)) if type_ == "object" else np.array(column, type_)
+            for column, type_ in zip(many, self.types, strict=True)
+        ]
+
+    def results(self, columns: Sequence[Column]) -> list[list[Any]]:
+        """Each aggregation's results as plain values."""
+        found: list[list[Any]] = []
+        for aggregation, at in zip(self.aggregations, self._slices, strict=True):
+            own = [column.tolist() for column in columns[at]]
+            if columns[at.start].dtype == object:
+                found.append(list(map(aggregation.result, own[0])))
+            elif len(own) == 1:
+                found.append(own[0])
+            elif type(aggregation) is Mean:
+                found.append([number / n if n else None for number, n in zip(*own, strict=True)])
+            else:
+                found.append([number if n else None for number, n in zip(*own, strict=True)])
+        return found
+
+    def to_changelog(self, columns: Sequence[Column]) -> Sequence[ChangelogColumn]:
+        """The aggregations' `state_columns`; raises what encoding a state raises."""
+        if not self.objects:
+            return columns
+        made: list[ChangelogColumn] = []
+        own = iter(self.objects)
+        for (op, _, _), at in zip(self.program, self._slices, strict=True):
+            made += next(own).to_changelog(columns[at.start]) if op == k.OBJECT else columns[at]
+        return made
+
+    def from_changelog(self, columns: Sequence[Any]) -> list[Column]:
+        """Columns as windows have them from the aggregations' `state_columns`; raises what reading a state raises."""
+        found: list[Column] = []
+        at, own = 0, iter(self.objects)
+        for (op, _, _), aggregation in zip(self.program, self.aggregations, strict=True):
+            of = columns[at : at + len(aggregation.state_columns)]
+            at += len(of)
+            found += [next(own).from_changelog(of)] if op == k.OBJECT else of
+        return found
+
+
+def _take_numbers(aggregation: Any, values: Sequence[Any], cells: Int64Array, has: NDArray[np.uint8]) -> None:
+    count, type_ = len(values), aggregation.type
+    has[:] = 1
+    get: Callable[[Any], Any] = aggregation._get
+    column: NDArray[Any] = cells if type_ == "int64" else cells.view(np.float64)
+    try:
+        got: Iterable[Any] = list(map(get, values))
+        types = set(map(type, got))
+        if type(None) in types:
+            types.remove(type(None))
+            has[:] = np.fromiter((g is not None for g in got), np.bool_, count)
+            got = (0 if g is None else g for g in got)
+        if not types <= _TAKEN[type_]:
+            raise Unfit
+        column[:] = np.fromiter(got, type_, count)
+    except (KeyError, TypeError, AttributeError, OverflowError) as e:
+        raise Unfit from e
+    column += 0  # there is one zero only: -0.0 becomes 0.0

@@ -1,0 +1,149 @@
+"""The operator of all windows: it hands batches to its store's kernel, and what comes of them to its task.
+
+An operator has a time of its own, the highest timestamp of a record with a key, which closes its windows and is kept
+in the progress record under its store's name. A record that an aggregation refuses does not move it. A window's result
+goes out when it is closed (`on_close`), or on update: there the results of one commit are reduced to the last per
+window, and a window is retracted (value None) only if an earlier commit had shown it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.shared.common.errors import DataError, RecordTooLarge
+from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.processor import ProcessorContext, Record
+from penstock.shared.streams.window_limits import check_key
+from penstock.shared.streams.window_results import WindowResults
+from penstock.shared.streams.windowed_aggregate import NO_TIME, Emit, TimedProcessor
+from penstock.shared.streams.windows.keys import Int32Array
+from penstock.shared.streams.windows.kinds import WindowKind
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_store import Taken, WindowStore
+from penstock.shared.streams.windows.window_table import Values
+
+FIXED_COLUMN_BYTES = 8
+STATE_BYTES_SPARE = 16 * 1024  # of a changelog entry, for its envelope and what changes its state in place
+
+
+class WindowAggregate(TimedProcessor):
+    """Aggregates the records of each key into windows."""
+
+    store: WindowStore
+
+    def __init__(
+        self, store_name: str, windows: WindowKind, aggregations: Mapping[str, Aggregation[Any]], emit: Emit
+    ) -> None:
+        self.store_name, self.windows, self.emit = store_name, windows, emit
+        self.rule = windows.rule
+        self.names = tuple(aggregations)
+        self.stream_time_ms = NO_TIME
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self.store = context.store(self.store_name).windows
+        self._columns: StateColumns = self.store.columns
+        self._state_bytes_max, self._key_bytes_max = context.state_bytes_max, context.key_bytes_max
+        self._tells_each = self.emit == "on_update" and not context.deduplicate_updates
+        close_time = None if self.closed_by_ms == NO_TIME else self.closed_by_ms - self.rule.waits_ms
+        self.store.begin(self.stream_time_ms, close_time)
+        self._one_time = np.zeros(1, np.int64)
+        self._one = self._columns.no_values(1)
+        self.takes_one_by_one = self._columns.calls_users or bool(self._state_bytes_max and self._columns.objects)
+
+    # --- records ---
+
+    def process(self, record: Record) -> None:
+        key = record.key
+        if key is None:
+            self.context.count_skipped("null key")
+            return
+        if not self.context.takes_time(record.timestamp, self.windows.reach_ms):
+            return
+        check_key(key, self.store_name, self._key_bytes_max)
+        raw, value = key if isinstance(key, bytes) else key.encode(), record.value
+        self._columns.take_one(value, self._one)
+        got = [states.take_one(value) for states in self._columns.objects]
+        self._one_time[0] = record.timestamp
+        self.store.prepare((raw,), record.timestamp)
+        codes = self.store.index.codes_of((raw,))
+        if self.takes_one_by_one:
+            check = None if self._state_bytes_max is None else self._checked(raw, self._state_bytes_max)
+            taken = self.store.take_one(self._one_time, codes, self._one, got, check, updates=self._tells_each)
+        else:
+            taken = self.store.take(self._one_time, codes, self._one, got, updates=self._tells_each)
+        if taken.refused_by is not None:
+            raise self.overflow(taken.refused_by)
+        for late in taken.late:
+            self.context.emit_late(record, late.close_time_ms, late.stream_time_ms)
+        self._told(taken)
+
+    def take(
+        self, columns: Columns, places: Int64Array, codes: Int32Array, values: Values, got: list[list[Any]], late: Any
+    ) -> int:
+        """Take the records of `columns` in these places, all of which have a key; how many of them are done.
+
+        The next one is refused, if there is one. `late` makes the record of a place the one in hand and gives it.
+        """
+        times = columns.timestamps[places]
+        taken = self.store.take(times, codes, values, got)
+        for one in taken.late:
+            self.context.emit_late(late(int(places[one.place])), one.close_time_ms, one.stream_time_ms)
+        self._told(taken, columns, places)
+        return taken.count
+
+    def overflow(self, refused_by: int) -> DataError:
+        """Why an aggregation refuses a record that every check of its value lets pass."""
+        aggregation: Any = self._columns.aggregations[refused_by]
+        return DataError(f"{aggregation.function}({aggregation.field!r}): the sum does not fit into 64 bits")
+
+    def _told(self, taken: Taken, source: Columns | None = None, places: Int64Array | None = None) -> None:
+        """Take over the store's times, and hand on what came of records."""
+        self._keep_time()
+        if taken.missed:
+            self.context.count_missed(taken.missed)
+        if self.emit == "on_close" and len(taken.closed):
+            by = None if places is None else places[taken.closed_by]
+            self.context.forward_results(self._results(taken.closed), source, by)
+        if len(taken.updates):
+            self.context.forward_results(self._results(taken.updates, is_retracted=taken.is_retracted))
+
+    def _keep_time(self) -> None:
+        store = self.store
+        self.stream_time_ms = store.stream_time_ms
+        close_time = store.close_time_ms
+        self.closed_by_ms = NO_TIME if close_time is None else close_time + self.rule.waits_ms
+
+    def _results(self, windows: Any, **how: Any) -> WindowResults:
+        store = self.store
+        return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, **how)
+
+    def _checked(self, raw: bytes, bytes_max: int) -> Any:
+        def check(states: list[Any]) -> None:
+            columns = [c for a, s in zip(self._columns.aggregations, states, strict=True) for c in a.to_columns(s)]
+            size = len(raw) + sum(len(c) if isinstance(c, bytes) else FIXED_COLUMN_BYTES for c in columns)
+            if size > bytes_max - STATE_BYTES_SPARE:
+                said = f"a key and a state of {size} bytes; max_request_size={bytes_max}"
+                raise RecordTooLarge(f"store {self.store_name!r}: {said}")
+
+        return check
+
+    # --- time and commits ---
+
+    def advance_time(self, stream_time_ms: int) -> None:
+        if stream_time_ms > self.stream_time_ms:
+            self.store.prepare((), stream_time_ms)
+            self._told(self.store.advance(stream_time_ms))
+
+    def results_from_ms(self) -> int:
+        return self.closed_by_ms - self.rule.waits_ms - self.windows.results_before_ms
+
+    def commit(self) -> None:
+        if self.emit == "on_update" and self.context.deduplicate_updates:
+            windows, is_retracted = self.store.updated()
+            if len(windows):
+                self.context.forward_results(self._results(windows, is_retracted=is_retracted, by_time=True))

@@ -1,0 +1,50 @@
+"""Windows in columns: what a store hands out of windows that changed or were closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.windows.state_columns import Column
+
+EMPTY: Int64Array = np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class Windows:
+    """Windows in columns: keys as bytes, bounds in ms, states; `closed_at` where they are closed."""
+
+    keys: list[bytes]
+    starts: Int64Array
+    ends: Int64Array
+    columns: list[Column]
+    closed_at: Int64Array = field(default_factory=lambda: EMPTY)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def tuples(self) -> Iterator[tuple[Any, ...]]:
+        """Key, start, end, then the values of the states' columns."""
+        return zip(self.keys, *(column.tolist() for column in [self.starts, self.ends, *self.columns]), strict=True)
+
+    def chosen(self, places: Any) -> Windows:
+        """The windows in these places, by number or by a mask."""
+        at = np.arange(len(self))[places]
+        columns = [column[at] for column in self.columns]
+        closed_at = self.closed_at[at] if len(self.closed_at) else EMPTY
+        return Windows([self.keys[i] for i in at.tolist()], self.starts[at], self.ends[at], columns, closed_at)
+
+
+def joined(parts: Sequence[Windows], types: Sequence[str]) -> Windows:
+    """All these windows, one after the other; `types` are those of their columns."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return Windows([], EMPTY, EMPTY, [np.empty(0, type_) for type_ in types])
+    columns = [np.concatenate(many) for many in zip(*(part.columns for part in parts), strict=True)]
+    bounds = [np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "ends", "closed_at")]
+    return Windows([key for part in parts for key in part.keys], bounds[0], bounds[1], columns, bounds[2])

@@ -1,0 +1,390 @@
+"""The live windows of one store: a table of numbers that kernels change, and what a commit writes of it.
+
+`take` is the whole rule for a batch of records, `take_one` for one of which an aggregation of the user's own may refuse
+the value after its windows are known: then everything is put back. What was closed is kept until the commit.
+
+>>> from penstock.shared.streams.aggregations import Count
+>>> store = WindowStore("s", Rule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
+>>> taken = store.take(np.array([0, 8, 40]), store.index.codes_of([b"ann", b"ann", b"bob"]), Values.none(3), [])
+>>> taken.count, taken.closed.keys, taken.closed.starts.tolist(), taken.closed.ends.tolist(), taken.closed_by.tolist()
+(3, [b'ann'], [0], [8], [2])
+>>> [(row.key, row.start, row.states) for row in store.rows()]
+[('bob', 40, [1])]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.windows import kernels as k
+from penstock.shared.streams.windows.keys import Int32Array
+from penstock.shared.streams.windows.object_states import Done
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_columns import EMPTY, Windows, joined
+from penstock.shared.streams.windows.window_table import NEVER, Rule, Values, WindowTable
+
+INT32: Int32Array = np.empty(0, np.int32)
+
+
+class LiveWindow(NamedTuple):
+    """One live window: bounds in ms as its kind has them; one that was `closed` is kept for what others take from it."""
+
+    key: Any
+    start: int
+    end: int
+    states: list[Any]
+    closed: bool = False
+
+
+class Late(NamedTuple):
+    """A record that no window takes: its place in the batch, and the close time and stream time of its moment."""
+
+    place: int
+    close_time_ms: int
+    stream_time_ms: int
+
+
+class Taken(NamedTuple):
+    """What came of a batch: `count` records of it are done, and `refused_by` is the aggregation that refuses the next.
+
+    `closed_by` says which records closed the windows, `updates_by` which brought the updates about; `is_retracted`
+    says which of the updates tell that a window is no more.
+    """
+
+    count: int
+    refused_by: int | None
+    late: list[Late]
+    missed: int
+    closed: Windows
+    closed_by: Int64Array
+    updates: Windows
+    updates_by: Int64Array
+    is_retracted: NDArray[np.bool_]
+
+
+class WindowStore:
+    """Window store in memory; `touched` is set by every change, for its owner to see and take back."""
+
+    def __init__(self, name: str, rule: Rule, columns: StateColumns, *, text_keys: bool) -> None:
+        self.name, self.rule, self.columns = name, rule, columns
+        self.table = WindowTable(rule, columns.program, columns.cells)
+        self.index = self.table.keys
+        self.touched = False
+        self.fetch: Callable[[Iterable[bytes], int], None] | None = None
+        """As `prepare`, where windows are on disk."""
+        self._text_keys = text_keys
+        self._finals: list[Windows] = []
+        self._final_changed: list[Windows] = []
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __repr__(self) -> str:
+        return f"<WindowStore {self.name!r} of {len(self)} {self.rule.kind} windows>"
+
+    @property
+    def windows(self) -> WindowStore:
+        """The windows that are in memory: all of them."""
+        return self
+
+    # --- time ---
+
+    @property
+    def stream_time_ms(self) -> int:
+        """The highest timestamp of a record with a key, -1 before the first."""
+        return int(self.table.meta[k.STREAM_TIME])
+
+    @property
+    def close_time_ms(self) -> int | None:
+        """What ends below this is closed; None before there is a time. It never goes back."""
+        time_ms = int(self.table.meta[k.CLOSE_TIME])
+        return None if time_ms == NEVER else time_ms
+
+    def begin(self, stream_time_ms: int, close_time_ms: int | None) -> None:
+        """Go on at these times; windows were loaded before."""
+        self.table.begin(stream_time_ms, NEVER if close_time_ms is None else close_time_ms)
+
+    def prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
+        """These keys come next, at times up to this one: have what they can touch, and what time can close."""
+        if self.fetch is not None:
+            self.fetch(keys, time_ms)
+
+    # --- records ---
+
+    def take(
+        self, times: Int64Array, codes: Int32Array, values: Values, got: Sequence[Sequence[Any]], *, updates: bool = False
+    ) -> Taken:
+        """Take records until all are taken or one is refused; `got` is what they bring to each of `columns.objects`.
+
+        With `updates` each result is told as it changes.
+        """
+        table = self.table
+        table.logs_updates = updates
+        changes = int(table.meta[k.CHANGED])
+        count, refused_by = table.take(times, codes, values)
+        done = self._carry_out(got, times)
+        return self._taken(count, refused_by, done, changes)
+
+    def take_one(
+        self,
+        times: Int64Array,
+        codes: Int32Array,
+        values: Values,
+        got: Sequence[Sequence[Any]],
+        check: Callable[[list[Any]], None] | None,
+        *,
+        updates: bool = False,
+    ) -> Taken:
+        """As `take`, of one record; raises what an aggregation raises, or `check`, and then nothing has changed.
+
+        `check` gets the states of each window that took the record.
+        """
+        table = self.table
+        table.logs_updates = updates
+        mark, changes = table.mark(int(codes[0])), int(table.meta[k.CHANGED])
+        undo: list[list[tuple[int, Any]]] = [[] for _ in self.columns.objects]
+        try:
+            count, refused_by = table.take(times, codes, values, closes=False)
+            done = self._carry_out(got, times, undo)
+            if check is not None and not len(self._late()):
+                for row in {row for step, row, _ in table.steps[: table.meta[k.STEPS]].tolist() if step == k.ADD}:
+                    check(self._states(row))
+        except Exception:
+            table.take_back(mark)
+            table.clear()
+            for states, changed in zip(self.columns.objects, undo, strict=True):
+                for row, state in reversed(changed):
+                    states.rows[row] = state
+            raise
+        steps = int(table.meta[k.STEPS])
+        if refused_by is None:
+            table.advance(int(times[0]), 0)
+        for own, more in zip(done, self._carry_out(got, times, first=steps), strict=True):
+            own.closed.extend(more.closed)
+        return self._taken(count, refused_by, done, changes)
+
+    def advance(self, stream_time_ms: int) -> Taken:
+        """Move time on without a record, and close what is due."""
+        changes = int(self.table.meta[k.CHANGED])
+        self.table.advance(stream_time_ms)
+        return self._taken(0, None, self._carry_out([()] * len(self.columns.objects), ()), changes)
+
+    def _carry_out(
+        self, got: Sequence[Sequence[Any]], times: Any, undo: list[list[tuple[int, Any]]] | None = None, first: int = 0
+    ) -> list[Done]:
+        objects = self.columns.objects
+        if not objects:
+            return []
+        steps = self.table.steps[first : self.table.meta[k.STEPS]].tolist()
+        at = times if isinstance(times, tuple) else times.tolist()
+        done = []
+        for i, states in enumerate(objects):
+            states.resize(len(self.table.links))
+            done.append(states.carry_out(steps, got[i], at, None if undo is None else undo[i]))
+        return done
+
+    def _late(self) -> Int64Array:
+        return self.table.late[: self.table.meta[k.LATE]]
+
+    def _taken(self, count: int, refused_by: int | None, done: Sequence[Done], changes: int) -> Taken:
+        table, meta = self.table, self.table.meta
+        if meta[k.CHANGED] > changes or meta[k.CLOSED] or count > meta[k.LATE]:
+            self.touched = True
+        late = [Late(*one) for one in self._late().tolist()]
+        closed, closed_by = self._closed([own.closed for own in done])
+        updates, updates_by, retracted = self._updates([own.updated for own in done])
+        missed = int(meta[k.MISSED])
+        table.clear()
+        return Taken(count, refused_by, late, missed, closed, closed_by, updates, updates_by, retracted)
+
+    def _closed(self, states: Sequence[Sequence[Any]]) -> tuple[Windows, Int64Array]:
+        count = int(self.table.meta[k.CLOSED])
+        if not count:
+            return joined((), self.columns.types), EMPTY
+        rows = self.table.closed[:count].copy()
+        columns = self.columns.of_rows(rows[:, k.CLOSED_COLUMNS :], states)
+        ends = rows[:, k.TO] + self.rule.last_ms
+        windows = Windows(self.index.keys(rows[:, k.CODE]), rows[:, k.FROM], ends, columns, rows[:, k.CLOSED_AT])
+        self._finals.append(windows)
+        if (is_new := rows[:, k.WAS_DIRTY] != 0).any():
+            self._final_changed.append(windows if is_new.all() else windows.chosen(is_new))
+        return windows, rows[:, k.INDEX]
+
+    def _updates(self, states: Sequence[dict[int, Any]]) -> tuple[Windows, Int64Array, NDArray[np.bool_]]:
+        count = int(self.table.meta[k.UPDATES])
+        if not count:
+            return joined((), self.columns.types), EMPTY, EMPTY != 0
+        rows = self.table.updates[:count].copy()
+        retracted = rows[:, 4] == 0
+        whole = [list(map(own.get, range(count))) for own in states]
+        columns = self.columns.of_rows(rows[:, k.UPDATE_COLUMNS :], whole)
+        ends = rows[:, k.TO] + self.rule.last_ms
+        windows = Windows(self.index.keys(rows[:, k.CODE]), rows[:, k.FROM], ends, columns)
+        return windows, rows[:, k.INDEX], retracted
+
+    # --- windows as objects ---
+
+    def key_of(self, raw: bytes) -> str | bytes:
+        """A key as records have it."""
+        if not self._text_keys:
+            return raw
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return raw
+
+    def keys_of(self, raw: Sequence[bytes]) -> list[str | bytes]:
+        """As `key_of`, of many."""
+        return list(map(self.key_of, raw)) if self._text_keys else list(raw)
+
+    def keys(self) -> Iterator[str | bytes]:
+        """The keys that have a window at the first look."""
+        codes = np.unique(self.table.links[self.table.live_rows(), k.KEY])
+        return map(self.key_of, self.index.keys(codes))
+
+    def rows(self) -> Iterator[LiveWindow]:
+        """All live windows."""
+        return iter(self._windows(self.table.live_rows()))
+
+    def rows_of(self, key: Any) -> list[LiveWindow]:
+        """The key's live windows in order of start."""
+        code = self._known(key)
+        return [] if code == k.NONE else self._windows(np.array(self.table.rows_of(code), np.int64))
+
+    def _windows(self, rows: Int64Array) -> list[LiveWindow]:
+        kept = self.table.links[rows, k.FLAGS] & k.KEPT != 0
+        columns = self._columns(rows)
+        return [
+            LiveWindow(self.key_of(key), start, end, self.columns.states(values), bool(is_kept))
+            for (key, start, end, *values), is_kept in zip(columns.tuples(), kept.tolist(), strict=True)
+        ]
+
+    def _columns(self, rows: Int64Array) -> Windows:
+        table = self.table
+        cells, keys = table.cells[rows], self.index.keys(table.links[rows, k.KEY])
+        own = [[states.rows[row] for row in rows.tolist()] for states in self.columns.objects]
+        columns = self.columns.of_rows(cells[:, table.base :], own)
+        return Windows(keys, cells[:, k.START].copy(), cells[:, k.END] + self.rule.last_ms, columns)
+
+    def _states(self, row: int) -> list[Any]:
+        ((_, _, _, *values),) = self._columns(np.array([row], np.int64)).tuples()
+        return self.columns.states(values)
+
+    def _known(self, key: Any) -> int:
+        if isinstance(key, str):
+            try:
+                key = key.encode()
+            except UnicodeEncodeError:
+                return k.NONE
+        return self.index.code(key) if isinstance(key, bytes) else k.NONE
+
+    # --- what a commit writes ---
+
+    def finals(self) -> Windows:
+        """The windows that were closed."""
+        return joined(self._finals, self.columns.types)
+
+    def live(self) -> Windows:
+        """The live windows that changed."""
+        return self._columns(self.table.changed_rows())
+
+    def deleted(self) -> tuple[list[bytes], list[int]]:
+        """Keys and starts under which the last commit's windows are no longer, closed ones aside."""
+        keys, starts, _ = self._gone(k.GONE)
+        return keys, starts
+
+    def _gone(self, what: int) -> tuple[list[bytes], list[int], list[int]]:
+        table = self.table
+        gone = table.deleted[: table.meta[k.DELETED]]
+        gone = gone[gone[:, 3] & what != 0]
+        moved = table.moved_rows()
+        if what == k.GONE:
+            moved = moved[table.cells[moved, k.START] != table.cells[moved, k.SHOWN_START]]
+        codes, starts, ends = gone[:, 0], gone[:, 1], gone[:, 2]
+        if len(moved):
+            shown = table.cells[moved]
+            codes = np.concatenate((codes, table.links[moved, k.KEY]))
+            starts = np.concatenate((starts, shown[:, k.SHOWN_START]))
+            ends = np.concatenate((ends, shown[:, k.SHOWN_END]))
+        return self.index.keys(codes), starts.tolist(), ends.tolist()
+
+    def updated(self) -> tuple[Windows, NDArray[np.bool_]]:
+        """What has become of the last commit's results: windows that are no more, marked so, and all that changed.
+
+        Those that were closed after it are among them.
+        """
+        live = self.live()
+        if self.rule.kept_ms:  # a window that was closed and is kept has changed with that alone
+            kept = self.table.links[self.table.changed_rows(), k.FLAGS] & k.KEPT != 0
+            live = live.chosen(~kept) if kept.any() else live
+        keys, starts, ends = self._gone(k.RETRACTED)
+        none = self.columns.of_rows(
+            np.zeros((len(keys), self.columns.cells), np.int64), [[None] * len(keys) for _ in self.columns.objects]
+        )
+        gone = Windows(keys, np.array(starts, np.int64), np.array(ends, np.int64), none)
+        parts = [replace(part, closed_at=EMPTY) for part in (gone, live, *self._final_changed)]
+        windows = joined(parts, self.columns.types)
+        return windows, np.arange(len(windows)) < len(gone)
+
+    def committed(self) -> None:
+        """The changes are in the changelog, or on their way there: a commit that fails ends with a restored store."""
+        self._finals, self._final_changed = [], []
+        self.table.committed()
+
+    def dirty_keys(self) -> set[Any]:
+        """The keys whose windows are not as the last commit has them."""
+        keys = self.index.keys(self.table.links[self.table.changed_rows(), k.KEY])
+        gone = self.table.deleted[: self.table.meta[k.DELETED], 0]
+        return set(self.keys_of([*keys, *self.index.keys(gone), *(key for part in self._finals for key in part.keys)]))
+
+    # --- restoring ---
+
+    def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
+        """Restore one live window; one with the same key and start is replaced."""
+        self.unload(key, start)
+        columns = self.columns.as_columns([self.columns.values(states)])
+        raw = key if isinstance(key, bytes) else key.encode()
+        self._load(Windows([raw], np.array([start]), np.array([end]), columns))
+
+    def load_many(self, keys: list[bytes], starts: Int64Array, ends: Int64Array, states: Sequence[Any]) -> None:
+        """Restore live windows by key, bounds and the aggregations' `state_columns`; none of them may be there already.
+
+        Raises what reading a state raises, before anything is changed.
+        """
+        self._load(Windows(keys, starts, ends, self.columns.from_changelog(states)))
+
+    def unload(self, key: Any, start: int) -> None:
+        """Restore a removal; a window that is not there is no error, since a snapshot may be ahead of the log."""
+        code = self._known(key)
+        row = k.NONE if code == k.NONE else self.table.row_at(code, start)
+        if row != k.NONE:
+            self._drop([row])
+
+    def evict(self, key: Any) -> int:
+        """Forget a key's windows, which somebody else keeps: how many there were."""
+        code = self._known(key)
+        rows = [] if code == k.NONE else self.table.rows_of(code)
+        self._drop(rows)
+        return len(rows)
+
+    def _load(self, windows: Windows) -> None:
+        cells, states = self.columns.to_rows(windows.columns)
+        codes = self.index.codes_of(windows.keys)
+        ends = np.asarray(windows.ends, np.int64) - self.rule.last_ms
+        rows = self.table.load(codes, np.asarray(windows.starts, np.int64), ends, cells)
+        for objects, own in zip(self.columns.objects, states, strict=True):
+            objects.resize(len(self.table.links))
+            for row, state in zip(rows.tolist(), own, strict=True):
+                objects.rows[row] = state
+
+    def _drop(self, rows: list[int]) -> None:
+        self.table.drop(np.array(rows, np.int64))
+        for states in self.columns.objects:
+            for row in rows:
+                states.rows[row] = None
