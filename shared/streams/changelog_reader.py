@@ -237,12 +237,16 @@ RENAMED = (
 )
 
 
+WAYS_OUT = (
+    "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
+    "beginning; or stop all instances, forget everything with `penstock streams reset`, and start again, after "
+    "`penstock backfill` where the sources do not hold all that there was."
+)
 STORES_STAY = (
     "An application's stores stay the ones that it began with: a new one would lack every record that was read before, "
-    "and what is gone could not be had back. Run the topology as it was; or give this one an application_id of its "
-    "own, which reads the sources from their beginning; or stop all instances, forget everything with `penstock "
-    "streams reset`, and start again, after `penstock backfill` where the sources do not hold all that there was."
+    f"and what is gone could not be had back. {WAYS_OUT}"
 )
+WINDOWS_STAY = f"What a store's windows are stays as it was: those that there are were made so. {WAYS_OUT}"
 
 
 AGGREGATIONS_STAY = (
@@ -254,20 +258,18 @@ AGGREGATIONS_STAY = (
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
     """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
 
-    The gap, the grace, the emission and the topics that are written to may change: they say what happens from now on.
-    So may windows get aggregations that they did not have. The stores' order, names, keys and source topics, the
-    windows' kind, size and advance, and the aggregations' names, functions and columns may not; nor may the grace of
-    sliding windows, which tells those that were closed from those that are open.
+    The grace, the emission and the topics that are written to may change: they say what happens from now on. So may
+    windows get aggregations that they did not have. The stores' order, names, keys and source topics, the windows'
+    kind, gap, size and advance, and the aggregations' names, functions and columns may not.
     """
     if len(stored) != len(own):
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
     for number, (old, new) in enumerate(zip(stored, own, strict=True)):
-        fixed = ("name", "kind", "key", "source", "size_ms", "advance_ms")
-        for what in (*fixed, "grace_ms") if new.kind == "sliding" else fixed:
+        for what in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
             if getattr(old, what) != getattr(new, what):
                 said = f"store {number}: {what} was {getattr(old, what)!r}, is now {getattr(new, what)!r}"
                 is_renamed = what == "source" and old.source.endswith(REPARTITION_SUFFIX)
-                raise SchemaMismatch(f"{said}. If a key_by has no name: {RENAMED}" if is_renamed else said)
+                raise SchemaMismatch(f"{said}. {f'If a key_by has no name: {RENAMED}' if is_renamed else WINDOWS_STAY}")
         if changed := changed_aggregations(old, new):
             raise SchemaMismatch(
                 f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"

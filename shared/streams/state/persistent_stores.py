@@ -215,11 +215,11 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
         self.fetch_ahead(keys)
         limit = max(NEVER if now is None else now, time_ms - rule.waits_ms) + rule.last_ms
         self._fetch_due(limit)
-        for key in self._expired.take(self._rows, limit - rule.kept_ms) if rule.kept_ms else ():
+        for key in self._expired.take(self._rows, limit - rule.kept_ms) if rule.keeps else ():
             self._fetch(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
-        limit = self._expired.to_ms if self.windows.rule.kept_ms else self.due_ms
+        limit = self._expired.to_ms if self.windows.rule.keeps else self.due_ms
         return all(row.end >= limit for row in self._cache.rows_of(key))
 
     def _in_index(self, end: int) -> None:
@@ -228,7 +228,7 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
 
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
         closed, rule = self.windows.close_time_ms, self.windows.rule
-        return LiveWindow(key, start, end, states, bool(rule.kept_ms) and closed is not None and end < closed)
+        return LiveWindow(key, start, end, states, rule.keeps and closed is not None and end < closed)
 
 
 class PersistentJoinStore(PersistentStore[JoinStore]):

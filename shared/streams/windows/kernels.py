@@ -363,65 +363,71 @@ def close_due(
     With `keeps` a closed window stays for `kept_ms` longer; with `moves` a window's bounds may not be those it had.
     """
     close_time = meta[CLOSE_TIME]
-    if meta[PENDING] == 0:
-        if close_time // bucket_ms > meta[FRONT]:
-            _turn(close_time, bucket_ms, kept_ms, links, cells, ring, heap, dues, free, meta)
-        while meta[HEAP] and dues[0] < close_time:
-            row = _pop(heap, dues, meta)
-            if links[row, KEY] == NONE:
+    while True:  # what is kept may be due at once
+        if meta[PENDING] == 0:
+            if close_time // bucket_ms > meta[FRONT]:
+                _turn(close_time, bucket_ms, kept_ms, links, cells, ring, heap, dues, free, meta)
+            while meta[HEAP] and dues[0] < close_time:
+                row = _pop(heap, dues, meta)
+                if links[row, KEY] == NONE:
+                    free[meta[FREE]] = row
+                    meta[FREE] += 1
+                    continue
+                due = _due(row, links, cells, kept_ms)
+                if due >= close_time:
+                    _file(row, due, bucket_ms, links, ring, heap, dues, meta)
+                else:
+                    pending[meta[PENDING]] = row
+                    meta[PENDING] += 1
+            if meta[PENDING] > 1:
+                _sort(pending, spare, meta[PENDING], links, cells, arena, places, sizes)
+            meta[PENDING_AT] = 0
+        while meta[PENDING_AT] < meta[PENDING]:
+            if (
+                meta[CLOSED] == len(closed)
+                or meta[DELETED] == len(deleted)
+                or (has_objects and meta[STEPS] == len(steps))
+            ):
+                return False
+            row = pending[meta[PENDING_AT]]
+            meta[PENDING_AT] += 1
+            flags, code = links[row, FLAGS], links[row, KEY]
+            if flags & KEPT:
+                if flags & PERSISTED:
+                    _deleted(code, cells[row, START], cells[row, END], GONE, deleted, meta)
+                if has_objects:
+                    _step(DROP, row, NONE, steps, meta)
+                _take_out(row, links, heads, meta)
                 free[meta[FREE]] = row
                 meta[FREE] += 1
                 continue
-            due = _due(row, links, cells, kept_ms)
-            if due >= close_time:
-                _file(row, due, bucket_ms, links, ring, heap, dues, meta)
-            else:
-                pending[meta[PENDING]] = row
-                meta[PENDING] += 1
-        if meta[PENDING] > 1:
-            _sort(pending, spare, meta[PENDING], links, cells, arena, places, sizes)
-        meta[PENDING_AT] = 0
-    while meta[PENDING_AT] < meta[PENDING]:
-        if meta[CLOSED] == len(closed) or meta[DELETED] == len(deleted) or (has_objects and meta[STEPS] == len(steps)):
-            return False
-        row = pending[meta[PENDING_AT]]
-        meta[PENDING_AT] += 1
-        flags, code = links[row, FLAGS], links[row, KEY]
-        if flags & KEPT:
-            if flags & PERSISTED:
-                _deleted(code, cells[row, START], cells[row, END], GONE, deleted, meta)
+            n = meta[CLOSED]
+            meta[CLOSED] = n + 1
+            closed[n, INDEX], closed[n, CODE] = index, code
+            closed[n, FROM], closed[n, TO] = cells[row, START], cells[row, END]
+            closed[n, CLOSED_AT], closed[n, WAS_DIRTY] = meta[STREAM_TIME], flags & DIRTY
+            closed[n, WAS_FROM], closed[n, WAS_TO] = cells[row, START], cells[row, END]
+            if flags & PERSISTED and moves:
+                was = cells[row, SHOWN_START]
+                closed[n, WAS_FROM], closed[n, WAS_TO] = was, cells[row, SHOWN_END]
+                if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
+                    what = RETRACTED if was == cells[row, START] else GONE | RETRACTED
+                    _deleted(code, was, cells[row, SHOWN_END], what, deleted, meta)
+            for c in range(cells.shape[1] - base):
+                closed[n, CLOSED_COLUMNS + c] = cells[row, base + c]
             if has_objects:
-                _step(DROP, row, NONE, steps, meta)
-            _take_out(row, links, heads, meta)
-            free[meta[FREE]] = row
-            meta[FREE] += 1
-            continue
-        n = meta[CLOSED]
-        meta[CLOSED] = n + 1
-        closed[n, INDEX], closed[n, CODE] = index, code
-        closed[n, FROM], closed[n, TO] = cells[row, START], cells[row, END]
-        closed[n, CLOSED_AT], closed[n, WAS_DIRTY] = meta[STREAM_TIME], flags & DIRTY
-        closed[n, WAS_FROM], closed[n, WAS_TO] = cells[row, START], cells[row, END]
-        if flags & PERSISTED and moves:
-            was = cells[row, SHOWN_START]
-            closed[n, WAS_FROM], closed[n, WAS_TO] = was, cells[row, SHOWN_END]
-            if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
-                what = RETRACTED if was == cells[row, START] else GONE | RETRACTED
-                _deleted(code, was, cells[row, SHOWN_END], what, deleted, meta)
-        for c in range(cells.shape[1] - base):
-            closed[n, CLOSED_COLUMNS + c] = cells[row, base + c]
-        if has_objects:
-            _step(KEEP if keeps else CLOSE, row, n, steps, meta)
-        if keeps:
-            links[row, FLAGS] |= KEPT
-            _mark(row, links, changed, meta)
-            _file(row, cells[row, END] + kept_ms, bucket_ms, links, ring, heap, dues, meta)
-        else:
-            _take_out(row, links, heads, meta)
-            free[meta[FREE]] = row
-            meta[FREE] += 1
-    meta[PENDING] = 0
-    return True
+                _step(KEEP if keeps else CLOSE, row, n, steps, meta)
+            if keeps:
+                links[row, FLAGS] |= KEPT
+                _mark(row, links, changed, meta)
+                _file(row, cells[row, END] + kept_ms, bucket_ms, links, ring, heap, dues, meta)
+            else:
+                _take_out(row, links, heads, meta)
+                free[meta[FREE]] = row
+                meta[FREE] += 1
+        meta[PENDING] = 0
+        if not (keeps and meta[HEAP] and dues[0] < close_time):
+            return True
 
 
 # --- sessions ---
@@ -565,7 +571,9 @@ def take_time_windows(
         else:
             if meta[FREE] < windows:
                 return ROWS
-            if (has_objects and meta[STEPS] + 3 * windows > len(steps)) or (logs_updates and meta[UPDATES] + windows > len(updates)):
+            if (has_objects and meta[STEPS] + 3 * windows > len(steps)) or (
+                logs_updates and meta[UPDATES] + windows > len(updates)
+            ):
                 return FULL
             # The list falls by start: find where the latest of these windows stands, or would.
             before, at = NONE, heads[code]
@@ -854,12 +862,12 @@ def take_sliding_windows(
 
 @compiled
 def load_rows(
-    codes, starts, ends, states, kept_ms, is_table, base, bucket_ms, rows, links, cells, heads, free, ring, heap,
+    codes, starts, ends, states, keeps, kept_ms, is_table, base, bucket_ms, rows, links, cells, heads, free, ring, heap,
     dues, meta,
 ):  # fmt: skip
     """Put windows back as the last commit had them; there must be as many free rows, and none of them there yet.
 
-    With `kept_ms` those that end below the close time are closed ones that are kept.
+    With `keeps` those that end below the close time are closed ones that are kept.
     """
     for i in range(len(codes)):
         row = _new_row(codes[i], starts[i], ends[i], links, cells, free, meta)
@@ -868,7 +876,7 @@ def load_rows(
             cells[row, SHOWN_START], cells[row, SHOWN_END] = starts[i], ends[i]
         cells[row, base:] = states[i]
         links[row, FLAGS] |= PERSISTED
-        if kept_ms and ends[i] < meta[CLOSE_TIME]:
+        if keeps and ends[i] < meta[CLOSE_TIME]:
             links[row, FLAGS] |= KEPT
         _insert(row, links, cells, heads)
         if not is_table:

@@ -118,7 +118,13 @@ class WindowStore:
     # --- records ---
 
     def take(
-        self, times: Int64Array, codes: Int32Array, values: Values, got: Sequence[Sequence[Any]], *, updates: bool = False
+        self,
+        times: Int64Array,
+        codes: Int32Array,
+        values: Values,
+        got: Sequence[Sequence[Any]],
+        *,
+        updates: bool = False,
     ) -> Taken:
         """Take records until all are taken or one is refused; `got` is what they bring to each of `columns.objects`.
 
@@ -320,7 +326,7 @@ class WindowStore:
         Those that were closed after it are among them.
         """
         live = self.live()
-        if self.rule.kept_ms:  # a window that was closed and is kept has changed with that alone
+        if self.rule.keeps:  # a window that was closed and is kept has changed with that alone
             kept = self.table.links[self.table.changed_rows(), k.FLAGS] & k.KEPT != 0
             live = live.chosen(~kept) if kept.any() else live
         keys, starts, ends = self._gone(k.RETRACTED)

@@ -46,15 +46,19 @@ class Rule:
         return 4 if self.kind == "session" else 2
 
     @property
+    def keeps(self) -> bool:
+        """Whether closed windows are kept, for others to begin with what they hold."""
+        return self.kind == "sliding"
+
+    @property
     def kept_ms(self) -> int:
-        """How long a closed window is kept, for others to begin with what it holds."""
-        return 2 * self.span_ms if self.kind == "sliding" else 0
+        """How long a closed window is kept."""
+        return 2 * self.span_ms if self.keeps else 0
 
     @property
     def bucket_ms(self) -> int:
         """The width of the wheel's buckets."""
         return max(1, (self.span_ms + self.grace_ms + self.kept_ms) // BUCKETS_PER_PATIENCE)
-
 
     @property
     def waits_ms(self) -> int:
@@ -164,7 +168,7 @@ class WindowTable:
         """Close what ends below the close time; `index` says which record of the batch brought it about."""
         rule = self.rule
         while not k.close_due(
-            index, rule.kind == "sliding", rule.kind == "session", self.base, rule.bucket_ms, rule.kept_ms,
+            index, rule.keeps, rule.kind == "session", self.base, rule.bucket_ms, rule.kept_ms,
             self.links, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self._pending,
             self._spare, self.keys.arena, self.keys.places, self.keys.sizes, self.closed, self.deleted, self.changed,
             self.steps, self.has_objects, self.meta,
@@ -278,7 +282,7 @@ class WindowTable:
             self._add_rows(max(int(len(self.links) * GROWTH), len(self.links) + count))
         rows = np.empty(count, np.int64)
         k.load_rows(
-            codes, starts, ends, cells, self.rule.kept_ms, self.rule.kind == "table", self.base, self.rule.bucket_ms,
+            codes, starts, ends, cells, self.rule.keeps, self.rule.kept_ms, self.rule.kind == "table", self.base, self.rule.bucket_ms,
             rows, self.links, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self.meta,
         )  # fmt: skip
         return rows
@@ -290,7 +294,7 @@ class WindowTable:
     def begin(self, stream_time_ms: int, close_time_ms: int) -> None:
         """Time is this, and what ends below that close time is closed; windows were loaded before."""
         self.meta[k.STREAM_TIME], self.meta[k.CLOSE_TIME] = stream_time_ms, close_time_ms
-        if self.rule.kept_ms:
+        if self.rule.keeps:
             rows = self.live_rows()
             self.links[rows[self.cells[rows, k.END] < close_time_ms], k.FLAGS] |= k.KEPT
 

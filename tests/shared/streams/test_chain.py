@@ -23,7 +23,7 @@ from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windowed_aggregate import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-from tests.shared.streams.columns_beside_records import RECORDS_ONLY, Piped, results
+from tests.shared.streams.batches_beside_records import RECORDS_ONLY, Piped, results
 
 Calls = Counter[Any]
 

@@ -352,14 +352,13 @@ N, TOP = STORE.aggregations
     "own",
     [
         changed(),
-        changed(gap_ms=5),
         changed(grace_ms=5),
         changed(emit="on_update"),
         changed(results=None, late="x", dead_letters="y"),
     ],
 )
 def test_what_may_change(own: StoreSchema) -> None:
-    """Gap, grace, emission and the topics written to say what happens from now on: they may change."""
+    """Grace, emission and the topics written to say what happens from now on: they may change."""
     check_schema((STORE,), (own,))
 
 

@@ -9,11 +9,8 @@ import pytest
 
 from penstock.shared.streams.aggregations import Aggregate, Count
 from penstock.shared.streams.dsl import Stream, StreamsBuilder
-from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
-from penstock.shared.streams.session_path import SessionPath
-from penstock.shared.streams.window_path import WindowPath
 from penstock.shared.streams.windowed_aggregate import Emit
-from tests.shared.streams.columns_beside_records import (
+from tests.shared.streams.batches_beside_records import (
     BELOW,
     Piped,
     Windowed,
@@ -24,21 +21,16 @@ from tests.shared.streams.columns_beside_records import (
     pipe_all,
     results,
     sessions,
+    sliding,
     topology,
 )
 
-KINDS: dict[str, Windowed] = {"session": sessions(10, 0), "tumbling": hopping(10, 10, 0), "hopping": hopping(10, 4, 0)}
-
-
-def sliding(grouped: GroupedStream) -> WindowedGroup:
-    return grouped.sliding_window(10)
-
-
-def test_each_kind_has_its_path() -> None:
-    """Sessions go one way, tumbling and hopping windows another; sliding windows are taken record by record."""
-    paths = {kind: type(path_of(driver_of(topology(KINDS[kind], "on_close"), 1))) for kind in KINDS}
-    assert paths == {"session": SessionPath, "tumbling": WindowPath, "hopping": WindowPath}
-    assert path_of(driver_of(topology(sliding, "on_close"), 1)) is None
+KINDS: dict[str, Windowed] = {
+    "session": sessions(10, 0),
+    "tumbling": hopping(10, 10, 0),
+    "hopping": hopping(10, 4, 0),
+    "sliding": sliding(10, 0),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -213,7 +213,7 @@ def test_bytes_keys() -> None:
     driver.restore()
     (record,) = driver.read("out")
     assert (record.key, record.value) == (b"\xff\x00", b'{"key":"/wA=","start":0,"end":0,"n":1}')
-    assert [s.key for s in driver.task.stores["s"].sessions()] == [b"\xff\x00"]
+    assert [s.key for s in driver.task.stores["s"].rows()] == [b"\xff\x00"]
 
 
 # --- encoders ---

@@ -25,7 +25,7 @@ from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.streams.restore import restore_change, restore_windows
-from penstock.shared.streams.state.column_store import ColumnStore
+from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
@@ -47,9 +47,9 @@ def test_a_live_window_comes_and_goes() -> None:
     """A live entry puts the window back, a deletion takes it out again."""
     task = new_task()
     restore_change(task, Change(LIVE, "s", b"k", 1, 2, pack(task, 3, b'"x"')))
-    assert [(s.key, s.start, s.end, s.states) for s in task.stores["s"].sessions()] == [("k", 1, 2, [3, "x"])]
+    assert [(s.key, s.start, s.end, s.states) for s in task.stores["s"].rows()] == [("k", 1, 2, [3, "x"])]
     restore_change(task, Change(DELETED, "s", b"k", 1))
-    assert not list(task.stores["s"].sessions())
+    assert not list(task.stores["s"].rows())
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def kept_task() -> StreamTask:
 def test_a_snapshot_of_objects_is_taken_as_columns() -> None:
     """Each row has the state that was written, and what is added to one is in no other."""
     task = kept_task()
-    assert isinstance(task.stores["s"], ColumnStore)
+    assert isinstance(task.stores["s"], WindowStore)
     (written,) = task.topology.schemas()
     own = task.topology.stores["s"].aggregations
     none = own[2].initial()
@@ -165,14 +165,13 @@ SHORT_MS, LONG_MS = 5, 1_000
 
 
 def cut(kind: str, grace_ms: int) -> Topology:
-    """Counts in tumbling or hopping windows, or in sessions that wait by grace or by gap, with late records."""
+    """Counts in tumbling or hopping windows, or in sessions, with late records."""
     builder = StreamsBuilder()
     grouped = builder.stream("in", late="late").group_by_key()
     windows = {
         "tumbling": grouped.tumbling_window(SIZE_MS, grace_ms),
         "hopping": grouped.hopping_window(SIZE_MS, SIZE_MS // 2, grace_ms),
         "grace": grouped.session_window(SIZE_MS, grace_ms),
-        "gap": grouped.session_window(SIZE_MS + grace_ms, 0),
     }
     windows[kind].aggregate("s", n=Count()).on_close().to("out")
     return builder.build()
@@ -200,10 +199,10 @@ def gone_on_with(
     return other
 
 
-@pytest.mark.parametrize("kind", ["tumbling", "grace", "gap"])
+@pytest.mark.parametrize("kind", ["tumbling", "grace"])
 @pytest.mark.parametrize("by_column", [False, True])
 def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: bool) -> None:
-    """A record of a closed window stays late, one of an open window stays in time, and both by the new gap or grace
+    """A record of a closed window stays late, one of an open window stays in time, and both by the new grace
     once time has moved on as far; back with the old ones nothing is late that was not."""
 
     def late(driver: TopologyTestDriver, key: bytes, *times: int) -> list[int]:
@@ -232,7 +231,7 @@ def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: b
     assert len(closed) == len(set(closed)), "no window is closed twice"
 
 
-KINDS = ("tumbling", "hopping", "grace", "gap")
+KINDS = ("tumbling", "hopping", "grace")
 
 
 def kinds_driver(kind: str, patience_ms: int) -> TopologyTestDriver:
@@ -263,7 +262,7 @@ def quiet_until_closed(driver: TopologyTestDriver, key: str, step_ms: int) -> in
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_quiet_topic_closes_by_the_new_patience_from_its_own_time(kind: str) -> None:
-    """Time is moved on from where it was, whatever gap or grace had been: what is new stays open for as long as they
+    """Time is moved on from where it was, whatever the grace had been: what is new stays open for as long as they
     now say, and what was open under longer ones closes with the next advance."""
     first = kinds_driver(kind, SHORT_MS)
     first.pipe("in", key=b"first", value=b"{}", timestamp=1_000)
@@ -288,7 +287,7 @@ def test_what_was_closed_is_told_by_true_times(kind: str, by_column: bool) -> No
     (pipe_columns if by_column else pipe_singly)(driver, (b"other", 4_900), (b"k", 5_004))
     (record,) = driver.outputs["late"]
     headers = dict(record.headers)
-    waited = SHORT_MS + (SIZE_MS if kind in ("grace", "gap") else 0)
+    waited = SHORT_MS + (SIZE_MS if kind == "grace" else 0)
     assert headers[STREAM_TIME_MS] == b"5000"
     assert headers[CLOSE_TIME_MS] == b"%d" % (5_000 - waited)
     assert headers[LATENESS_MS] == b"%d" % (5_000 - waited - 4_900)
@@ -307,16 +306,16 @@ def pipe_singly(driver: TopologyTestDriver, *records: tuple[bytes, int]) -> None
         driver.pipe("in", key=key, value=b"{}", timestamp=time)
 
 
-def test_what_an_earlier_release_reads_is_the_true_time() -> None:
+def test_progress_has_the_true_time() -> None:
     """Progress has the operator's time as it is, and beside it what was closed, as long as that matters."""
-    first = kinds_driver("gap", SHORT_MS)
+    first = kinds_driver("grace", SHORT_MS)
     first.pipe("in", key=b"k", value=b"{}", timestamp=5_000)
     assert progress_of(first).close_times_ms is UNSET
-    driver = gone_on_with(first, cut("gap", LONG_MS))
+    driver = gone_on_with(first, cut("grace", LONG_MS))
     driver.pipe("in", key=b"k", value=b"{}", timestamp=5_003)
     assert progress_of(driver).operator_times_ms == {"s": 5_003}
     assert progress_of(driver).close_times_ms == {"s": 5_000 - SIZE_MS - SHORT_MS}
-    assert progress_of(gone_on_with(driver, cut("gap", 2 * LONG_MS))).close_times_ms == {"s": 4_985}
+    assert progress_of(gone_on_with(driver, cut("grace", 2 * LONG_MS))).close_times_ms == {"s": 4_985}
     driver.pipe("in", key=b"k", value=b"{}", timestamp=4_985 + LONG_MS + SIZE_MS)
     assert progress_of(driver).close_times_ms is UNSET
 
@@ -357,7 +356,7 @@ LIVES = st.lists(
 @pytest.mark.parametrize("kind", KINDS)
 @given(lives=LIVES)
 @settings(max_examples=25, deadline=None)
-def test_a_restart_changes_nothing_whatever_gap_and_grace_were(kind: str, lives: list[Life]) -> None:
+def test_a_restart_changes_nothing_whatever_the_grace_was(kind: str, lives: list[Life]) -> None:
     """A record is late just where its windows were closed, by all patience that there was; no window is closed twice;
     and with restarts in between, in columns or one by one, the same comes out."""
     require_same(kind, lives, None)
@@ -365,7 +364,7 @@ def test_a_restart_changes_nothing_whatever_gap_and_grace_were(kind: str, lives:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_on_disk_knows_what_was_closed(kind: str) -> None:
-    """As the changelog does, through a gap or grace that is made longer twice and shorter in between."""
+    """As the changelog does, through a grace that is made longer twice and shorter in between."""
     lives = [
         Life(5, [([(b"a", 0), (b"b", 100)], True, 40)]),
         Life(200, [([(b"a", 101), (b"b", 150), (b"c", 90)], True, 0), ([(b"a", 120)], False, 40)]),

@@ -1,4 +1,4 @@
-"""What was closed is put back as it was, whatever gap and grace are then: it is no matter of the time alone."""
+"""What was closed is put back as it was, whatever the grace is then: it is no matter of the time alone."""
 
 from __future__ import annotations
 

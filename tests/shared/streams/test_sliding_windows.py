@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import ConfigError, SchemaMismatch
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct
-from penstock.shared.streams.changelog_reader import check_schema
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.sliding_windows import SlidingWindows
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.streams.windows.kinds import SlidingWindows
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
@@ -130,10 +129,11 @@ def test_null_keys_and_time_moved_by_hand() -> None:
     pipe(driver, ("a", 20), (None, 500))
     (operator,) = driver.task.operators()
     operator.advance_time(20)
-    assert driver.task.stores["w"].changes().finals == []
+    store = driver.task.stores["w"]
+    assert len(store.finals()) == 0
     driver.task.advance_time(1)
     operator.advance_time(3)
-    assert [(f.start, f.closed_at) for f in driver.task.stores["w"].changes().finals] == [(10, 21)]
+    assert (store.finals().starts.tolist(), store.finals().closed_at.tolist()) == ([10], [21])
 
 
 @pytest.mark.parametrize(("difference", "grace", "named"), [(-1, 0, "difference"), (1, -1, "grace")])
@@ -143,14 +143,19 @@ def test_windows_refuse_what_is_no_duration(difference: int, grace: int, named: 
         SlidingWindows(difference, grace)
 
 
-def test_their_grace_may_not_change() -> None:
-    """Which windows are closed is told by the grace: state that was written under another is refused."""
-    stored = topology_of(10, 5).schemas()
-    check_schema(stored, topology_of(10, 5, "on_update").schemas())
-    with pytest.raises(SchemaMismatch, match="grace_ms was 5, is now 6"):
-        check_schema(stored, topology_of(10, 6).schemas())
-    with pytest.raises(SchemaMismatch, match="size_ms was 10, is now 11"):
-        check_schema(stored, topology_of(11, 5).schemas())
+def test_a_longer_grace_opens_nothing_that_was_closed() -> None:
+    """Nor does it close a second time what is kept; what is open then closes by the new one."""
+    first = driver_of(10, 0)
+    pipe(first, ("a", 20), ("a", 27))
+    assert [w for w, _, _ in out(first)] == [("a", 10, 20)]
+    second = driver_of(10, 30)
+    second.changelog, second.source_log = first.changelog, first.source_log
+    second.restore()
+    pipe(second, ("a", 18), ("a", 30))
+    assert (len(second.read("in-late")), out(second)) == (0, [])
+    assert rows(second)[("a", 10, 20)] == [0], "closed, it takes nothing"
+    pipe(second, ("a", 60))
+    assert [w for w, _, _ in out(second)] == [("a", 17, 27), ("a", 19, 29)]
 
 
 @st.composite

@@ -26,12 +26,11 @@ from penstock.shared.streams.dsl import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record, RecordMetadata
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.state.session_store import Session
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.task_outputs import OutputPlace
 from penstock.shared.streams.task_progress import progress_of
 from penstock.shared.streams.topology import ProcessorNode, Topology
-from penstock.shared.streams.windowed_aggregate import WindowedAggregate, WindowKey
+from penstock.shared.streams.windowed_aggregate import WindowKey
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -520,7 +519,7 @@ def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> Non
 # --- what a punctuation asks for ---
 
 
-@pytest.mark.parametrize("does", ["nothing", "forwards", "changes a store", "moves time"])
+@pytest.mark.parametrize("does", ["nothing", "forwards", "moves time"])
 def test_a_firing_asks_for_a_commit(does: str) -> None:
     """Whatever a wall-clock firing did, a commit is needed: its grid has moved on."""
 
@@ -537,8 +536,6 @@ def test_a_firing_asks_for_a_commit(does: str) -> None:
         def _tick(self, now_ms: int) -> None:
             if does == "forwards":
                 self.context.forward(Record("k", 1, now_ms))
-            elif does == "changes a store":
-                self.context.store("s").put(Session("k", now_ms, now_ms, [1]))
             elif does == "moves time":
                 (operator,) = task.operators()
                 operator.advance_time(now_ms)
@@ -808,8 +805,9 @@ def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
     """Outputs in order by topic, live windows, position and times; a dead letter's stage and place, not its moment."""
     task = driver.task
     (operator,) = task.operators()
-    assert isinstance(operator, WindowedAggregate)
-    live = {(s.key, s.start, s.end): operator.results(s.states) for s in task.stores["s"].rows()}
+    aggregations = task.topology.stores["s"].aggregations
+    rows = task.stores["s"].rows()
+    live = {(s.key, s.start, s.end): [a.result(x) for a, x in zip(aggregations, s.states, strict=True)] for s in rows}
     outputs = {topic: list(driver.outputs.get(topic, ())) for topic in TOPICS}
     progress = progress_of(task, 0)
     return outputs, live, progress.sources, progress.stream_time_ms, progress.operator_times_ms

@@ -14,8 +14,8 @@ from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.column_session_store import ColumnSessionStore
-from penstock.shared.streams.state.persistent_stores import PersistentSessionStore
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.task_commits import TaskCommits
 from penstock.shared.streams.task_maker import CLEAN_INTERVAL_MS, TaskMaker
 from penstock.shared.testing.manual_clock import ManualClock
@@ -34,7 +34,7 @@ def test_state_is_in_memory_unless_it_is_asked_for() -> None:
     made = maker()
     made.startup()
     assert made.open_state(0) is None
-    assert type(made.task(0, None).stores["s"]) is ColumnSessionStore
+    assert type(made.task(0, None).stores["s"]) is WindowStore
     made.shutdown()
 
 
@@ -44,7 +44,7 @@ def test_state_on_disk_is_below_the_applications_folder(tmp_path: Path) -> None:
     made.startup()
     state = made.open_state(3)
     assert state is not None
-    assert type(made.task(3, state).stores["s"]) is PersistentSessionStore
+    assert type(made.task(3, state).stores["s"]) is PersistentWindowStore
     assert (tmp_path / "app" / "3" / "CURRENT").is_file()
     state.close()
     made.shutdown()

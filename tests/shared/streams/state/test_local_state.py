@@ -12,7 +12,7 @@ from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import CommitPlace
 from penstock.shared.streams.state.local_state import RESTORE_BYTES_MAX, LocalState, PlaceUnknown
-from penstock.shared.streams.state.persistent_stores import PersistentSessionStore
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.stream_task import StreamTask
 
@@ -113,7 +113,7 @@ def test_rows_in_memory_stay_within_their_limit(tmp_path: Path) -> None:
             task.commit_succeeded(CommitPlace("id", i + 1, i + 1))
             assert own.budget.bytes_used <= limit
     store = task.stores["s"]
-    assert isinstance(store, PersistentSessionStore)
+    assert isinstance(store, PersistentWindowStore)
     assert (len(store), len(list(store.rows()))) == (300, 300)
     assert 0 < len(store._cache) < 50
     state.close()

@@ -1,4 +1,4 @@
-"""Columns of objects in session windows: against a store of objects that takes the same records one by one."""
+"""Aggregations whose states are objects, in batches: against the same records one by one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ProcessingFailed, StateRefused
 from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct, Sum
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
-from penstock.shared.streams.columnar import StateColumns
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.quantiles import Quantiles
-from penstock.shared.streams.state import window_merge
-from penstock.shared.streams.state.column_store import ColumnStore
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windowed_aggregate import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -62,22 +59,18 @@ def topology(names: list[str], gap: int, grace: int, emit: Emit, value: Any = Va
         "tumbling": lambda: grouped.tumbling_window(gap, grace),
         "hopping": lambda: grouped.hopping_window(3 * gap, gap, grace),
         "overlapping": lambda: grouped.hopping_window(5 * gap, 2 * gap, grace),
+        "sliding": lambda: grouped.sliding_window(gap, grace),
     }[kind]()
     table = windows.aggregate("s", **{name: FUNCTIONS[name] for name in names})
     (table.on_close() if emit == "on_close" else table.on_update()).to("out")
     return builder.build()
 
 
-def driver_of(made: Topology, columns_min: int, *, of_columns: bool = True) -> TopologyTestDriver:
-    """A driver of a task whose store has columns, or of one as they are on their own."""
-    with pytest.MonkeyPatch.context() as patched:
-        if not of_columns:
-            patched.setattr(StateColumns, "of", lambda aggregations: None)
-        driver = TopologyTestDriver(
-            made, commit_each=False, deduplicate_updates=True, columns_min=columns_min, errors=ErrorHandlers()
-        )
-    assert ("in" in driver.task.column_paths) == of_columns
-    assert isinstance(driver.task.stores["s"], ColumnStore) == of_columns
+def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
+    driver = TopologyTestDriver(
+        made, commit_each=False, deduplicate_updates=True, columns_min=columns_min, errors=ErrorHandlers()
+    )
+    assert "in" in driver.task.column_paths
     return driver
 
 
@@ -96,21 +89,18 @@ def live(driver: TopologyTestDriver, rows: Any = None) -> list[Any]:
     )
 
 
-def replayed(driver: TopologyTestDriver, *, of_columns: bool) -> list[Any]:
-    """What a new owner with a store of that kind restores from the changelog."""
-    with pytest.MonkeyPatch.context() as patched:
-        if not of_columns:
-            patched.setattr(StateColumns, "of", lambda aggregations: None)
-        again = TopologyTestDriver(driver.topology, commit_each=False, deduplicate_updates=True, errors=ErrorHandlers())
-        again.changelog = list(driver.changelog)
-        again.restore()
-        return live(again)
+def replayed(driver: TopologyTestDriver) -> list[Any]:
+    """What a new owner restores from the changelog."""
+    again = TopologyTestDriver(driver.topology, commit_each=False, deduplicate_updates=True, errors=ErrorHandlers())
+    again.changelog = list(driver.changelog)
+    again.restore()
+    return live(again)
 
 
 keys = st.sampled_from([b"a", b"a", b"b", b"c", None])
 steps = st.one_of(st.integers(-40, 30), st.integers(0, 3), st.integers(0, 3), st.sampled_from([-10, 10, 11, 100, -70]))
 gaps, graces = st.sampled_from([1, 5, 10, 20]), st.sampled_from([0, 1, 7, 30])
-kinds = st.sampled_from(["session", "session", "tumbling", "hopping", "overlapping"])
+kinds = st.sampled_from(["session", "session", "tumbling", "hopping", "overlapping", "sliding"])
 emits = st.sampled_from(["on_close", "on_update"])
 names = st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=4, unique=True)
 odd = st.sampled_from([None, b"{", b"{}", b'{"n":"x"}', b'{"n":1.5}', b'{"n":2,"page":7}'])
@@ -134,27 +124,26 @@ def inputs(draw: st.DrawFn) -> list[Piped]:
 
 @settings(max_examples=250)
 @given(names, kinds, gaps, graces, inputs(), st.sampled_from([1, 7, 20, 1000]), emits)
-def test_columns_equal_a_store_of_objects(
+def test_batches_equal_single_records(
     own: list[str], kind: str, gap: int, grace: int, records: list[Piped], size: int, emit: Emit
 ) -> None:
     """After every commit results, late records, dead letters, live sessions and the changelog are the same."""
     made = topology(own, gap, grace, emit, kind=kind)
-    columns, objects = driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)
+    batches, singly = driver_of(made, 1), driver_of(made, RECORDS_ONLY)
     for start in range(0, len(records), size):
-        for driver in (columns, objects):
+        for driver in (batches, singly):
             driver.pipe_columns("in", records[start : start + size])
             driver.commit()
         for topic in ("out", "in-late"):
-            assert results(columns, topic) == results(objects, topic)
-        assert [r.value for r in columns.read("in-dlq")] == [r.value for r in objects.read("in-dlq")]
-        assert columns.task.metrics.skipped_total == objects.task.metrics.skipped_total
-        assert live(columns) == live(objects)
-    expected = live(objects)
-    for driver in (columns, objects):
-        for of_columns in (True, False):
-            assert replayed(driver, of_columns=of_columns) == expected
+            assert results(batches, topic) == results(singly, topic)
+        assert [r.value for r in batches.read("in-dlq")] == [r.value for r in singly.read("in-dlq")]
+        assert batches.task.metrics.skipped_total == singly.task.metrics.skipped_total
+        assert live(batches) == live(singly)
+    expected = live(singly)
+    for driver in (batches, singly):
+        assert replayed(driver) == expected
     if not set(own) & {"distinct", "numbers", "ranks"}:
-        entries = [sorted(d.changelog, key=repr) for d in (columns, objects)]
+        entries = [sorted(d.changelog, key=repr) for d in (batches, singly)]
         assert [e for e in entries[0] if e[0] is not None] == [e for e in entries[1] if e[0] is not None]
 
 
@@ -172,14 +161,14 @@ close_by = st.tuples(st.sampled_from([b"a", b"b"]), st.integers(0, 90), st.sampl
 def test_windows_that_come_together(records: list[Any], size: int, own: list[str], kind: str, grace: int) -> None:
     """However windows that a store has and those of a batch are joined, they have what single records make of them."""
     made = topology(own, 10, grace, "on_update", kind=kind)
-    columns, objects = driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)
+    batches, singly = driver_of(made, 1), driver_of(made, RECORDS_ONLY)
     piped = [Piped(k, b'{"n":%d,"page":%s}' % (i, p.encode()), at) for i, (k, at, p) in enumerate(records)]
     for start in range(0, len(piped), size):
-        for driver in (columns, objects):
+        for driver in (batches, singly):
             driver.pipe_columns("in", piped[start : start + size])
             driver.commit()
-        assert results(columns, "out") == results(objects, "out")
-        assert live(columns) == live(objects)
+        assert results(batches, "out") == results(singly, "out")
+        assert live(batches) == live(singly)
 
 
 @settings(max_examples=60)
@@ -187,24 +176,24 @@ def test_windows_that_come_together(records: list[Any], size: int, own: list[str
 def test_crashes_in_the_midst(own: list[str], records: list[Piped], data: st.DataObject) -> None:
     """What a batch put into states in place is gone with the task that did, and is not counted twice."""
     made = topology(own, 10, 7, "on_close")
-    columns, objects = driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)
+    batches, singly = driver_of(made, 1), driver_of(made, RECORDS_ONLY)
     for start in range(0, len(records), 15):
         crash = data.draw(st.booleans())
-        for driver in (columns, objects):
+        for driver in (batches, singly):
             driver.pipe_columns("in", records[start : start + 15])
             if crash:
                 driver.crash(torn_entries=2)
                 driver.restore()
             driver.commit()
-        assert results(columns, "out") == results(objects, "out")
-        assert live(columns) == live(objects)
+        assert results(batches, "out") == results(singly, "out")
+        assert live(batches) == live(singly)
 
 
 def of_pages(arrivals: list[tuple[bytes, int]], names: list[str], grace: int) -> list[Any]:
-    """Results of hopping windows after a batch of records with the pages 0, 1, 2..., as columns and as objects."""
+    """Results of hopping windows after a batch of records with the pages 0, 1, 2..., as columns and as singly."""
     made = topology(names, 10, grace, "on_update", kind="hopping")
     found = []
-    for driver in (driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)):
+    for driver in (driver_of(made, 1), driver_of(made, RECORDS_ONLY)):
         driver.pipe_columns(
             "in", [Piped(key, b'{"n":%d,"page":"%d"}' % (i, i), at) for i, (key, at) in enumerate(arrivals)]
         )
@@ -215,20 +204,10 @@ def of_pages(arrivals: list[tuple[bytes, int]], names: list[str], grace: int) ->
 
 def test_of_one_moment_what_came_first_is_first() -> None:
     """Also where time went on between two records, and the second is too late for some windows of the first."""
-    of_columns, of_objects = of_pages([(b"a", 25), (b"b", 31), (b"a", 25)], ["first", "last", "pages"], 0)
-    assert of_columns == of_objects
-    window = next(msgspec.json.decode(value) for key, value, _ in of_columns if b'"a","start":10' in key)
+    in_batches, one_by_one = of_pages([(b"a", 25), (b"b", 31), (b"a", 25)], ["first", "last", "pages"], 0)
+    assert in_batches == one_by_one
+    window = next(msgspec.json.decode(value) for key, value, _ in in_batches if b'"a","start":10' in key)
     assert (window["first"], window["last"], window["pages"]) == ("0", "2", ["0", "2"])
-
-
-def test_a_window_is_given_its_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few panes are taken at a time, a window's list is in the order of arrival."""
-    monkeypatch.setattr(window_merge, "PAIRS_AT_ONCE", 1)
-    of_columns, of_objects = of_pages(
-        [(b"a", 25), (b"b", 25), (b"a", 5), (b"a", 26), (b"b", 7)], ["pages", "count"], 90
-    )
-    assert of_columns == of_objects
-    assert any(b'"pages":["0","2","3"]' in value for _, value, _ in of_columns)
 
 
 def made_of(topic: str, data: bytes | None) -> Any:
@@ -254,12 +233,12 @@ def test_what_has_no_json_is_said_as_one_by_one(at: int, what: str) -> None:
 def test_numbers_of_other_types_are_taken_as_one_by_one() -> None:
     """A number that no column is made of, though an aggregation takes it, has its batch taken record by record."""
     made = topology(["total", "ranks"], 10, 0, "on_close", value=lambda topic, data: {"n": np.float64(data or b"0")})
-    drivers = [driver_of(made, 1), driver_of(made, RECORDS_ONLY, of_columns=False)]
+    drivers = [driver_of(made, 1), driver_of(made, RECORDS_ONLY)]
     for driver in drivers:
         pipe_and_commit(driver, [Piped(b"a", b"1.5", 1), Piped(b"a", b"2", 2), Piped(b"a", b"3", 90)])
-    of_columns, of_objects = (results(driver, "out") for driver in drivers)
-    assert of_columns == of_objects
-    assert [msgspec.json.decode(value)["total"] for _, value, _ in of_columns] == [3.5]
+    in_batches, one_by_one = (results(driver, "out") for driver in drivers)
+    assert in_batches == one_by_one
+    assert [msgspec.json.decode(value)["total"] for _, value, _ in in_batches] == [3.5]
 
 
 def pipe_and_commit(driver: TopologyTestDriver, records: list[Piped]) -> None:
@@ -275,5 +254,5 @@ def test_rows_that_are_gone_hold_nothing() -> None:
         driver.pipe_columns("in", batch)
         driver.commit()
     store: Any = driver.task.stores["s"]
-    cells = [cell for name in ("s0", "s2") for cell in store.table.arrays[name].tolist() if cell is not None]
-    assert [type(cell).__name__ for cell in cells] == ["hll_sketch", "str"]
+    left = [[type(state).__name__ for state in own.rows if state is not None] for own in store.columns.objects]
+    assert left == [["hll_sketch"], ["tuple"]]

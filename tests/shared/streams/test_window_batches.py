@@ -1,4 +1,4 @@
-"""Tumbling and hopping windows in columns against single records, and both against a brute-force model."""
+"""Windows in batches: against brute force, and against the same records one by one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, OFFSET, STREAM_TIME_MS
-from penstock.shared.streams.state.column_window_store import ColumnWindowStore
-from penstock.shared.streams.window_path import WindowPath
 from penstock.shared.streams.windowed_aggregate import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-from tests.shared.streams.columns_beside_records import (
+from tests.shared.streams.batches_beside_records import (
     LATE,
     Piped,
     Value,
@@ -33,17 +31,73 @@ from tests.shared.streams.columns_beside_records import (
     refused,
     require_equal,
     results,
+    sessions,
     sizes,
+    sliding,
     state,
     states_of,
     topology,
 )
 
+gaps = st.sampled_from([1, 5, 10, 20])
+
+
+class Sessions:
+    """Kafka Streams' rule over plain lists: (key, start, end, count, total, numbers) a session."""
+
+    def __init__(self, gap: int, grace: int) -> None:
+        self.gap, self.grace, self.time = gap, grace, -1
+        self.sessions: list[tuple[bytes, int, int, list[Value]]] = []
+        self.closed: list[tuple[bytes, int, int, list[Value]]] = []
+        self.late: list[int] = []
+
+    def take(self, offset: int, record: Piped) -> None:
+        if record.key is None:
+            return
+        at = record.timestamp
+        value = msgspec.json.decode(record.value or b"", type=Value)
+        self.time = max(self.time, at)
+        close_time = self.time - self.gap - self.grace
+        found = [s for s in self.sessions if s[0] == record.key and s[2] >= max(at - self.gap, close_time)]
+        found = [s for s in found if s[1] <= at + self.gap]
+        start, end = min([at, *(s[1] for s in found)]), max([at, *(s[2] for s in found)])
+        if end < close_time:
+            self.late.append(offset)
+        else:
+            self.sessions = [s for s in self.sessions if s not in found]
+            self.sessions.append((record.key, start, end, [v for s in found for v in s[3]] + [value]))
+        self.closed += [s for s in self.sessions if s[2] < close_time]
+        self.sessions = [s for s in self.sessions if s[2] >= close_time]
+
+    def live(self) -> list[tuple[str, int, int, list[Any]]]:
+        return sorted((k.decode(), s, e, states_of(values)) for k, s, e, values in self.sessions)
+
+
+@settings(max_examples=300)
+@given(gaps, graces, inputs(), sizes, emits, below)
+def test_sessions_equal_brute_force(
+    gap: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str
+) -> None:
+    """After every commit results, late records, live sessions and the changelog are those of single records."""
+    model = Sessions(gap, grace)
+    by_columns, by_records = pair_of(topology(sessions(gap, grace), emit, below=below))
+    offset = 0
+    for batch in batches(records, parts):
+        pipe_all((by_columns, by_records), batch)
+        for record in batch:
+            model.take(offset, record)
+            offset += 1
+        require_equal(by_columns, by_records)
+        assert state(by_columns)[0] == model.live()
+    assert by_columns.task.metrics.late_total == len(model.late)
+    assert by_columns.task.metrics.closed_total == len(model.closed)
+
+
 BATCH_SIZES = (1, 7, 1_000)
 spans = st.sampled_from([(1, 1), (10, 10), (10, 5), (10, 4), (25, 7), (12, 1)])
 
 
-class Model:
+class TimeWindows:
     """Kafka Streams' rule over plain lists: each window's values, by key and start."""
 
     def __init__(self, size: int, advance: int, grace: int) -> None:
@@ -78,11 +132,11 @@ class Model:
 
 @settings(max_examples=300)
 @given(spans, graces, inputs(), sizes, emits, below)
-def test_columns_equal_records_and_brute_force(
+def test_time_windows_equal_brute_force(
     span: tuple[int, int], grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str
 ) -> None:
     """After every commit results, late records, live windows and the changelog are those of single records."""
-    model = Model(*span, grace)
+    model = TimeWindows(*span, grace)
     by_columns, by_records = pair_of(topology(hopping(*span, grace), emit, below=below))
     offset = 0
     for batch in batches(records, parts):
@@ -123,7 +177,7 @@ def test_drawn_cases_in_batches_of_any_size(seed: int) -> None:
     sums_differ = 1e-9
     for size in BATCH_SIZES:
         by_columns, by_records = pair_of(topology(hopping(*span), emit))
-        assert isinstance(path_of(by_columns), WindowPath)
+        assert path_of(by_columns) is not None
         step = size if size > 1 else len(records) // 20
         for start in range(0, len(records), step):
             for driver in (by_columns, by_records):
@@ -192,8 +246,13 @@ def test_idle_time_closes_windows_of_columns() -> None:
         require_equal(by_columns, by_records)
 
 
-def test_fewer_records_are_enough_where_each_is_in_many_windows() -> None:
-    """A batch pays off where records times windows do."""
-    found = [path_of(driver_of(topology(hopping(size, 1, 0), "on_close"), 32)) for size in (1, 4, 100)]
-    assert [path.records_min for path in found if path is not None] == [32, 8, 1]
-    assert all(isinstance(path._store, ColumnWindowStore) for path in found if path is not None)
+@settings(max_examples=300)
+@given(st.sampled_from([0, 1, 7, 20]), graces, inputs(), sizes, emits, below)
+def test_sliding_windows_are_those_of_single_records(
+    difference: int, grace: int, records: list[Piped], parts: list[int], emit: Emit, below: str
+) -> None:
+    """After every commit results, late records, live windows and the changelog are those of single records."""
+    by_columns, by_records = pair_of(topology(sliding(difference, grace), emit, below=below))
+    for batch in batches(records, parts):
+        pipe_all((by_columns, by_records), batch)
+        require_equal(by_columns, by_records)

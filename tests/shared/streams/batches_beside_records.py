@@ -1,9 +1,8 @@
-"""One topology twice: over columns, and record by record over stores of objects; and records to pipe into both."""
+"""One topology twice: in batches and record by record; and records to pipe into both."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,11 +15,7 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from penstock.shared.streams.processor import Processor, Record
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.state.local_state import LocalState
-from penstock.shared.streams.state.session_store import InMemorySessionStore
-from penstock.shared.streams.state.store import StateStore
-from penstock.shared.streams.state.window_store import InMemoryWindowStore
-from penstock.shared.streams.topology import StoreBuilder, Topology
+from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windowed_aggregate import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -87,6 +82,10 @@ def hopping(size: int, advance: int, grace: int) -> Windowed:
     return lambda grouped: grouped.hopping_window(size, advance, grace)
 
 
+def sliding(difference: int, grace: int) -> Windowed:
+    return lambda grouped: grouped.sliding_window(difference, grace)
+
+
 def topology(windowed: Windowed, emit: Emit, value: Any = Value, below: str = "sink") -> Topology:
     """Windows with every aggregation that has columns, and what is between them and their topic."""
     builder = StreamsBuilder()
@@ -97,22 +96,6 @@ def topology(windowed: Windowed, emit: Emit, value: Any = Value, below: str = "s
     return builder.build()
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectStoreBuilder(StoreBuilder):
-    """Builds the store of objects where there is one of columns, too."""
-
-    def build(self, number: int = 0, local: LocalState | None = None) -> StateStore:
-        if self.schema.kind == "session":
-            return InMemorySessionStore(self.schema.name)
-        return InMemoryWindowStore(self.schema.name)
-
-
-def with_objects(made: Topology) -> Topology:
-    """The same topology over stores of objects."""
-    stores: dict[str, StoreBuilder] = {n: ObjectStoreBuilder(b.schema, b.aggregations) for n, b in made.stores.items()}
-    return Topology(made.nodes, made.children, stores, made.global_tables, made.application)
-
-
 def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
     return TopologyTestDriver(
         made, commit_each=False, deduplicate_updates=True, columns_min=columns_min, errors=ErrorHandlers()
@@ -120,8 +103,8 @@ def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
 
 
 def pair_of(made: Topology, columns_min: int = 1) -> tuple[TopologyTestDriver, TopologyTestDriver]:
-    """The topology over columns, and record by record over stores of objects."""
-    return driver_of(made, columns_min), driver_of(with_objects(made), RECORDS_ONLY)
+    """The topology in batches, and record by record."""
+    return driver_of(made, columns_min), driver_of(made, RECORDS_ONLY)
 
 
 def path_of(driver: TopologyTestDriver) -> ColumnPath | None:

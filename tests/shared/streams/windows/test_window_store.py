@@ -1,0 +1,236 @@
+"""The store of windows: what a commit writes, what a refused record leaves behind, what comes and goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.errors import DataError
+from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Sum
+from penstock.shared.streams.collecting import CollectList
+from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.windows import kernels as k
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.streams.windows.window_table import Kind, Rule, WindowTable
+
+RULES: dict[Kind, Rule] = {
+    "session": Rule("session", 10, 5),
+    "tumbling": Rule("tumbling", 10, 5, 10),
+    "hopping": Rule("hopping", 10, 5, 4),
+    "sliding": Rule("sliding", 10, 5),
+}
+kinds = st.sampled_from(sorted(RULES))
+FUNCTIONS: list[Aggregation[Any]] = [Latest(), Count(), Sum("n").bind(dict), Max("n").bind(dict)]
+
+
+def store_of(kind: Kind, *more: Aggregation[Any]) -> WindowStore:
+    return WindowStore("s", RULES[kind], StateColumns([*FUNCTIONS, *more]), text_keys=True)
+
+
+def take(store: WindowStore, records: Sequence[tuple[str, int]], **how: Any) -> Any:
+    """Take (key, timestamp) records; a record's number is its time."""
+    times = np.array([at for _, at in records], np.int64)
+    values, got = store.columns.take([{"n": at} for _, at in records], times)
+    codes = store.index.codes_of([key.encode() for key, _ in records])
+    return (
+        store.take_one(times, codes, values, got, None, **how)
+        if how.pop("one", 0)
+        else store.take(times, codes, values, got, **how)
+    )
+
+
+def live(store: WindowStore) -> list[Any]:
+    return sorted(tuple(row) for row in store.rows())
+
+
+def written(store: WindowStore) -> tuple[list[Any], list[Any], list[Any]]:
+    """Finals, deletions and live windows of a commit, by key and start; then the commit."""
+    finals, gone, changed = store.finals(), store.deleted(), store.live()
+    found = [
+        sorted(zip(keys, starts, strict=True))
+        for keys, starts in ((finals.keys, finals.starts.tolist()), gone, (changed.keys, changed.starts.tolist()))
+    ]
+    store.committed()
+    return found[0], found[1], found[2]
+
+
+records = st.lists(
+    st.lists(st.tuples(st.sampled_from("aab"), st.integers(0, 60)), min_size=1, max_size=12), min_size=1, max_size=6
+)
+
+
+@given(kinds, records)
+def test_the_changelog_holds_what_the_store_holds(kind: Kind, batches: list[list[tuple[str, int]]]) -> None:
+    """Finals and deletions, then live windows of every commit, applied in order, are the store's live windows."""
+    store, log = store_of(kind), set[Any]()
+    for number, batch in enumerate(batches):
+        take(store, [(key, at + number * 10) for key, at in batch])
+        finals, gone, changed = written(store)
+        log = (log - {*finals, *gone}) | {*changed}
+        assert log == {(row.key.encode(), row.start) for row in store.rows()}
+    assert len(store) == len(log)
+
+
+@given(kinds, records, st.integers(0, 5))
+def test_a_store_that_was_put_back_goes_on_as_the_first(
+    kind: Kind, batches: list[list[tuple[str, int]]], at: int
+) -> None:
+    """Windows and times, loaded into another store, are all that there is to know."""
+    first = store_of(kind, CollectList("n").bind(dict))
+    for number, batch in enumerate(batches):
+        batch = [(key, time + number * 10) for key, time in batch]
+        if number == at:
+            second = store_of(kind, CollectList("n").bind(dict))
+            for row in list(first.rows())[::-1]:
+                second.load(row.key, row.start, row.end, row.states)
+            second.begin(first.stream_time_ms, first.close_time_ms)
+            first.committed()
+            taken = take(first, batch), take(second, batch)
+            assert [sorted(one.closed.tuples()) for one in taken[:1]] == [
+                sorted(one.closed.tuples()) for one in taken[1:]
+            ]
+            assert [one.late for one in taken[:1]] == [one.late for one in taken[1:]]
+            first = second
+        else:
+            take(first, batch)
+        assert len(live(first)) == len(first)
+
+
+class Refusing:
+    """An aggregator that raises for some values, after it has changed what it was given."""
+
+    def __call__(self, state: list[int], value: Any) -> list[int]:
+        state.append(value["n"])
+        if value["n"] % 7 == 3:
+            raise ValueError("no sevenths")
+        return state
+
+
+@given(kinds, records)
+def test_a_refused_record_leaves_nothing_behind(kind: Kind, batches: list[list[tuple[str, int]]]) -> None:
+    """Windows, sketches, times, and what the commit writes are as if the record had never come."""
+    own = Aggregate(list, Refusing(), lambda a, b: a + b)
+    stores = [store_of(kind, own, CountDistinct("n").bind(dict)) for _ in range(2)]
+    for number, batch in enumerate(batches):
+        for key, at in batch:
+            at += number * 10
+            record = [(key, at)]
+            if at % 7 == 3:
+                before = written_of(stores[0])
+                try:
+                    late = take(stores[0], record, one=1).late
+                except ValueError:
+                    assert written_of(stores[0]) == before
+                else:
+                    assert late, "no window took it, so that nothing could refuse it"
+                    take(stores[1], record, one=1)
+            else:
+                closed = [take(store, record, one=1).closed.keys for store in stores]
+                assert closed[0] == closed[1]
+        assert written_of(stores[0]) == written_of(stores[1])
+        assert written(stores[0]) == written(stores[1])
+
+
+def written_of(store: WindowStore) -> Any:
+    """All that can be seen of a store; of a sketch what it says."""
+    rows = [
+        (*row[:3], [a.result(x) for a, x in zip(store.columns.aggregations, row[3], strict=True)])
+        for row in live(store)
+    ]
+    finals, gone, changed = store.finals(), store.deleted(), store.live()
+    keys = [sorted(zip(part.keys, part.starts.tolist(), strict=True)) for part in (finals, changed)]
+    return rows, keys, gone, store.stream_time_ms, store.close_time_ms, len(store)
+
+
+def test_a_record_that_no_aggregation_takes_was_late_in_the_same_way() -> None:
+    """A late record is told with its moment, and its windows are none; it moves the times of nobody."""
+    store = store_of("session")
+    taken = take(store, [("a", 50), ("b", 20), ("c", 70)])
+    assert [(one.place, one.close_time_ms, one.stream_time_ms) for one in taken.late] == [(1, 35, 50)]
+    assert (store.stream_time_ms, store.close_time_ms) == (70, 55)
+
+
+def test_a_sum_that_leaves_64_bits_is_refused_with_all_its_windows() -> None:
+    """The kernel stops before the record, whichever of its windows it is that has no room."""
+    store = WindowStore("s", Rule("hopping", 10, 100, 5), StateColumns([Sum("n").bind(_Value)]), text_keys=False)
+    big = 2**62
+    for at, n, done in ((12, big, 1), (7, big - 1, 1), (3, 5, 1), (8, 5, 0)):
+        values, got = store.columns.take([_Value(n)], np.array([at]))
+        taken = store.take(np.array([at]), store.index.codes_of([b"k"]), values, got)
+        assert (taken.count, taken.refused_by) == (done, None if done else 0)
+    assert [(row.start, row.states[0][0]) for row in store.rows_of(b"k")] == [(0, big + 4), (5, 2**63 - 1), (10, big)]
+
+
+class _Value:
+    n: int
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+
+def test_came_and_went_leaves_nothing() -> None:
+    """A session that was merged away within a commit is no deletion; one that the last commit had is."""
+    store = store_of("session")
+    take(store, [("a", 0), ("a", 14), ("a", 7)])
+    assert written(store) == ([], [], [(b"a", 0)])
+    take(store, [("a", 28)])
+    assert written(store) == ([], [], [(b"a", 28)])
+    take(store, [("a", 21)])
+    assert written(store) == ([], [(b"a", 28)], [(b"a", 0)])
+
+
+def test_a_start_that_moved_is_deleted_under_the_one_that_was_committed() -> None:
+    """Also where the session is closed by the same commit."""
+    store = store_of("session")
+    take(store, [("a", 20)])
+    written(store)
+    take(store, [("a", 12), ("a", 9)])
+    assert written(store) == ([], [(b"a", 20)], [(b"a", 9)])
+    take(store, [("a", 5), ("b", 99)])
+    assert written(store) == ([(b"a", 5)], [(b"a", 9)], [(b"b", 99)])
+
+
+def test_rows_outputs_and_keys_grow_as_needed() -> None:
+    """Thousands of windows opened, updated and closed by one batch."""
+    store = store_of("session", CountDistinct("n").bind(dict))
+    taken = take(store, [(f"k{i}", i % 9) for i in range(5_000)] + [("z", 1_000), ("z", 2_000)], updates=True)
+    assert (len(taken.closed), len(taken.updates), len(store)) == (5_001, 5_002, 1)
+    assert taken.closed_by.tolist() == [5_000] * 5_000 + [5_001]
+    order = list(zip(taken.closed.ends.tolist(), taken.closed.starts.tolist(), taken.closed.keys, strict=True))
+    assert order == sorted(order)
+    store.committed()
+    take(store, [("y", 2_001)])
+    store.committed()
+    assert len(store.index) == 2
+
+
+@pytest.mark.parametrize("error", [DataError("x"), KeyError("y")])
+def test_what_a_check_raises_takes_the_record_back(error: Exception) -> None:
+    """A state that grew too large is found once it is made."""
+    store = store_of("tumbling", CollectList("n").bind(dict))
+
+    def check(states: list[Any]) -> None:
+        assert states[-1] == ((5,), 1)
+        raise error
+
+    values, got = store.columns.take([{"n": 5}], np.array([5]))
+    with pytest.raises(type(error)):
+        store.take_one(np.array([5]), store.index.codes_of([b"k"]), values, got, check)
+    assert (live(store), store.stream_time_ms, store.close_time_ms) == ([], -1, None)
+
+
+def test_the_wheel_finds_what_is_far_ahead() -> None:
+    """Windows that end further ahead than the wheel is wide, and times that leap over it."""
+    table = WindowTable(Rule("tumbling", 10, 0, 10), [(k.COUNT, 0, -1)], 1)
+    store = WindowStore("s", table.rule, StateColumns([Count()]), text_keys=True)
+    times = [5, 100_000, 50, 10**12, 10**12 + 7, 3 * 10**12]
+    values, got = store.columns.take(None, np.array(times))
+    taken = store.take(np.array(times), store.index.codes_of([b"k"] * len(times)), values, got)
+    assert taken.closed.starts.tolist() == [0, 100_000, 10**12]
+    assert [late.place for late in taken.late] == [2]
