@@ -48,15 +48,15 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count, Mean
-from penstock.shared.streams.columnar import StateColumns
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.state.column_merge import merge_runs
-from penstock.shared.streams.state.column_session_store import ColumnSessionStore
 from penstock.shared.streams.stream_task import Guarantee
 from penstock.shared.streams.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.kinds import SessionWindows
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_store import WindowStore
 
 COMMIT_INTERVAL_MS = 200
 PROFILE_LINES = 30
@@ -222,12 +222,11 @@ def bytes_per_session(count: int) -> float:
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     columns = StateColumns([Count(), Mean("ms").bind(Click)])
-    store = ColumnSessionStore("sessions", columns, gap_ms=GAP_MS, text_keys=True)
+    store = WindowStore("sessions", SessionWindows(GAP_MS, GRACE_MS).rule, columns, text_keys=True)
     for first in range(0, count, BULK):
         numbers = np.arange(first, min(first + BULK, count))
-        codes = np.array([store.code_of(b"user-%09d" % n) for n in numbers.tolist()])
-        times = 1_700_000_000_000 + numbers
-        merge_runs(store, codes, times, times, columns.take([Click(1)] * len(codes), times), GAP_MS)
+        codes = store.index.codes_of([b"user-%09d" % n for n in numbers.tolist()])
+        store.take(1_700_000_000_000 + numbers, codes, *columns.take([Click(1)] * len(codes), numbers))
         store.committed()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

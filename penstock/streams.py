@@ -12,16 +12,14 @@ with _needs("penstock.streams", "streams"):
     from penstock.shared.streams.processor import Processor, ProcessorContext, Record
     from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule
     from penstock.shared.streams.quantiles import Quantiles
-    from penstock.shared.streams.windows.kinds import SessionWindows
     from penstock.shared.streams.settings import StreamsSettings
-    from penstock.shared.streams.windows.kinds import SlidingWindows
     from penstock.shared.streams.state.key_value_store import KeyValueStore
     from penstock.shared.streams.state.state_directory import StateDirectory
     from penstock.shared.streams.stream_join import JoinWindows
     from penstock.shared.streams.stream_worker import StreamWorker
-    from penstock.shared.streams.windows.kinds import TimeWindows
     from penstock.shared.streams.topology import StoreBuilder, Topology
     from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
+    from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
 
 __all__ = [
     "Aggregate",

@@ -50,9 +50,9 @@ class TakenValues:
         """Codes, values and objects of the records in these places, which rise."""
         if len(at) == len(self.values.has[0] if len(self.values.has) else self.codes):
             return self.codes, self.values, self.got
-        cells, has = (np.ascontiguousarray(part[:, at]) for part in self.values)
-        places = at.tolist()
-        return self.codes[at], Values(cells, has), [[own[place] for place in places] for own in self.got]
+        values, places = self.values, at.tolist()
+        some = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
+        return self.codes[at], some, [[own[place] for place in places] for own in self.got]
 
 
 class BatchValues:

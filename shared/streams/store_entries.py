@@ -72,7 +72,8 @@ def encode_stores(
         if isinstance(store, WindowStore | PersistentWindowStore):
             own, finals = encode_columns(store.windows, number, epoch, commit)
         else:
-            changes, builder = store.changes(), builders[name]
+            tracks: Any = store
+            changes, builder = tracks.changes(), builders[name]
             encoder = StoreEntries(name, number, StateCodec(builder.schema.state_columns()), builder.aggregations)
             own, finals = encoder.encode(changes, epoch, commit), len(changes.finals)
         entries += own

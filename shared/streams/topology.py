@@ -105,7 +105,8 @@ class StoreBuilder:
     def windows(self) -> WindowStore:
         """The store of a window, in memory."""
         schema = self.schema
-        assert schema.kind not in {"table", "join"}
+        assert schema.kind != "table"
+        assert schema.kind != "join"
         rule = Rule(schema.kind, schema.gap_ms or schema.size_ms, schema.grace_ms, schema.advance_ms)
         return WindowStore(schema.name, rule, StateColumns(self.aggregations), text_keys=schema.key == "string")
 

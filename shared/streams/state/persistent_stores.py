@@ -200,7 +200,7 @@ class PersistentStore(ABC, Generic[CacheT]):
 
 
 class PersistentWindowStore(PersistentStore[WindowStore]):
-    """Live windows on disk: before the kernel runs, the windows of its keys come to memory, and all that time closes."""
+    """Live windows on disk: before the kernel runs, those of its keys and all that time closes come to memory."""
 
     def __init__(self, cache: WindowStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)

@@ -44,7 +44,7 @@ class FinalRow(LiveRow, Protocol):
 
 
 class Changes(Protocol):
-    """What a commit writes, in the order in which it must be written."""
+    """What a commit writes of a table or a join, in the order in which it must be written."""
 
     @property
     def finals(self) -> Sequence[FinalRow]:
@@ -79,10 +79,6 @@ class StateStore(Protocol):
 
     def rows_of(self, key: Any) -> Iterable[LiveRow]:
         """The key's live rows in order of start."""
-        ...
-
-    def changes(self) -> Changes:
-        """All changes since the last `committed()`."""
         ...
 
     def committed(self) -> None:

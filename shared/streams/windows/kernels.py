@@ -1,23 +1,22 @@
 """The rules of windows, compiled: Kafka Streams' rule for each kind, record by record in order of arrival.
 
-A window is a row: `cells` (int64; `floats` is the same memory as float64) has its bounds and its aggregations' numbers,
-`links` its key's number, the next row of its key, the next row of its bucket, and flags. The rows of a key are a list in
-falling order of start, which `heads` begins.
+A window is a row: `cells` (int64; `floats` is the same memory as float64) has its bounds and the numbers of its
+aggregations, `links` its key's number, the next row of its key, the next row of its bucket, and flags. The rows of a
+key are a list in falling order of start, which `heads` begins.
 
 A kernel takes records `[first, count)` of a batch: times, key numbers, and a row of values for each aggregation that
 looks at one. It carries out the whole rule for a record, closing included, before it looks at the next one. It stops
-early and says why: DONE, ROWS (no row is free), FULL (an output has no room), REFUSED (a sum leaves 64 bits). The record
-at `meta[TAKEN]` was not begun then, so the caller makes room, or leaves it out, and calls again.
+early and says why: DONE, ROWS (no row is free), FULL (an output has no room), REFUSED_RECORD (a sum leaves 64 bits).
+The record at `meta[TAKEN]` was not begun then, so the caller makes room, or leaves it out, and calls again.
 
-Windows that end below the close time are closed. It never goes back, whatever becomes of the grace. What is due is found
-by a timer wheel: rows lie in buckets by the time at which they are due, those of the bucket that time is in on a heap.
-A row is filed by the end that it had, and filed again where it is found to have grown.
+Windows that end below the close time are closed. It never goes back, whatever becomes of the grace. What is due is
+found by a timer wheel: rows lie in buckets by the time at which they are due, those of the bucket that time is in on a
+heap. A row is filed by the end that it had, and filed again where it is found to have grown.
 
 All kernels are in one file, since numba knows a cached function by its file.
 """
 
-# ruff: noqa: ANN001, ANN201, PLR0913, PLR0917, C901, PLR0912, PLR0915
-# mypy: disallow-untyped-defs=False
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ DIRTY, PERSISTED, KEPT, LISTED = 1, 2, 4, 8
 """Flags: changed since the commit; in the last commit; closed and kept; in the list of changed rows."""
 
 GONE, RETRACTED = 1, 2
-"""What has become of a window that the last commit had: it is no longer under its start; it is no longer that window."""
+"""What has become of a window that the last commit had: it is not under its start any more; it has other bounds."""
 
 # --- cells ---
 START, END, SHOWN_START, SHOWN_END = range(4)
@@ -679,9 +678,9 @@ def take_sliding_windows(
 ):  # fmt: skip
     """Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
 
-    A window ends at each record, another starts just after it where that holds something. Both bounds are in the window.
-    The first aggregation is the time of the window's latest record. A closed window is kept as long as a record that is
-    still taken can reach it: new windows begin with what it holds.
+    A window ends at each record, another starts just after it where that holds something. Both bounds are in the
+    window. The first aggregation is the time of the window's latest record. A closed window is kept as long as a record
+    that is still taken can reach it: new windows begin with what it holds.
     """
     kept_ms = 2 * difference_ms
     if meta[PENDING] and not close_due(

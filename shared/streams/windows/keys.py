@@ -14,6 +14,9 @@ a row of numbers, and no Python object stands for a key.
 (-1, 1)
 """
 
+# ruff: noqa: SIM110
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -38,7 +41,7 @@ _USED, _FREE, _BYTES, _GARBAGE, _TAKEN = range(5)
 
 
 @compiled
-def hash_of(data, at, length):  # type: ignore[no-untyped-def]
+def hash_of(data, at, length):
     """A 64-bit hash of bytes, eight at a time; each step mixes the high bits into the low ones."""
     h = np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(length)
     i = 0
@@ -60,7 +63,7 @@ def hash_of(data, at, length):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _same(a, a_at, b, b_at, length):  # type: ignore[no-untyped-def]
+def _same(a, a_at, b, b_at, length):
     for j in range(length):
         if a[a_at + j] != b[b_at + j]:
             return False
@@ -68,7 +71,7 @@ def _same(a, a_at, b, b_at, length):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, places, sizes, free, counts):  # type: ignore[no-untyped-def]
+def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, places, sizes, free, counts):
     """Number keys from `first` on; returns how far it came, less than all where room ran out.
 
     A length below 0 is no key: its number is NONE.
@@ -112,7 +115,7 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, place
 
 
 @compiled
-def _find(data, length, slots, hashes, arena, places, sizes):  # type: ignore[no-untyped-def]
+def _find(data, length, slots, hashes, arena, places, sizes):
     mask = np.uint64(len(slots) - 1)
     h = hash_of(data, 0, length)
     slot = np.int64(h & mask)
@@ -126,7 +129,7 @@ def _find(data, length, slots, hashes, arena, places, sizes):  # type: ignore[no
 
 
 @compiled
-def _drop(candidates, is_used, slots, hashes, sizes, free, counts):  # type: ignore[no-untyped-def]
+def _drop(candidates, is_used, slots, hashes, sizes, free, counts):
     """Give the numbers of unused keys back, moving what follows in their slots up."""
     mask = np.int64(len(slots) - 1)
     for code in candidates:
@@ -154,7 +157,7 @@ def _drop(candidates, is_used, slots, hashes, sizes, free, counts):  # type: ign
 
 
 @compiled
-def _rehash(slots, hashes, sizes, used):  # type: ignore[no-untyped-def]
+def _rehash(slots, hashes, sizes, used):
     mask = np.int64(len(slots) - 1)
     for code in range(used):
         if sizes[code] == NONE:
@@ -166,7 +169,7 @@ def _rehash(slots, hashes, sizes, used):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _compact(arena, packed, places, sizes, used):  # type: ignore[no-untyped-def]
+def _compact(arena, packed, places, sizes, used):
     at = 0
     for code in range(used):
         size = sizes[code]
@@ -178,7 +181,7 @@ def _compact(arena, packed, places, sizes, used):  # type: ignore[no-untyped-def
 
 
 @compiled
-def _gather_sizes(codes, sizes):  # type: ignore[no-untyped-def]
+def _gather_sizes(codes, sizes):
     total = 0
     for code in codes:
         total += sizes[code]
@@ -186,7 +189,7 @@ def _gather_sizes(codes, sizes):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _gather(codes, arena, places, sizes, out, ends):  # type: ignore[no-untyped-def]
+def _gather(codes, arena, places, sizes, out, ends):
     at = 0
     for i in range(len(codes)):
         code = codes[i]

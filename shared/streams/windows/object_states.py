@@ -189,7 +189,7 @@ def _take_quantiles(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     got = list(map(aggregation._get, values))
     if not set(map(type, got)) <= _NUMBERS:
         got = list(map(aggregation._number, values))
-    return np.array([np.nan if g is None else g for g in got], np.float64).tolist()  # a sketch passes NaN over
+    return list(np.array([np.nan if g is None else g for g in got], np.float64).tolist())  # a sketch passes NaN over
 
 
 def _feed_quantiles(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:

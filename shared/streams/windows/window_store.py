@@ -15,7 +15,7 @@ the value after its windows are known: then everything is put back. What was clo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ INT32: Int32Array = np.empty(0, np.int32)
 
 
 class LiveWindow(NamedTuple):
-    """One live window: bounds in ms as its kind has them; one that was `closed` is kept for what others take from it."""
+    """One live window, its bounds in ms as its kind has them; one that was `closed` is kept for others to begin with."""
 
     key: Any
     start: int
@@ -50,7 +50,8 @@ class Late(NamedTuple):
     stream_time_ms: int
 
 
-class Taken(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Taken:
     """What came of a batch: `count` records of it are done, and `refused_by` is the aggregation that refuses the next.
 
     `closed_by` says which records closed the windows, `updates_by` which brought the updates about; `is_retracted`

@@ -1,7 +1,7 @@
 """Live windows as rows of arrays, and the kernels that change them.
 
-The table owns the arrays, makes them larger where a kernel says so, and hands out what came of a batch. It knows nothing
-of a task: who takes what was refused, late or closed is the operator's business.
+The table owns the arrays, makes them larger where a kernel says so, and hands out what came of a batch. It knows
+nothing of a task: who takes what was refused, late or closed is the operator's business.
 """
 
 from __future__ import annotations
@@ -184,8 +184,9 @@ class WindowTable:
             result: int = k.take_rows(*batch, self.program, self.base, *rows, self.changed, *outputs)
             return result
         wheel = (self._ring, self._heap, self._dues, self._pending, self._spare)
-        rest = (closes, self.program, self.base, rule.bucket_ms, *rows, *wheel, keys.arena, keys.places, keys.sizes)
-        rest = (*rest, self.late, self.closed, self.deleted, self.changed, *outputs)
+        index = (keys.arena, keys.places, keys.sizes)
+        told = (self.late, self.closed, self.deleted, self.changed, *outputs)
+        rest = (closes, self.program, self.base, rule.bucket_ms, *rows, *wheel, *index, *told)
         if rule.kind == "session":
             result = k.take_sessions(*batch, rule.span_ms, rule.grace_ms, *rest)
         elif rule.kind == "sliding":
@@ -214,13 +215,13 @@ class WindowTable:
 
     def live_rows(self) -> Int64Array:
         """All rows that are live."""
-        return np.flatnonzero(self.links[:, k.KEY] != k.NONE)
+        return np.asarray(np.flatnonzero(self.links[:, k.KEY] != k.NONE))
 
     def changed_rows(self) -> Int64Array:
         """The live rows that have changed since the last commit."""
         rows = self.changed[: self.meta[k.CHANGED]].astype(np.int64)
         links = self.links[rows]
-        return rows[(links[:, k.KEY] != k.NONE) & (links[:, k.FLAGS] & k.DIRTY != 0)]
+        return np.asarray(rows[(links[:, k.KEY] != k.NONE) & (links[:, k.FLAGS] & k.DIRTY != 0)])
 
     def moved_rows(self) -> Int64Array:
         """Those of the changed rows whose bounds are not those that the last commit had."""
@@ -230,7 +231,7 @@ class WindowTable:
         rows = rows[self.links[rows, k.FLAGS] & k.PERSISTED != 0]
         cells = self.cells[rows]
         is_moved = cells[:, k.START] != cells[:, k.SHOWN_START]
-        return rows[is_moved | (cells[:, k.END] != cells[:, k.SHOWN_END])]
+        return np.asarray(rows[is_moved | (cells[:, k.END] != cells[:, k.SHOWN_END])])
 
     def committed(self) -> None:
         """The changes are in the changelog now: what is shown is what there is; keys without a window go."""
@@ -281,9 +282,10 @@ class WindowTable:
         if self.meta[k.FREE] < count:
             self._add_rows(max(int(len(self.links) * GROWTH), len(self.links) + count))
         rows = np.empty(count, np.int64)
+        rule = self.rule
         k.load_rows(
-            codes, starts, ends, cells, self.rule.keeps, self.rule.kept_ms, self.rule.kind == "table", self.base, self.rule.bucket_ms,
-            rows, self.links, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self.meta,
+            codes, starts, ends, cells, rule.keeps, rule.kept_ms, rule.kind == "table", self.base, rule.bucket_ms, rows,
+            self.links, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self.meta,
         )  # fmt: skip
         return rows
 

@@ -233,7 +233,7 @@ def waiting(kind: str, patience_ms: int) -> Topology:
     stream = builder.stream("in")
     grouped = stream.group_by_key()
     results = {
-        "session": lambda: grouped.session_window(patience_ms).aggregate("s", n=Count()).on_close(),
+        "session": lambda: grouped.session_window(1_000, patience_ms - 1_000).aggregate("s", n=Count()).on_close(),
         "tumbling": lambda: grouped.tumbling_window(1_000, patience_ms).aggregate("s", n=Count()).on_close(),
         "hopping": lambda: grouped.hopping_window(1_000, 500, patience_ms).aggregate("s", n=Count()).on_close(),
         "join": lambda: stream.left_join(

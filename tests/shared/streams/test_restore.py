@@ -25,10 +25,10 @@ from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
 from penstock.shared.streams.restore import restore_change, restore_windows
-from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 

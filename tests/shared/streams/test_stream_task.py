@@ -804,7 +804,6 @@ turns = st.lists(
 def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
     """Outputs in order by topic, live windows, position and times; a dead letter's stage and place, not its moment."""
     task = driver.task
-    (operator,) = task.operators()
     aggregations = task.topology.stores["s"].aggregations
     rows = task.stores["s"].rows()
     live = {(s.key, s.start, s.end): [a.result(x) for a, x in zip(aggregations, s.states, strict=True)] for s in rows}

@@ -14,10 +14,10 @@ from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.task_commits import TaskCommits
 from penstock.shared.streams.task_maker import CLEAN_INTERVAL_MS, TaskMaker
+from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.testing.manual_clock import ManualClock
 
 
