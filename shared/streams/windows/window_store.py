@@ -33,7 +33,7 @@ INT32: Int32Array = np.empty(0, np.int32)
 
 
 class LiveWindow(NamedTuple):
-    """One live window, its bounds in ms as its kind has them; one that was `closed` is kept for others to begin with."""
+    """One live window, its bounds in ms as its kind has them; one that was `closed` is kept for others."""
 
     key: Any
     start: int
