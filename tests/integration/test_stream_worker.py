@@ -354,11 +354,11 @@ async def test_a_killed_worker_is_continued_exactly(kafka: EmbeddedKafka, topic_
             (owned,) = worker.tasks().values()
             assert owned.task is not None
             assert owned.task.epoch == 2
-            live = {(s.key, s.start, s.end, *s.states) for s in owned.task.stores["s"].sessions()}
+            live = {(s.key, s.start, s.end, *s.states) for s in owned.task.stores["s"].rows()}
         driver = TopologyTestDriver(topology(topic_name), errors=ErrorHandlers())
         for _, key, timestamp, number in chain.sent:
             driver.pipe(topic_name, key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
-        assert live == {(s.key, s.start, s.end, *s.states) for s in driver.task.stores["s"].sessions()}
+        assert live == {(s.key, s.start, s.end, *s.states) for s in driver.task.stores["s"].rows()}
         closed, late = offline(topic_name, chain.sent)
         got = await chain.values("out"), await chain.values("late")
         if guarantee == "exactly_once":
@@ -679,7 +679,7 @@ async def test_an_old_owner_is_ignored_under_at_least_once(kafka: EmbeddedKafka,
         assert (reader.epoch, reader.entries_ignored) == (2, 4)
         async with owner(chain, "at_least_once") as (_, third):
             assert (third.epoch, third.sources) == (3, {topic_name: 3})
-            (session,) = third.stores["s"].sessions()
+            (session,) = third.stores["s"].rows()
             assert (session.end, session.states[0]) == (20, 3)
 
 

@@ -297,7 +297,7 @@ async def test_without_transactions_progress_is_written_after_its_entries(
         assert PROGRESS not in written
         assert len(written) == 1 + len(entries), "the takeover and the entries that could be written"
         async with owner(chain, "at_least_once") as (_, restored):
-            assert (restored.sources, list(restored.stores["s"].sessions())) == ({}, [])
+            assert (restored.sources, list(restored.stores["s"].rows())) == ({}, [])
 
 
 async def test_a_changelog_that_would_lose_state_ends_startup(kafka: EmbeddedKafka, topic_name: str) -> None:

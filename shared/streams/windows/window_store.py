@@ -29,7 +29,8 @@ from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_columns import EMPTY, Windows, joined
 from penstock.shared.streams.windows.window_table import NEVER, Rule, Values, WindowTable
 
-INT32: Int32Array = np.empty(0, np.int32)
+ROWS_AT_ONCE = 1_000
+"""Of windows that are made into objects one after the other."""
 
 
 class LiveWindow(NamedTuple):
@@ -253,11 +254,14 @@ class WindowStore:
     def keys(self) -> Iterator[str | bytes]:
         """The keys that have a window at the first look."""
         codes = np.unique(self.table.links[self.table.live_rows(), k.KEY])
-        return map(self.key_of, self.index.keys(codes))
+        for at in range(0, len(codes), ROWS_AT_ONCE):
+            yield from self.keys_of(self.index.keys(codes[at : at + ROWS_AT_ONCE]))
 
     def rows(self) -> Iterator[LiveWindow]:
-        """All live windows."""
-        return iter(self._windows(self.table.live_rows()))
+        """All live windows; the store must not change meanwhile."""
+        rows = self.table.live_rows()
+        for at in range(0, len(rows), ROWS_AT_ONCE):
+            yield from self._windows(rows[at : at + ROWS_AT_ONCE])
 
     def rows_of(self, key: Any) -> list[LiveWindow]:
         """The key's live windows in order of start."""

@@ -265,7 +265,9 @@ class WindowTable:
         """Put everything back as it was; new rows go to where gone ones go."""
         meta, was = self.meta, mark.meta
         new = self._free[meta[k.FREE] : was[k.FREE]]
+        listed = new[np.isin(new, self.changed[: was[k.CHANGED]])]
         self.links[new, k.KEY], self.links[new, k.FLAGS] = k.NONE, 0
+        self.links[listed, k.FLAGS] = k.LISTED
         self.cells[mark.rows], self.links[mark.rows] = mark.cells, mark.links
         self.heads[mark.code] = mark.head
         free, heap = int(meta[k.FREE]), int(meta[k.HEAP])

@@ -9,21 +9,30 @@ import pytest
 
 from penstock.services.aggregator.key_search import KeySearch
 from penstock.services.aggregator.live_state import describe_stores, live_windows
-from penstock.shared.streams.state.session_store import InMemorySessionStore, Session
+from penstock.shared.streams.aggregations import Aggregate, Count
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.streams.windows.window_table import Rule
+
+
+def store_of(name: str) -> WindowStore:
+    """A store of sessions with a count and an object."""
+    columns = StateColumns([Count(), Aggregate(dict, lambda state, value: state, lambda a, b: a)])
+    return WindowStore(name, Rule("session", 10), columns, text_keys=False)
 
 
 def tasks() -> dict[int, Any]:
     """Two partitions with sessions of three keys, and a third that is being restored."""
     held: dict[int, Any] = {2: SimpleNamespace(task=None)}
     for partition, keys in ((0, [b"ann", b"bob"]), (1, [b"anna"])):
-        store = InMemorySessionStore("sessions")
+        store = store_of("sessions")
         for i, key in enumerate(keys):
-            store.put(Session(key, i * 10, i * 10 + 5 + partition, [i, {"x": b"y"}]))
+            store.load(key, i * 10, i * 10 + 5 + partition, [i, {"x": b"y"}])
         held[partition] = SimpleNamespace(task=task_of(store, "bytes"))
     return held
 
 
-def task_of(store: InMemorySessionStore, key_type: str) -> Any:
+def task_of(store: WindowStore, key_type: str) -> Any:
     schema = SimpleNamespace(schema=SimpleNamespace(key=key_type))
     return SimpleNamespace(stores={store.name: store}, topology=SimpleNamespace(stores={store.name: schema}))
 
@@ -65,9 +74,9 @@ def test_a_key_that_is_named_is_found_in_a_large_store(monkeypatch: pytest.Monke
         ("string", ["7", *"abcd", "ee"]),
         ("bytes", [bytes(3) + b"\x07", *(b"a%d" % i for i in range(4)), b"ee"]),
     ):
-        store = InMemorySessionStore("s")
+        store = store_of("s")
         for i, key in enumerate(reversed(keys)):
-            store.put(Session(key, i, i, [1]))
+            store.load(key, i, i, [1, {}])
         held: Any = {0: SimpleNamespace(task=task_of(store, key_type))}
         for search, count in (("", 3), ("ee", 1), ("7", 1), ("e", 1), ("a", 1 if key_type == "string" else 2)):
             page = live_windows(held, None, KeySearch(search), 10)

@@ -76,7 +76,7 @@ def test_a_crash_loses_what_was_not_committed_and_restore_does_it_again() -> Non
     driver.crash()
     driver.restore()
     assert driver.task.epoch == 2
-    assert [(s.start, s.end, s.states) for s in driver.task.stores["s"].sessions()] == [(0, 5, [2])]
+    assert [(s.start, s.end, s.states) for s in driver.task.stores["s"].rows()] == [(0, 5, [2])]
     assert operations(driver) == b"TLGT"
 
 
