@@ -19,7 +19,7 @@ a row of numbers, and no Python object stands for a key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -251,13 +251,17 @@ class KeyIndex:
 
     def keys(self, codes: NDArray[Any]) -> list[bytes]:
         """The keys with these numbers."""
+        return list(self.keys_in_turn(codes))
+
+    def keys_in_turn(self, codes: NDArray[Any]) -> Iterator[bytes]:
+        """As `keys`, each made when its turn comes; the index may have changed by then."""
         if not len(codes):
-            return []
+            return iter(())
         data = np.empty(_gather_sizes(codes, self.sizes), np.uint8)
         ends = np.empty(len(codes), np.int64)
         _gather(codes, self.arena, self.places, self.sizes, data, ends)
         joined, cut = data.tobytes(), ends.tolist()
-        return [joined[a:b] for a, b in zip([0, *cut], cut, strict=False)]
+        return (joined[a:b] for a, b in zip([0, *cut], cut, strict=False))
 
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
         """Forget those of these keys that are not used; `is_used` is by number."""

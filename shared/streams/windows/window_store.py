@@ -254,8 +254,7 @@ class WindowStore:
     def keys(self) -> Iterator[str | bytes]:
         """The keys that have a window at the first look."""
         codes = np.unique(self.table.links[self.table.live_rows(), k.KEY])
-        for at in range(0, len(codes), ROWS_AT_ONCE):
-            yield from self.keys_of(self.index.keys(codes[at : at + ROWS_AT_ONCE]))
+        return map(self.key_of, self.index.keys_in_turn(codes))
 
     def rows(self) -> Iterator[LiveWindow]:
         """All live windows; the store must not change meanwhile."""

@@ -35,7 +35,7 @@ class Recorder(PersistentStore[Any]):
         return f"Recorder({self.asked})"
 
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> Any:
-        raise NotImplementedError
+        return key, start, end, states
 
     def fetch_ahead(self, keys: Any) -> None:
         self.asked.append(list(keys))
