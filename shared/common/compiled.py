@@ -23,5 +23,9 @@ def compiled(function: Kernel) -> Kernel:
     """The function, compiled at its first call; it releases the GIL."""
     if not IS_COMPILED:
         return function
-    kernel: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    return kernel
+    try:
+        cached: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # there is no folder that can be written: compiled anew by each process
+        plain: Kernel = numba.njit(nogil=True, error_model="numpy")(function)
+        return plain
+    return cached

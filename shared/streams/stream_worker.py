@@ -53,6 +53,7 @@ from penstock.shared.streams.task_metrics import RestoreMetrics
 from penstock.shared.streams.topics import Prepared, prepare_topics
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.turn_time import TurnTime
+from penstock.shared.streams.windows.compilation import compile_in_thread
 from penstock.shared.streams.worker_tasks import WorkerTasks
 
 log = get_logger(__name__)
@@ -116,6 +117,7 @@ class StreamWorker(RebalanceListener):
         topics or the state's folder do not do.
         """
         self._maker.startup()
+        await compile_in_thread()  # before there is a group that waits for heartbeats
         self.topics = await prepare_topics(
             self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
         )
