@@ -66,6 +66,6 @@ def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.setLevel(level)
     for name in QUIETED:
         logging.getLogger(name).setLevel(logging.NOTSET)
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # as the clients do where they are imported
+    logging.getLogger("aiokafka").setLevel(logging.NOTSET)
     structlog.reset_defaults()
     structlog.contextvars.clear_contextvars()

@@ -69,12 +69,18 @@ def default_client_id() -> str:
 
 
 @contextmanager
-def translated(where: str) -> Iterator[None]:
-    """Errors of aiokafka and of the socket leave the block as ours, with `where` in front."""
+def translated(where: str, client_id: str) -> Iterator[None]:
+    """Errors of aiokafka and of the socket leave the block as ours, with `where` in front and a note of the client."""
     try:
         yield
     except (kafka.KafkaError, kafka.IllegalOperation, kafka.ConsumerStoppedError, OSError) as e:
-        raise translate(e, where) from e
+        error = translate(e, where)
+        error.add_note(f"client {client_id}")
+        raise error from e
+    except PenstockError as e:
+        if not hasattr(e, "__notes__"):
+            e.add_note(f"client {client_id}")
+        raise
 
 
 async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int = UNREACHED_SAY_MS) -> None:
@@ -205,7 +211,7 @@ class Connection:
 
     async def api_versions(self, node: int) -> dict[int, tuple[int, int]]:
         """The lowest and highest version of each API that a broker speaks, by the API's key."""
-        with translated(f"node {node}"):
+        with translated(f"node {node}", self.client_id):
             if not await self._client.ready(node):
                 raise BrokerNotAvailable(f"node {node} cannot be reached")
             return dict(self._client._conns[node, ConnectionGroup.DEFAULT]._versions)
@@ -335,9 +341,9 @@ class Connection:
         time.
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
-        if self._client is None:
-            raise BrokerNotAvailable(f"{where}: the connection is closed")
-        with translated(where):
+        with translated(where, self.client_id):
+            if self._client is None:
+                raise BrokerNotAvailable(f"{where}: the connection is closed")
             try:
                 if waits_ms is not None:
                     group = WAITING
@@ -350,9 +356,9 @@ class Connection:
 
     async def fetch(self, node: int, request: FetchRequest, where: str) -> FetchResponse:
         """As `send`, over a connection whose responses are read in place."""
-        if self._client is None:
-            raise BrokerNotAvailable(f"{where}: the connection is closed")
-        with translated(where):
+        with translated(where, self.client_id):
+            if self._client is None:
+                raise BrokerNotAvailable(f"{where}: the connection is closed")
             if await self._client.ready(node):
                 read_in_place(self._client._conns[node, ConnectionGroup.DEFAULT])
             response: FetchResponse = await self._client.send(node, request)
@@ -365,7 +371,7 @@ class Connection:
         where, client = f"{kind} {key}", self._client
         if client is None:
             raise BrokerNotAvailable(f"{where}: the connection is closed")
-        with translated(where):
+        with translated(where, self.client_id):
             coordination_type = CoordinationType.GROUP if kind == "group" else CoordinationType.TRANSACTION
             try:
                 node = int(await client.coordinator_lookup(coordination_type, key))
@@ -425,4 +431,6 @@ class Connection:
         except TimeoutError:
             if isinstance(last, UnknownTopicOrPartition):
                 raise last from None
-            raise KafkaTimeout(f"{where}: not done after {timeout_ms:.0f} ms" + (f": {last}" if last else "")) from last
+            error = KafkaTimeout(f"{where}: not done after {timeout_ms:.0f} ms" + (f": {last}" if last else ""))
+            error.add_note(f"client {self.client_id}")
+            raise error from last

@@ -130,8 +130,6 @@ class HideSecrets(logging.Filter):
 
 
 logging.getLogger("aiokafka.conn").addFilter(HideSecrets())
-if logging.getLogger("aiokafka").level == logging.NOTSET:
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 def _imported(path: str) -> Callable[[], Any]:

@@ -9,9 +9,12 @@ request and its response is left alone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
+import sys
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from aiokafka import errors as kafka
@@ -29,6 +32,7 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import KafkaSettings
 
 log = get_logger(__name__)
+_standard_log = logging.getLogger(__name__)
 
 NOT_OF_A_SOCKET = ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms", "connections_max_idle_ms")
 TRANSPORT_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
@@ -38,6 +42,18 @@ RECONNECT_JITTER = 0.2
 """A client's own back-off is up to so much shorter; one that has its own, with jitter, is not held up by it."""
 
 ConnectionId = tuple[int | str, int]
+
+
+class OfOthers(logging.Filter):
+    """Leaves out what aiokafka logs of a client of ours: it is said here, as ours. A user's own client is heard."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in {"logging", "aiokafka"}:
+            if isinstance(frame.f_locals.get("self"), Socket | Client):
+                return False
+            frame = frame.f_back
+        return True
 
 
 class Socket(AIOKafkaConnection):  # type: ignore[misc]
@@ -68,6 +84,19 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
         except BaseException:
             self.close()
             raise
+
+    def send(self, request: Any, expect_response: bool = True) -> Any:
+        """As aiokafka's; the request is in the log where that has debug lines."""
+        sent = super().send(request, expect_response)
+        if _standard_log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "request",
+                client_id=self._client_id,
+                correlation_id=self._correlation_id,
+                api=type(request).__name__.removesuffix("Request"),
+                broker=f"{self._host}:{self._port}",
+            )
+        return sent
 
     def authenticator_oauth(self) -> SeenThrough:
         return SeenThrough(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
@@ -280,6 +309,10 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             attempt.cancel()
         await asyncio.gather(*attempts, return_exceptions=True)
         await super().close()
+
+
+for _name in ("aiokafka.client", "aiokafka.cluster", "aiokafka.conn"):
+    logging.getLogger(_name).addFilter(OfOthers())
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiokafka import errors as kafka
-from aiokafka.client import ConnectionGroup
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.protocol.admin import ApiVersionResponse_v0
 from aiokafka.protocol.metadata import MetadataResponse_v0
 
@@ -332,3 +333,34 @@ async def test_buffers_of_the_sockets_have_the_size_that_is_set() -> None:
             await client.close()
     assert sizes["set"] in ([20_000, 30_000], [40_000, 60_000])  # Linux doubles what it is given
     assert sizes["system"] != sizes["set"]
+
+
+async def test_aiokafka_says_nothing_of_our_clients(caplog: pytest.LogCaptureFixture) -> None:
+    """Its lines would repeat ours; those of a client that a user made with aiokafka itself are heard."""
+    logging.getLogger("aiokafka").setLevel(logging.NOTSET)
+    with caplog.at_level(logging.DEBUG):
+        async with serving(closing) as [(_, port)]:
+            client = Client(settings(port), "c")
+            with pytest.raises(BrokerNotAvailable):
+                await client.bootstrap(500)
+            await client.close()
+            assert not [record for record in caplog.records if record.name.startswith("aiokafka.")]
+            others = AIOKafkaClient(bootstrap_servers=f"127.0.0.1:{port}")
+            with pytest.raises(kafka.KafkaConnectionError):
+                await others.bootstrap()
+            assert [record for record in caplog.records if record.name.startswith("aiokafka.")]
+
+
+async def test_requests_and_errors_name_their_client(caplog: pytest.LogCaptureFixture) -> None:
+    """A debug line of each request has its correlation id; an error has a note, which tracebacks show."""
+    async with serving(answering) as [(_, port)]:
+        with caplog.at_level(logging.DEBUG, sockets.__name__):
+            connection = Connection(settings(port, client_id="shop-1"))
+            await connection.open()
+            await connection.connect(1)
+        lines = [record.getMessage() for record in caplog.records if record.name == sockets.__name__]
+        assert any(line.startswith("request client_id='shop-1' correlation_id=1 api=") for line in lines)
+        await connection.close()
+    with pytest.raises(BrokerNotAvailable) as raised:
+        await connection.send(1, None, "topic t")
+    assert "client shop-1" in getattr(raised.value, "__notes__", ())
