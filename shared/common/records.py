@@ -261,7 +261,16 @@ class Columns(Generic[K, V]):
     def __iter__(self) -> Iterator[ConsumerRecord[K, V]]:
         return self.records()
 
-    def __getitem__(self, part: slice) -> Columns[K, V]:
+    @overload
+    def __getitem__(self, part: int) -> ConsumerRecord[K, V]: ...
+
+    @overload
+    def __getitem__(self, part: slice) -> Columns[K, V]: ...
+
+    def __getitem__(self, part: int | slice) -> ConsumerRecord[K, V] | Columns[K, V]:
+        """The record in a place, or columns of some of them."""
+        if not isinstance(part, slice):
+            return self.record(range(len(self))[part])
         return Columns(
             self.topic,
             self.partition,

@@ -49,9 +49,11 @@ class OfOthers(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in {"logging", "aiokafka"}:
+        while frame is not None:
             if isinstance(frame.f_locals.get("self"), Socket | Client):
                 return False
+            if frame.f_globals.get("__name__", "").split(".")[0] not in {"logging", "aiokafka"}:
+                return True
             frame = frame.f_back
         return True
 
@@ -311,7 +313,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         await super().close()
 
 
-for _name in ("aiokafka.client", "aiokafka.cluster", "aiokafka.conn"):
+for _name in ("aiokafka", "aiokafka.cluster", "aiokafka.conn"):
     logging.getLogger(_name).addFilter(OfOthers())
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.shared.common.errors import SerializationError
+from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.common.records import Columns
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer
 
@@ -35,6 +35,14 @@ class Decoding:
 
     key: Deserializer = bytes_deserializer
     value: Deserializer = bytes_deserializer
+
+    def __post_init__(self) -> None:
+        for name, deserializer in (("key", self.key), ("value", self.value)):
+            if not callable(deserializer):
+                raise ConfigError(
+                    f"{name}_deserializer must be a function of a topic and bytes, got {deserializer!r}; "
+                    "bytes_deserializer, the default, leaves bytes as they are"
+                )
 
     @property
     def is_plain(self) -> bool:

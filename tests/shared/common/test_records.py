@@ -70,3 +70,12 @@ def test_columns_are_iterated_by_record() -> None:
     """`for record in columns` gives the records, as the list of a poll does in Java."""
     records = [ConsumerRecord("t", 0, offset, 7, None, b"v") for offset in (5, 6)]
     assert list(Columns.of(records)) == records
+
+
+def test_columns_by_place_are_records() -> None:
+    """`columns[0]` is a record, `columns[-1]` the last one, a slice columns."""
+    records = [ConsumerRecord("t", 0, offset, 7, None, b"v") for offset in (5, 6)]
+    columns = Columns.of(records)
+    assert (columns[0], columns[-1], list(columns[1:])) == (records[0], records[1], records[1:])
+    with pytest.raises(IndexError):
+        columns[2]

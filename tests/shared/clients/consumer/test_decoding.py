@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.clients.consumer.decoding import Decoding
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.common.serialization import json_deserializer, string_deserializer
 
@@ -62,3 +63,10 @@ def test_plain_bytes() -> None:
     assert not Decoding(value=json_deserializer).is_plain
     assert decoded is not None
     assert decoded.values is plain.values or decoded.values == plain.values
+
+
+@pytest.mark.parametrize("which", ["key", "value"])
+def test_what_is_no_function_is_refused(which: str) -> None:
+    """A deserializer that is None would fail at the first record: it is said at once, and by its name."""
+    with pytest.raises(ConfigError, match=f"{which}_deserializer"):
+        Decoding(**{which: None})  # type: ignore[arg-type]
