@@ -20,10 +20,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from penstock.services.consumer.daemon import RecordProducer
 from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handler_runner import RecordProducer
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
@@ -116,7 +116,7 @@ async def runner(
             metrics,
             group="bench",
         )
-        handling = HandlerRunner(
+        handling = HandlerLoop(
             consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
         )
         handling.subscribe([TOPIC])

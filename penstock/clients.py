@@ -41,6 +41,8 @@ from penstock.shared.common.serialization import (
 from penstock.shared.common.settings import KafkaSettings
 
 if _TYPE_CHECKING:
+    from penstock.services.consumer.handler_runner import HandlerRunner
+    from penstock.services.consumer.settings import ConsumerServiceSettings
     from penstock.shared.clients.admin import (
         Admin,
         ClusterDescription,
@@ -72,6 +74,7 @@ __all__ = [
     "Consumer",
     "ConsumerInterceptor",
     "ConsumerRecord",
+    "ConsumerServiceSettings",
     "ConsumerSettings",
     "Deliveries",
     "Delivery",
@@ -79,6 +82,7 @@ __all__ = [
     "GroupDescription",
     "GroupListing",
     "GroupMetadata",
+    "HandlerRunner",
     "Headers",
     "KafkaSettings",
     "MemberDescription",
@@ -156,6 +160,10 @@ _CLIENTS = (
         ),
         "penstock.shared.clients.producer.batch": ("OnDelivery",),
         "penstock.shared.clients.producer.partitioner": ("Partitioner",),
+    },
+    {
+        "penstock.services.consumer.handler_runner": ("HandlerRunner",),
+        "penstock.services.consumer.settings": ("ConsumerServiceSettings",),
     },
 )
 """What is not loaded yet, client by client: modules, and their names that are public here.

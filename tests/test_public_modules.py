@@ -89,7 +89,7 @@ def test_classes_and_functions_name_a_public_module(module: str) -> None:
         each = getattr(public, name)
         if not (inspect.isclass(each) or inspect.isfunction(each)):
             continue  # an instance or an alias of a type names no module of its own
-        if each.__module__.startswith("penstock.shared."):
+        if each.__module__.startswith(("penstock.shared.", "penstock.services.")):
             assert inspect.isclass(each), name
             assert is_kept(each), f"{each} is private"
             continue

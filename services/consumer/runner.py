@@ -49,7 +49,7 @@ class RunnerOptions:
     stuck_after_ms: int = 60_000
 
 
-class HandlerRunner(RebalanceListener):
+class HandlerLoop(RebalanceListener):
     """Drives one started, not yet subscribed Consumer; single event loop."""
 
     def __init__(
@@ -83,7 +83,7 @@ class HandlerRunner(RebalanceListener):
         self._lag_due_ms = clock.monotonic_ms()
 
     def __repr__(self) -> str:
-        return f"HandlerRunner({self.scheduler}, {self.finished} finished, {self.progress})"
+        return f"HandlerLoop({self.scheduler}, {self.finished} finished, {self.progress})"
 
     def unwritten(self) -> str:
         """The dead letters that cannot be written, "" where there are none."""

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-PRIVATE = "penstock.shared."
+PRIVATE = ("penstock.shared.", "penstock.services.")
 
 
 def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> None:

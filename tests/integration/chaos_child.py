@@ -17,10 +17,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from penstock.services.consumer.daemon import RecordProducer
 from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handler_runner import RecordProducer
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.clients.consumer import Consumer
@@ -44,7 +44,7 @@ class Journal:
         os.write(self._file, f"{time.monotonic_ns()} {what} {' '.join(map(str, values))}\n".encode())
 
 
-class Recorded(HandlerRunner):
+class Recorded(HandlerLoop):
     """A runner that says what it owns."""
 
     journal: Journal

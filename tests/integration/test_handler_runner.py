@@ -18,10 +18,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.services.consumer.daemon import ConsumerDaemon, RecordProducer
+import penstock.clients
+from penstock.services.consumer.daemon import ConsumerDaemon
 from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handler_runner import HandlerRunner, RecordProducer
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.kafka import EmbeddedKafka
@@ -80,7 +82,7 @@ async def committed(connection: KafkaSettings, group: str) -> dict[TopicPartitio
 @contextlib.asynccontextmanager
 async def running(
     connection: KafkaSettings, topic: str, handle: Callable[[ConsumerRecord], Awaitable[None]], **changes: object
-) -> AsyncIterator[tuple[HandlerRunner, asyncio.Task[None], CollectorRegistry]]:
+) -> AsyncIterator[tuple[HandlerLoop, asyncio.Task[None], CollectorRegistry]]:
     """A runner within this process, stopped in order at the end."""
     given: dict[str, object] = {
         "kafka": connection, "topics": (topic,), "group_id": topic, "handler": "tests:handle",
@@ -94,7 +96,7 @@ async def running(
         executor = Executor(
             Handler("tests:handle", handle), settings.retry_policy(), RecordProducer(producer), metrics, group=topic
         )
-        runner = HandlerRunner(
+        runner = HandlerLoop(
             consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
         )
         runner.subscribe([topic])
@@ -438,7 +440,7 @@ async def test_health_tells_a_stuck_handler(
     try:
         async with httpx.AsyncClient(base_url=service.server.url) as http:
             assert (await http.get("/health")).status_code == 503
-            await until(lambda: service.runner is not None and service.runner.finished == 1, work)
+            await until(lambda: service.runner.loop is not None and service.runner.loop.finished == 1, work)
             assert (await http.get("/health")).status_code == 200
             await send(connection, [ProducerRecord(topic_name, b"stuck", None)])
             await until(lambda: not service.check().ok, work)
@@ -457,3 +459,32 @@ async def test_health_tells_a_stuck_handler(
             await work
         await service.shutdown()
     assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(1)}
+
+
+async def test_a_program_of_its_own_runs_handlers(
+    connection: KafkaSettings, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the public name and without any HTTP: what a handler returns is written, and what is finished is committed."""
+    (tmp_path / "handler_of_program.py").write_text(
+        "from penstock import ProducerRecord\n"
+        f"async def handle(record): return ProducerRecord('{topic_name}-out', record.value.upper())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    await fill(connection, topic_name, 1, [ProducerRecord(topic_name, b"tea", None)])
+    await fill(connection, f"{topic_name}-out", 1, [])
+    settings = penstock.clients.ConsumerServiceSettings(
+        kafka=connection, topics=(topic_name,), group_id=topic_name, handler="handler_of_program:handle",
+        consumer={"auto_offset_reset": "earliest"}, shutdown_timeout_ms=5_500,
+    )  # fmt: skip
+    assert penstock.clients.HandlerRunner is HandlerRunner
+    async with penstock.clients.HandlerRunner(settings) as runner:
+        work = asyncio.create_task(runner.run())
+        await until(lambda: runner.loop is not None and runner.loop.finished == 1, work)
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+    assert await committed(connection, topic_name) == {TopicPartition(topic_name, 0): OffsetAndMetadata(1)}
+    async with Consumer(connection) as consumer:
+        consumer.assign([TopicPartition(f"{topic_name}-out", 0)])
+        await consumer.seek_to_beginning()
+        assert [r.value for columns in (await consumer.poll(10_000)).values() for r in columns] == [b"TEA"]

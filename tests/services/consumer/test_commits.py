@@ -15,7 +15,7 @@ from penstock.services.consumer import commits
 from penstock.services.consumer.commits import TransactionalCommits
 from penstock.services.consumer.executor import Executor
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerRunner
+from penstock.services.consumer.runner import HandlerLoop
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.consumer.transactor import Transactor
@@ -55,7 +55,7 @@ async def fill(cluster: FakeCluster, values: list[bytes], keys: int = 20) -> Non
 
 
 @contextlib.asynccontextmanager
-async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> AsyncIterator[HandlerRunner]:
+async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> AsyncIterator[HandlerLoop]:
     """A runner whose output, dead letters and offsets go into transactions; its end is in order."""
     consumer = {
         "session_timeout_ms": 1_000, "heartbeat_interval_ms": 20, "auto_offset_reset": "earliest",
@@ -72,7 +72,7 @@ async def running(cluster: FakeCluster, handle: Handle, **changes: object) -> As
     async with Consumer(settings.kafka, settings.consumer_settings()) as reader:
         transactor = Transactor(lambda: Producer(settings.kafka, producing), reader.committed)
         own = TransactionalCommits(transactor, reader.group_metadata, scheduler, executor.refused, metrics)
-        runner = HandlerRunner(reader, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), own)
+        runner = HandlerLoop(reader, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), own)
         runner.subscribe(["in"])
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.services.consumer.executor import Executor
 from penstock.services.consumer.handlers import Handler
-from penstock.services.consumer.runner import HandlerRunner, RunnerOptions
+from penstock.services.consumer.runner import HandlerLoop, RunnerOptions
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.clients.admin import Admin
@@ -41,7 +41,7 @@ async def until(true: Callable[[], object]) -> None:
 @asynccontextmanager
 async def serving(
     cluster: FakeCluster, handle: Callable[[ConsumerRecord], Awaitable[object]], **given: object
-) -> AsyncIterator[HandlerRunner]:
+) -> AsyncIterator[HandlerLoop]:
     """A runner that takes turns; at the end it is stopped, in the way that a daemon is."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=5)
     reading = {"heartbeat_interval_ms": 20, "fetch_max_wait_ms": 20, "session_timeout_ms": 300}
@@ -53,7 +53,7 @@ async def serving(
     executor = Executor(Handler("tests:handle", handle), settings.retry_policy(), no_dead_letters, metrics, group="g")
     async with asyncio.timeout(20), Consumer(kafka, settings.consumer_settings()) as consumer:
         scheduler = settings.scheduler(batch=False)
-        runner = HandlerRunner(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options())
+        runner = HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options())
         runner.subscribe(["t"])
         running = asyncio.create_task(runner.run())
         yield runner
@@ -247,7 +247,7 @@ async def test_a_paused_partition_may_be_lost() -> None:
             Handler("tests:handle", handle), settings.retry_policy(), no_dead_letters, metrics, group="g"
         )
         async with Consumer(kafka, settings.consumer_settings()) as consumer:
-            runner = HandlerRunner(
+            runner = HandlerLoop(
                 consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
             )
             runner.subscribe(["t"])

@@ -49,7 +49,14 @@ def test_what_it_names_is_there() -> None:
     assert len(errors) > 5
     assert [name for name in errors if not hasattr(penstock.errors, name)] == []
     own, client = ConsumerServiceSettings.model_fields, ConsumerSettings.model_fields
-    others = {"commit_async", "client_id", "correlation_id", "on_partitions_lost", "not_retriable", "penstock_consumer_offsets_skipped_total"}
+    others = {
+        "commit_async",
+        "client_id",
+        "correlation_id",
+        "on_partitions_lost",
+        "not_retriable",
+        "penstock_consumer_offsets_skipped_total",
+    }
     settings = set(re.findall(r"`([a-z]+_[a-z_]+)`", TEXT)) - others
     assert len(settings) > 10
     assert [name for name in settings if name not in own and name not in client] == []

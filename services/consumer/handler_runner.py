@@ -1,0 +1,159 @@
+"""The handler runner: a handler for every record of some topics, in a program of your own or in `penstock consumer`.
+
+The handler is loaded first: a wrong one is refused before anything is read. `run` waits for Kafka and the topics,
+creates missing dead-letter topics and joins the group. At the end nothing new is started, what is in flight drains, its
+offsets are committed and the member leaves the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from prometheus_client import CollectorRegistry
+
+from penstock.services.consumer.commits import TransactionalCommits
+from penstock.services.consumer.executor import Executor
+from penstock.services.consumer.handlers import load_decoder, load_exceptions, load_handler
+from penstock.services.consumer.runner import HandlerLoop
+from penstock.services.consumer.runner_metrics import RunnerMetrics
+from penstock.services.consumer.settings import GIVE_UP_RESERVE_MS, ConsumerServiceSettings
+from penstock.services.consumer.transactor import Transactor
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import PenstockError, RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
+
+log = get_logger(__name__)
+
+DEAD_LETTER_HEADROOM_BYTES = 65_536
+"""What a dead letter's own headers may add to the largest record of its source topic."""
+CONNECT_RETRY_MS = 1_000
+
+
+class RecordProducer:
+    """Writes dead letters and handlers' output through a Producer, acknowledged by all in-sync replicas."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+
+    async def __call__(self, records: Sequence[ProducerRecord]) -> Sequence[Exception | None]:
+        try:
+            results = await (await self._producer.send_many(records))
+        except PenstockError as e:
+            return [e] * len(records)
+        return [None if isinstance(result, RecordMetadata) else result for result in results]
+
+
+class HandlerRunner:
+    """Runs a handler, at least once or exactly once as the settings say, until it is cancelled.
+
+    `async with HandlerRunner(settings) as runner: await runner.run()`. Raises ConfigError for a wrong handler, and for
+    names of exceptions in `retry` that there are none of.
+    """
+
+    def __init__(self, settings: ConsumerServiceSettings, *, registry: CollectorRegistry | None = None) -> None:
+        self._settings = settings
+        self._registry = CollectorRegistry() if registry is None else registry
+        self._handler = load_handler(settings.handler)
+        self._decode = load_decoder(settings.value)
+        # Once the handler's modules are there, which may define exceptions of their own.
+        self._policy = replace(
+            settings.retry_policy(),
+            retriable=load_exceptions(settings.retry.retriable, "retry.retriable"),
+            not_retriable=load_exceptions(settings.retry.not_retriable, "retry.not_retriable"),
+        )
+        self._clients = contextlib.AsyncExitStack()
+        self._metrics = RunnerMetrics(self._registry, settings.group_id)
+        self.loop: HandlerLoop | None = None
+        """What polls and calls, once there is a connection."""
+        self.consumer: Consumer | None = None
+        self.waits_for = "not connected to Kafka yet"
+        """What keeps `run` from handling records before there is a `loop`."""
+
+    def __repr__(self) -> str:
+        return f"HandlerRunner({self._settings.handler}, {self.loop or self.waits_for})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def run(self) -> None:
+        """Connect, then handle records until cancelled, or until something fails that cannot be gone on from."""
+        settings = self._settings
+        largest = await self._prepare_dead_letter_topics() if settings.create_dead_letter_topics else 0
+        consumer = Consumer(settings.kafka, settings.consumer_settings(), registry=self._registry)
+        self.consumer = await self._clients.enter_async_context(consumer)
+        self.loop = await self._make_loop(consumer, settings.producer_settings(largest))
+        self.loop.subscribe(settings.topics)
+        log.info("handling", topics=settings.topics, group=settings.group_id, handler=settings.handler)
+        await self.loop.run()
+
+    async def close(self) -> None:
+        """Drain within `shutdown_timeout_ms`, commit, leave the group, close the clients."""
+        try:
+            if self.loop is not None:
+                await self.loop.stop(max(0, self._settings.shutdown_timeout_ms - GIVE_UP_RESERVE_MS))
+        finally:
+            await self._clients.aclose()
+
+    async def _make_loop(self, consumer: Consumer, producing: ProducerSettings) -> HandlerLoop:
+        settings, metrics = self._settings, self._metrics
+
+        def make_producer() -> Producer:
+            return Producer(settings.kafka, producing, registry=self._registry)
+
+        write: RecordProducer | None = None
+        if not settings.is_exactly_once:
+            write = RecordProducer(await self._clients.enter_async_context(make_producer()))
+        executor = Executor(
+            self._handler,
+            self._policy,
+            write,
+            metrics,
+            group=settings.group_id,
+            dead_letter_topic=settings.dead_letter_topic,
+            decode=self._decode,
+        )
+        scheduler = settings.scheduler(batch=self._handler.batch)
+        commits = None
+        if settings.is_exactly_once:
+            transactor = Transactor(make_producer, consumer.committed)
+            commits = TransactionalCommits(transactor, consumer.group_metadata, scheduler, executor.refused, metrics)
+            await transactor.start()
+        return HandlerLoop(consumer, scheduler, executor, metrics, SYSTEM_CLOCK, settings.runner_options(), commits)
+
+    async def _prepare_dead_letter_topics(self) -> int:
+        """Create what is missing, wide enough for every record of its source; returns the widest, in bytes."""
+        while True:
+            try:
+                async with Admin(self._settings.kafka) as admin:
+                    widths = [
+                        await _dead_letter_topic(admin, *pair) for pair in self._settings.dead_letter_topics.items()
+                    ]
+                return max(widths)
+            except RetriableError as e:  # a broker or a topic that is not there yet
+                if self.waits_for != str(e):
+                    log.warning("waiting for Kafka", error=type(e).__name__, reason=str(e))
+                self.waits_for = str(e)
+                await asyncio.sleep(CONNECT_RETRY_MS / 1000)
+
+
+async def _dead_letter_topic(admin: Admin, source: str, target: str) -> int:
+    partitions = len((await admin.describe_topics([source]))[source].partitions)
+    configs = await admin.describe_configs(source)
+    width = int(configs["max.message.bytes"] or 0) + DEAD_LETTER_HEADROOM_BYTES
+    wide = {"retention.ms": "-1", "max.message.bytes": str(width)}
+    await admin.create_topics([NewTopic(target, partitions, configs=wide)], exist_ok=True)
+    return width
