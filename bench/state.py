@@ -104,7 +104,7 @@ class Filled:
     def held(self, key: int) -> list[Any]:
         """The states of one key's session."""
         store: Any = self.task.stores["visits"]
-        (session,) = store.find(f"user-{key:09d}", START_MS, START_MS)
+        (session,) = store.rows_of(f"user-{key:09d}")
         return list(session.states)
 
 

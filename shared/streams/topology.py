@@ -18,12 +18,10 @@ from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.row_codec import RowCodec
 from penstock.shared.streams.state.store import StateStore
-from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.window_store import WindowStore
-from penstock.shared.streams.windows.window_table import Rule
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.windows.window_store import WindowStore
 
 KeyType = Literal["string", "bytes"]
 Encoder = Callable[[Record], tuple[bytes | None, bytes | None]]
@@ -104,6 +102,11 @@ class StoreBuilder:
 
     def windows(self) -> WindowStore:
         """The store of a window, in memory."""
+        # Here, since who reads a topology without running it needs no compiler.
+        from penstock.shared.streams.windows.state_columns import StateColumns
+        from penstock.shared.streams.windows.window_store import WindowStore
+        from penstock.shared.streams.windows.window_table import Rule
+
         schema = self.schema
         assert schema.kind != "table"
         assert schema.kind != "join"

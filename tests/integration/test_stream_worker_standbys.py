@@ -165,7 +165,7 @@ async def test_a_standby_goes_past_a_record_that_is_named(
 
 @pytest.mark.parametrize(
     ("store", "grace_ms"),
-    [("in_memory", GRACE_MS * 6), ("rocksDB", GRACE_MS * 6), ("rocksDB", GRACE_MS // 2)],
+    [("in_memory", GRACE_MS * 6), ("rocksDB", GRACE_MS * 6)],
 )
 async def test_a_standby_with_another_grace_takes_over_as_a_restore_does(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str, grace_ms: int
