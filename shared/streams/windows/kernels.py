@@ -893,6 +893,32 @@ def drop_rows(rows, is_table, links, heads, free, meta):
             meta[FREE] += 1
 
 
+@compiled
+def sweep(ring, heap, dues, links, free, meta):
+    """Free the rows that were taken out and that the wheel still has."""
+    for slot in range(len(ring)):
+        row, kept = ring[slot], NONE
+        while row != NONE:
+            next_ = links[row, BUCKET]
+            if links[row, KEY] == NONE:
+                free[meta[FREE]] = row
+                meta[FREE] += 1
+            else:
+                links[row, BUCKET] = kept
+                kept = row
+            row = next_
+        ring[slot] = kept
+    filed = meta[HEAP]
+    meta[HEAP] = 0
+    for at in range(filed):
+        row, due = heap[at], dues[at]
+        if links[row, KEY] == NONE:
+            free[meta[FREE]] = row
+            meta[FREE] += 1
+        else:
+            _push(row, due, heap, dues, meta)
+
+
 # --- tables ---
 
 

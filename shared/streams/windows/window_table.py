@@ -27,6 +27,8 @@ BUCKETS_PER_PATIENCE = 512
 """So many buckets the wheel has for the time for which a window lives at least; it has twice as many in all."""
 NEVER = -(2**62)
 """Earlier than all times: nothing was closed yet."""
+GONE_MIN = 1_024
+"""So few rows that were taken out may wait until the wheel comes to them."""
 IDLE_KEYS_MIN = 1_024
 """Fewer keys without a window are not looked for."""
 
@@ -294,6 +296,9 @@ class WindowTable:
     def drop(self, rows: Int64Array) -> None:
         """Take rows out as if they had never been there."""
         k.drop_rows(rows, self.rule.kind == "table", self.links, self.heads, self._free, self.meta)
+        gone = len(self.links) - int(self.meta[k.FREE]) - len(self)
+        if gone > len(self) + GONE_MIN:
+            k.sweep(self._ring, self._heap, self._dues, self.links, self._free, self.meta)
 
     def begin(self, stream_time_ms: int, close_time_ms: int) -> None:
         """Time is this, and what ends below that close time is closed; windows were loaded before."""

@@ -234,3 +234,19 @@ def test_the_wheel_finds_what_is_far_ahead() -> None:
     taken = store.take(np.array(times), store.index.codes_of([b"k"] * len(times)), values, got)
     assert taken.closed.starts.tolist() == [0, 100_000, 10**12]
     assert [late.place for late in taken.late] == [2]
+
+
+def test_rows_that_were_evicted_are_used_again() -> None:
+    """However many windows come from disk and go, while time stands still: those in a bucket and those on the heap."""
+    store = store_of("session", CollectList("n").bind(dict))
+    take(store, [("early", 0), ("first", 1_000)])
+    for number in range(60):
+        for key in range(100):
+            start = 10_000 if key % 2 else 990
+            store.load(f"{number}-{key}", start, start, [start, 1, (1, 1), (1, 1), ((1,), 1)])
+        for key in range(100):
+            assert store.evict(f"{number}-{key}") == 1
+    assert len(store.table.links) < 4_000
+    taken = take(store, [("last", 50_000)])
+    assert taken.closed.keys == [b"first"]
+    assert len(store) == 1
