@@ -95,7 +95,7 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
                 "request",
                 client_id=self._client_id,
                 correlation_id=self._correlation_id,
-                api=type(request).__name__.removesuffix("Request"),
+                api=getattr(request, "name", None) or type(request).__name__.removesuffix("Request"),
                 broker=f"{self._host}:{self._port}",
             )
         return sent

@@ -47,6 +47,7 @@ class WireRequest:
     def __init__(self, api: Api, fields: tuple[Any, ...]) -> None:
         self._api = api
         self._fields = fields
+        self.name = api.name
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:
         low, high = versions.get(self._api.key, (0, -1))
