@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self
 
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import ConfigError, DataError, IllegalState
-from penstock.shared.common.records import Columns, Headers, Int64Array
+from penstock.shared.common.records import AnyHeaders, Columns, Headers, Int64Array
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
 if TYPE_CHECKING:
@@ -35,13 +35,24 @@ PROCESSOR_METHODS = ("init", "process", "commit", "close")
 """What a task calls of a processor."""
 
 
-class Record(NamedTuple, Generic[K, V]):
-    """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1."""
-
+class _Record(NamedTuple, Generic[K, V]):
     key: K
     value: V
     timestamp: int
     headers: Headers = ()
+
+
+class Record(_Record[K, V]):
+    """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1.
+
+    `headers` are pairs, or a dict where no name occurs twice: `context.forward` makes pairs of it.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # given in several forms; the processors that it is forwarded to read pairs
+
+        def __new__(cls, key: K, value: V, timestamp: int, headers: AnyHeaders = ()) -> Self: ...
 
 
 class RecordMetadata(NamedTuple):

@@ -22,7 +22,7 @@ from penstock.shared.common.errors import (
     RecordTooLarge,
     StateRefused,
 )
-from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord
+from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
 from penstock.shared.streams.at_work import is_at_work
 from penstock.shared.streams.late_records import send_late
 from penstock.shared.streams.origins import origin_headers
@@ -235,6 +235,8 @@ class NodeContext:
         if not is_at_work(self._task):
             self._require_work("forward")
         check_timestamp(record.timestamp)
+        if type(record.headers) is not tuple:
+            record = record._replace(headers=tuple(header_pairs(record.headers)))
         if to is None and self._task.record_metadata is not None:
             self._forward_all(record)
         elif to is None:  # in a punctuation or a commit: no source record can be refused
