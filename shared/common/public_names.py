@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 PRIVATE = ("penstock.shared.", "penstock.services.")
+FIELDS = ("__dataclass_fields__", "_fields", "__struct_fields__", "__pydantic_fields__")
+"""Attributes of classes whose annotations are fields: dataclasses, named tuples, msgspec structs, pydantic models."""
 
 
 def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -26,8 +28,8 @@ def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> No
     Two kinds keep their name:
 
     1. What is public already: an error is `penstock.errors.…` in `penstock.connect` too.
-    2. A class with annotations that `members` cannot resolve. typing.get_type_hints, msgspec, pydantic and dataclasses
-       look names up in the module that the class names.
+    2. A dataclass, named tuple, msgspec struct or pydantic model with annotations that `members` cannot resolve. What
+       makes, decodes or validates instances of these looks names up in the module that the class names.
 
     The price: `inspect.getsource` looks for a published class in the public module, and does not find it.
     """
@@ -36,7 +38,7 @@ def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> No
         if not (inspect.isclass(each) or inspect.isfunction(each)) or not each.__module__.startswith(PRIVATE):
             continue
         if inspect.isclass(each):
-            if not _resolves(each, members):
+            if any(hasattr(each, mark) for mark in FIELDS) and not _resolves(each, members):
                 continue
             # doctest finds the examples of a class in the module that the class names, or in `__test__`.
             vars(sys.modules[each.__module__]).setdefault("__test__", {})[each.__qualname__] = each

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import doctest
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from penstock.shared.common.public_names import publish
+from penstock.shared.common.public_names import FIELDS, PRIVATE, publish
 
 SOURCE = '''
 from __future__ import annotations
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 class Plain:
     """
@@ -30,6 +32,10 @@ class Plain:
 class Resolved:
     other: Plain
 
+class WithHints:
+    other: Mapping[str, int]
+
+@dataclass
 class Unresolved:
     other: Mapping[str, int]
 
@@ -63,11 +69,28 @@ def test_classes_and_functions_get_the_public_name(private: ModuleType) -> None:
     assert {each.__module__ for name, each in members.items() if name != "constant"} == {"penstock.made_up"}
 
 
-def test_a_class_whose_annotations_would_not_resolve_keeps_its_name(private: ModuleType) -> None:
-    """`Mapping` is not in the public module, so get_type_hints would fail there."""
+def test_fields_that_would_not_resolve_keep_the_private_name(private: ModuleType) -> None:
+    """`Mapping` is not in the public module, so a decoder of the dataclass would fail there."""
     members = taken(private, "Unresolved")
     publish("penstock.made_up", members, ["Unresolved"])
     assert members["Unresolved"].__module__ == "penstock.shared.made_up"
+
+
+def test_annotations_that_are_no_fields_do_not_matter(private: ModuleType) -> None:
+    """Nothing resolves those of a plain class, such as the base of processors."""
+    members = taken(private, "WithHints")
+    publish("penstock.made_up", members, ["WithHints"])
+    assert members["WithHints"].__module__ == "penstock.made_up"
+
+
+@pytest.mark.parametrize("public", ["clients", "streams", "connect", "testing", "errors"])
+def test_classes_of_public_modules_say_their_public_name(public: str) -> None:
+    """All but those whose annotations are fields."""
+    module = import_module(f"penstock.{public}")
+    classes = [each for name in module.__all__ if isinstance(each := getattr(module, name), type)]
+    private = [each for each in classes if each.__module__.startswith(PRIVATE)]
+    assert [each for each in private if not any(hasattr(each, mark) for mark in FIELDS)] == []
+    assert len(classes) > len(private)
 
 
 def test_the_first_public_name_stays(private: ModuleType) -> None:
