@@ -9,11 +9,11 @@ import pickle
 import re
 import subprocess
 import sys
+import typing
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
-import pydantic
 import pytest
 
 import penstock
@@ -23,50 +23,11 @@ from tests.documents import ROOT, blocks
 
 MODULES = ("clients", "connect", "errors", "otel", "streams", "testing")
 
-KEPT = {
-    pydantic.BaseModel: "pydantic resolves a model's annotations in the module that the model names",
-    msgspec.Struct: "msgspec resolves a struct's annotations in the module that the struct names",
-    **dict.fromkeys(
-        [
-            "Columns",
-            "ConfigKey",
-            "ConfigValue",
-            "ErrorHandlers",
-            "Fail",
-            "NewTopic",
-            "Recommender",
-            "Schema",
-            "StoreBuilder",
-            "Table",
-            "Topology",
-        ],
-        "libraries resolve a dataclass's annotations in the module that the dataclass names",
-    ),
-    **dict.fromkeys(
-        [
-            "Connector",
-            "Converter",
-            "HeaderConverter",
-            "Predicate",
-            "Processor",
-            "SinkConnector",
-            "SourceConnector",
-            "Transformation",
-        ],
-        "typing.get_type_hints resolves a class's annotations in the module that the class names",
-    ),
-}
-"""Classes that keep a private name, and why: their annotations name what is not in the public module."""
-
 INSPECT = """
 import importlib, json, sys
 module = importlib.import_module(sys.argv[1])
 print(json.dumps([module.__all__, [name for name in dir(module) if not name.startswith("_")]]))
 """
-
-
-def is_kept(each: type) -> bool:
-    return each.__name__ in KEPT or issubclass(each, (pydantic.BaseModel, msgspec.Struct))
 
 
 @pytest.mark.parametrize(
@@ -83,36 +44,17 @@ def test_a_public_module_imports_alone_and_lists_its_names(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_classes_and_functions_name_a_public_module(module: str) -> None:
-    """What a user imports says where from; the exceptions are those of `KEPT`, and no more."""
+    """What a user imports says where from, is pickled by that name, and its annotations can be resolved."""
     public = importlib.import_module(f"penstock.{module}")
     for name in public.__all__:
         each = getattr(public, name)
         if not (inspect.isclass(each) or inspect.isfunction(each)):
             continue  # an instance or an alias of a type names no module of its own
-        if each.__module__.startswith(("penstock.shared.", "penstock.services.")):
-            assert inspect.isclass(each), name
-            assert is_kept(each), f"{each} is private"
-            continue
-        assert getattr(importlib.import_module(each.__module__), name) is each
         assert each.__module__ in ({f"penstock.{module}"} | ({"penstock.errors"} if module == "connect" else set()))
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_annotations_resolve_where_a_class_says_it_is(module: str) -> None:
-    """A class with a public name has the annotations that it has in its own module, and is pickled by that name."""
-    public = importlib.import_module(f"penstock.{module}")
-    for name in public.__all__:
-        each = getattr(public, name)
-        if inspect.isclass(each) and each.__module__ == public.__name__:
-            inspect.get_annotations(each, eval_str=True)
-            assert pickle.loads(pickle.dumps(each)) is each
-
-
-def test_every_exception_is_needed() -> None:
-    """A name of `KEPT` is that of a class which is public and private at once."""
-    members = [getattr(importlib.import_module(f"penstock.{m}"), n) for m in MODULES for n in _names(m)]
-    private = {each.__name__ for each in members if inspect.isclass(each) and "penstock.shared." in each.__module__}
-    assert {name for name in KEPT if isinstance(name, str)} <= private
+        assert getattr(importlib.import_module(each.__module__), name) is each
+        assert pickle.loads(pickle.dumps(each)) is each
+        if inspect.isclass(each):
+            assert typing.get_type_hints(each) is not None
 
 
 def test_all_errors_are_public() -> None:

@@ -12,24 +12,22 @@ so that they must not depend on which public modules were imported.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 PRIVATE = ("penstock.shared.", "penstock.services.")
-FIELDS = ("__dataclass_fields__", "_fields", "__struct_fields__", "__pydantic_fields__")
-"""Attributes of classes whose annotations are fields: dataclasses, named tuples, msgspec structs, pydantic models."""
 
 
 def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> None:
     """Names the classes and functions of these `names` as the public `module`'s; `members` is that module's namespace.
 
-    Two kinds keep their name:
-
-    1. What is public already: an error is `penstock.errors.…` in `penstock.connect` too.
-    2. A dataclass, named tuple, msgspec struct or pydantic model with annotations that `members` cannot resolve. What
-       makes, decodes or validates instances of these looks names up in the module that the class names.
+    What is public already keeps its name: an error is `penstock.errors.…` in `penstock.connect` too. Annotations that
+    are text are resolved here, in the class's own module and in the public one: what reads them later looks names up
+    in the module that the class names. One that names neither module's raises `NameError`.
 
     The price: `inspect.getsource` looks for a published class in the public module, and does not find it.
     """
@@ -38,16 +36,16 @@ def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> No
         if not (inspect.isclass(each) or inspect.isfunction(each)) or not each.__module__.startswith(PRIVATE):
             continue
         if inspect.isclass(each):
-            if any(hasattr(each, mark) for mark in FIELDS) and not _resolves(each, members):
-                continue
+            _resolve(each, members)
             # doctest finds the examples of a class in the module that the class names, or in `__test__`.
             vars(sys.modules[each.__module__]).setdefault("__test__", {})[each.__qualname__] = each
         each.__module__ = module
 
 
-def _resolves(each: type, namespace: Mapping[str, Any]) -> bool:
-    try:
-        inspect.get_annotations(each, globals=dict(namespace), eval_str=True)
-    except (NameError, AttributeError, TypeError):
-        return False
-    return True
+def _resolve(each: type, members: Mapping[str, Any]) -> None:
+    """Replaces annotations that are text by what they name, in the fields of a dataclass too."""
+    hints = typing.get_type_hints(each, localns=dict(members), include_extras=True)
+    each.__annotations__ = {name: hints[name] for name in inspect.get_annotations(each)}
+    if dataclasses.is_dataclass(each):
+        for field in dataclasses.fields(each):
+            field.type = each.__annotations__.get(field.name, field.type)
