@@ -42,7 +42,7 @@ PRINTED = {
     "postgres": "['insert.mode']\nConnectionRefusedError",
     "avro": "b'\\x00\\x00\\x00\\x00\\x07\\x02\\x06tea' True {'id': 1, 'item': 'tea'}",
     "files": '[0, 1]\n[b\'{"id":0}\\n{"id":1}\\n\']',
-    "schemas": 'None the event: "id" is a required property',
+    "schemas": '200 None\n400 index 0: schema: the event: "id" is a required property',
     "rocksdb": "2",
     "otel": "send orders 0 True",
     "demo": "2 penstock demo: --time: clicks.csv has no column 'when'; it has user, at",
@@ -50,8 +50,7 @@ PRINTED = {
 """By extra: what its program prints, which is extra_programs/EXTRA.py."""
 PUBLIC = {"penstock", *(f"penstock.{name}" for name in ("clients", "connect", "errors", "otel", "streams", "testing")),
           "penstock.connect.connectors", "penstock.connect.converters"}  # fmt: skip
-PRIVATE = {"schemas.py": {"penstock.api.json_schema"}}
-"""What programs import beside PUBLIC: the schemas' public use is the ingest, which the extra `server` has."""
+"""The public modules."""
 
 LACKING = {
     "streams": "import penstock.streams",
@@ -185,7 +184,7 @@ def test_the_programs_import_what_is_public() -> None:
             node for node in ast.walk(ast.parse(program.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)
         ]
         modules = {getattr(node, "module", None) or name.name for node in imports for name in node.names}
-        assert {m for m in modules if m.startswith("penstock")} <= PUBLIC | PRIVATE.get(program.name, set()), program
+        assert {m for m in modules if m.startswith("penstock")} <= PUBLIC, program
 
 
 @pytest.mark.parametrize("extra", PRINTED)
@@ -197,6 +196,7 @@ def test_an_extra_alone_runs_its_smallest_program(
     names_each_missing_extra(python, tmp_path)
     arguments = {
         "server": (kafka.bootstrap_servers, topic_name, tmp_path),
+        "schemas": (kafka.bootstrap_servers, topic_name, tmp_path),
         "spark": (kafka.bootstrap_servers, topic_name, tmp_path),
         "files": (tmp_path / "files",),
         "demo": (tmp_path,),

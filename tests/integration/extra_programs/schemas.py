@@ -1,12 +1,56 @@
-"""`penstock[schemas]`: what the ingest holds events against. The extra `server` has the ingest itself."""
+"""`penstock[schemas]`: the ingest refuses an event that its topic's JSON Schema does not allow."""
 
-from penstock.api.json_schema import compile_schema
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from penstock import Admin, NewTopic
+
+TIMEOUT_S = 60
 
 
-def main() -> None:
-    validate = compile_schema({"type": "object", "required": ["id"]}, "orders.json")
-    print(validate({"id": 1}), validate({}))
+async def create(servers: str, topic: str) -> None:
+    async with Admin(servers) as admin:
+        await admin.create_topics([NewTopic(topic, 1)])
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+def main(servers: str, topic: str, folder: Path) -> None:
+    asyncio.run(create(servers, topic))
+    (folder / "orders.json").write_text(json.dumps({"type": "object", "required": ["id"]}))
+    (folder / "ingest.toml").write_text(f'[ingest.topics.{topic}]\njson_schema = "orders.json"\n')
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        Path(sys.executable).with_name("penstock"),
+        "producer",
+        *(part for pair in options.items() for part in pair),
+    ]
+    with subprocess.Popen(command, cwd=folder, stdout=sys.stderr) as ingest:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not answers(url):
+            assert ingest.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        for event in ({"id": 1}, {"no": 1}):
+            answer = httpx.post(f"{url}/v1/topics/{topic}/events", json=event, trust_env=False)
+            print(answer.status_code, answer.json().get("detail"))
+        ingest.terminate()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
