@@ -35,12 +35,9 @@ def main(servers: str, topic: str, folder: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    command = [
-        Path(sys.executable).with_name("penstock"),
-        "producer",
-        *(part for pair in options.items() for part in pair),
-    ]
-    with subprocess.Popen(command, cwd=folder, stdout=sys.stderr) as ingest:
+    penstock = Path(sys.executable).with_name("penstock")
+    options = ("--config", "ingest.toml", "--http.port", str(port), "--kafka.bootstrap-servers", servers)
+    with subprocess.Popen([penstock, "producer", *options], cwd=folder, stdout=sys.stderr) as ingest:
         deadline = time.monotonic() + TIMEOUT_S
         while not answers(url):
             assert ingest.poll() is None
