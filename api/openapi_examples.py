@@ -230,6 +230,7 @@ _TASK = {
     "partition": 0,
     "state": "running",
     "stream_time_ms": 1357016700000,
+    "operator_times_ms": {"sessions": 1357016700000},
     "open_sessions": 2,
     "closed_sessions": 40,
     "late_records": 1,

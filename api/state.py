@@ -25,7 +25,9 @@ class TaskState(TypedDict, total=False):
     state: str
     """created, restoring, running, suspended, closed or failed."""
     stream_time_ms: int | None
-    """The highest event time the task took, in ms since the epoch."""
+    """The highest event time of a record that the task took, in ms since the epoch; a dead letter is not taken."""
+    operator_times_ms: dict[str, int] | None
+    """By store: the highest event time of a record with a key that its operator took, which closes its windows."""
     open_sessions: int | None
     closed_sessions: int | None
     late_records: int | None

@@ -14,7 +14,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.compactor.tables import SQL_TYPES, quoted
-from penstock.shared.streams.aggregations import DISTINCT_LG_K
+from penstock.shared.streams.aggregations import DISTINCT_LG_K, EMPTY_TEXT
 from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
 
 RELATIVE_ERROR = 1e-9  # what two orders of adding the same floats may differ by, of the sum of their magnitudes
@@ -98,7 +98,7 @@ def _of(aggregation: AggregationSchema, name: str) -> list[Measure]:
         return []
     if aggregation.function == _DISTINCT:
         text = F.expr(f"try_variant_get({TEXTS}.{quoted(aggregation.field)}, '$', 'string')")
-        of_records = F.hll_sketch_agg(text, F.lit(DISTINCT_LG_K))
+        of_records = F.hll_sketch_agg(F.when(text == "", EMPTY_TEXT).otherwise(text), F.lit(DISTINCT_LG_K))
         return [Measure(name, f"{label} (distinct)", of_records, state("hll"), F.hll_union_agg, is_sketch=True)]
     if aggregation.function not in _NUMBERS:
         return []

@@ -35,6 +35,7 @@ ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch: DataSketches and Spark leave "" itself out
 DISTINCT_LG_K = 11  # 2 KiB at most a sketch, 2.3 % standard error, exact for the first dozens
 
 State = TypeVar("State")
@@ -282,7 +283,7 @@ class Mean(Sum):
 
 
 class CountDistinct(OfField["datasketches.hll_sketch"]):
-    """An estimate of how many different values a field had, the empty string aside: an HLL sketch of DataSketches.
+    """An estimate of how many different values a field had: an HLL sketch of DataSketches.
 
     Spark's `hll_sketch_estimate` and `hll_union` read the same state. Strings, numbers and booleans count by value.
     """
@@ -309,6 +310,8 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
     def _item(self, value: Any) -> str | int | float | None:
         got = self._value(value)
         item = got if got is None or isinstance(got, str | int | float) else str(got)
+        if item == "":
+            return EMPTY_TEXT
         try:
             return item.encode().decode() if isinstance(item, str) and not item.isascii() else item
         except UnicodeEncodeError:

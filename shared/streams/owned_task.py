@@ -121,6 +121,7 @@ class OwnedTask:
             "epoch": task.epoch,
             "sources": dict(task.sources),
             "stream_time_ms": task.stream_time_ms,
+            "operator_times_ms": task.times.by_store(),
             "open_sessions": sum(map(len, task.stores.values())),
             "records": done.records,
             "closed_sessions": done.closed,

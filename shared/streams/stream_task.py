@@ -176,6 +176,7 @@ class StreamTask:
             if self._taken and self.failed is None:
                 self._uncommitted = True
             self.metrics.processed(self._taken, self.stream_time_ms, sum(map(len, self.stores.values())))
+            self.metrics.operator_times(self.times.by_store())
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
         """Take records one by one, as long as there is time; `forward` takes what was decoded, if not the nodes do."""
@@ -257,14 +258,14 @@ class StreamTask:
         self.metrics.dead_letter(record.topic, stage)
         self.metrics.refused_at["dead_letters"] = place_of(record)
 
-    def mark(self) -> tuple[int, int]:
-        """How much there is of what a record brings about, for `take_back`."""
-        return len(self.outputs), self.late_records
+    def mark(self) -> tuple[int, int, int]:
+        """How much there is of what a record brings about, and stream time, for `take_back`."""
+        return len(self.outputs), self.late_records, self.stream_time_ms
 
-    def take_back(self, mark: tuple[int, int]) -> None:
-        """Forget what came of a record since `mark`."""
-        self.outputs.take_back(mark[0])
-        self.late_records = mark[1]
+    def take_back(self, mark: tuple[int, int, int]) -> None:
+        """Forget what came of a record since `mark`: a dead letter moves no time."""
+        outputs, self.late_records, self.stream_time_ms = mark
+        self.outputs.take_back(outputs)
 
     def _fail(self, what: str, error: Exception) -> ProcessingFailed:
         """The task holds half of something: it must not be committed, and takes nothing more."""

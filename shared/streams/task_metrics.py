@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -44,8 +45,10 @@ class TaskMetrics:
         self._missed = counter(registry, *missed, "partition").labels(**own)
         self._closed = counter(registry, "streams_closed_windows", "Windows closed.", "partition").labels(**own)
         self._time = gauge(
-            registry, "streams_stream_time_seconds", "Highest event time, as Unix time.", "partition"
+            registry, "streams_stream_time_seconds", "Highest event time of a record that was taken, as Unix time.", "partition"
         ).labels(**own)
+        what = "The event time by which a store's windows are closed, as Unix time."
+        self._operator_time = gauge(registry, "streams_operator_time_seconds", what, "partition", "store")
         self._open = gauge(registry, "streams_open_windows", "Live windows in the stores.", "partition").labels(**own)
         self._own = own
         self.committed = Totals(0, 0, 0, 0, 0)
@@ -58,6 +61,11 @@ class TaskMetrics:
         self._records.inc(records)
         self._time.set(stream_time_ms / 1000)
         self._open.set(open_windows)
+
+    def operator_times(self, times_ms: Mapping[str, int]) -> None:
+        """The times of the operators, by the names of their stores; -1 before their first record with a key."""
+        for store, time_ms in times_ms.items():
+            self._operator_time.labels(store=store, **self._own).set(time_ms / 1000)
 
     def late(self, topic: str, records: int) -> None:
         if records:

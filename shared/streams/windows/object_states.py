@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.streams.aggregations import INT64_MAX, INT64_MIN, Aggregation, CountDistinct
+from penstock.shared.streams.aggregations import EMPTY_TEXT, INT64_MAX, INT64_MIN, Aggregation, CountDistinct
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
 from penstock.shared.streams.quantiles import Quantiles
 from penstock.shared.streams.windows import kernels as k
@@ -173,6 +173,8 @@ def _take_distinct(aggregation: Any, values: Sequence[Any]) -> list[Any]:
         scratch = aggregation.initial()
         for value in values:
             aggregation.add(scratch, value)  # of large integers it refuses some
+    elif "" in got:
+        got = [EMPTY_TEXT if g == "" else g for g in got]
     return got
 
 

@@ -590,10 +590,38 @@ def test_skipped_and_late_are_counted_by_reason_and_topic() -> None:
         "penstock_streams_skipped_records_total": ({"reason": "null key"}, 1),
         "penstock_streams_late_records_total": ({"topic": "in"}, 1),
         "penstock_streams_stream_time_seconds": ({}, 0.1),
+        "penstock_streams_operator_time_seconds": ({"store": "s"}, 0.1),
         "penstock_streams_open_windows": ({}, 1),
     }
     for name, (labels, expected) in values.items():
         assert registry.get_sample_value(name, {"partition": "0", **labels}) == expected, name
+
+
+def test_a_dead_letter_moves_no_time() -> None:
+    """A value that an aggregation refuses, years ahead: the task's time is as the operator's, and no schedule fires."""
+    fired: list[int] = []
+
+    class Ticks(Processor):
+        """Schedules by stream time."""
+
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(1_000, PunctuationType.STREAM_TIME, fired.append)
+
+        def process(self, record: Record) -> None:
+            """Takes each record."""
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in", value=dict)
+    stream.process(Ticks)
+    stream.group_by_key().session_window(10).aggregate("s", total=Sum("x")).on_close().to("out")
+    registry = CollectorRegistry()
+    task = task_of(builder.build(), registry=registry)
+    ahead = 40_000_000_000
+    task.process(columns("in", (0, b"a", b'{"x":1}', 100), (1, b"a", b'{"x":"no"}', ahead)), 0)
+    assert task.metrics.dead_letters_total == 1
+    assert (task.stream_time_ms, task.times.by_store()) == (100, {"s": 100})
+    assert fired == [100]
+    assert registry.get_sample_value("penstock_streams_stream_time_seconds", {"partition": "0"}) == 0.1
 
 
 # --- what a processor may ask ---
