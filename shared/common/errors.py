@@ -279,7 +279,7 @@ class ProcessingFailed(FatalError):
     """
 
 
-class StateRefused(ProcessingFailed):
+class StateRejected(ProcessingFailed):
     """A window's state cannot be encoded; a task that checks states finds the record that made it so."""
 
 

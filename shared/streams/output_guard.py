@@ -139,7 +139,7 @@ class OutputGuard:
         return task.record_metadata is None or any(store.touched for store in task.stores.values())
 
     def _refuse(
-        self, node: str, store: str | None, record: Record, error: Exception, mark: tuple[int, int] | None
+        self, node: str, store: str | None, record: Record, error: Exception, mark: tuple[int, int, int] | None
     ) -> None:
         task, source = self.task, self.task.source_record()
         stage = STAGE_PRODUCE if self._is_of_sink(error) else STAGE_PROCESS

@@ -150,7 +150,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
         """
         ...
 
-    def refuse_output(self, record: Record, error: Exception) -> None:
+    def reject_output(self, record: Record, error: Exception) -> None:
         """Leave out an output that cannot be made, behind a store, as the error handlers say; else raise `error`.
 
         `record` is what is known of it.

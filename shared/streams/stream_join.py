@@ -206,7 +206,7 @@ class StreamJoin(TimedProcessor):
         try:
             joined = record._replace(value=self._joiner(record.value, None))
         except Exception as e:
-            self.context.refuse_output(record, e)
+            self.context.reject_output(record, e)
             return
         self.context.forward(joined)
 

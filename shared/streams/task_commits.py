@@ -24,7 +24,7 @@ from penstock.shared.common.errors import (
     PenstockError,
     ProcessingFailed,
     RecordTooLarge,
-    StateRefused,
+    StateRejected,
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import histogram
@@ -121,7 +121,7 @@ class TaskCommits:
                 continue
             try:
                 prepared.append((one, task, task.prepare_commit(self._clock.now_ms())))
-            except StateRefused as e:
+            except StateRejected as e:
                 refused = self._look_for_record(task, e)
                 refused.__cause__ = e
                 prepared.append((one, task, refused))

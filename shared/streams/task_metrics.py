@@ -45,7 +45,10 @@ class TaskMetrics:
         self._missed = counter(registry, *missed, "partition").labels(**own)
         self._closed = counter(registry, "streams_closed_windows", "Windows closed.", "partition").labels(**own)
         self._time = gauge(
-            registry, "streams_stream_time_seconds", "Highest event time of a record that was taken, as Unix time.", "partition"
+            registry,
+            "streams_stream_time_seconds",
+            "Highest event time of a record that was taken, as Unix time.",
+            "partition",
         ).labels(**own)
         what = "The event time by which a store's windows are closed, as Unix time."
         self._operator_time = gauge(registry, "streams_operator_time_seconds", what, "partition", "store")

@@ -20,7 +20,7 @@ from penstock.shared.common.errors import (
     IllegalState,
     ProcessingFailed,
     RecordTooLarge,
-    StateRefused,
+    StateRejected,
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
 from penstock.shared.streams.at_work import is_at_work
@@ -186,7 +186,7 @@ class Wiring:
         """The error that ends the task, with the node it came from, else `node`."""
         where = self.node_of(error) or node
         kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
-        make = StateRefused if isinstance(error, StateRefused) else ProcessingFailed
+        make = StateRejected if isinstance(error, StateRejected) else ProcessingFailed
         about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
         return make(f"{f'node {where!r}: ' if where else ''}{what} cannot be processed: {about}{kind}{error}")
 
@@ -292,7 +292,7 @@ class NodeContext:
         task.count_skipped("time too far ahead")
         return False
 
-    def refuse_output(self, record: Record, error: Exception) -> None:
+    def reject_output(self, record: Record, error: Exception) -> None:
         self._guard.refuse(self._node.name, self._store, record, error)
 
     def count_missed(self, windows: int) -> None:
@@ -324,7 +324,7 @@ class NodeContext:
                 if error is None:
                     self.forward(record)
                 else:
-                    self.refuse_output(record, error)
+                    self.reject_output(record, error)
             except Exception as e:
                 e.add_note(f"the result of {name_window(results.store, *record.key)}")
                 raise

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import ProcessingFailed, StateRefused
+from penstock.shared.common.errors import ProcessingFailed, StateRejected
 from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct, Sum
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
 from penstock.shared.streams.dsl import StreamsBuilder
@@ -225,7 +225,7 @@ def test_what_has_no_json_is_said_as_one_by_one(at: int, what: str) -> None:
             pipe_and_commit(driver, [Piped(b"a", b"object", 1), Piped(b"b", b"text", at)])
         said.append((type(raised.value), str(raised.value)))
     assert said[0] == said[1]
-    assert said[0][0] is (StateRefused if at == 5 else ProcessingFailed)
+    assert said[0][0] is (StateRejected if at == 5 else ProcessingFailed)
     assert what in said[0][1]
     assert "key 'a', window 1 to 1" in said[0][1]
 
