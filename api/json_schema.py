@@ -35,7 +35,7 @@ def load_schema(path: Path) -> Validate:
 
 def compile_schema(schema: Any, name: str) -> Validate:
     """The validation of a schema; `name` is what an error calls it."""
-    with needs(f"json_schema: {name}:"):
+    with needs(f"json_schema {name}"):
         import jsonschema_rs
     try:
         validator = jsonschema_rs.validator_for(schema)

@@ -98,18 +98,20 @@ __all__ = [
 _MODULES = ("penstock.clients", "penstock.streams")
 
 
-def __getattr__(name: str) -> object:
-    """Imports the module of a public name when the name is first used (PEP 562), so that `import penstock` is cheap."""
-    if name == "__version__":
-        from importlib.metadata import version
+if not TYPE_CHECKING:  # a checker would take every name for one that is there
 
-        return version("penstock")
-    if name in __all__:
-        for module in map(importlib.import_module, _MODULES):
-            if name in module.__all__:
-                found = globals()[name] = getattr(module, name)
-                return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Imports a public name's module when the name is first used (PEP 562): `import penstock` is cheap."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("penstock")
+        if name in __all__:
+            for module in map(importlib.import_module, _MODULES):
+                if name in module.__all__:
+                    found = globals()[name] = getattr(module, name)
+                    return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

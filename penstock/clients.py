@@ -4,7 +4,7 @@ A program that produces does not load the consumer: the clients are imported whe
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from penstock.shared.common.public_names import publish as _publish
 from penstock.shared.common.records import (
@@ -40,7 +40,7 @@ from penstock.shared.common.serialization import (
 )
 from penstock.shared.common.settings import KafkaSettings
 
-if _TYPE_CHECKING:
+if TYPE_CHECKING:
     from penstock.services.consumer.handler_runner import HandlerRunner
     from penstock.services.consumer.settings import ConsumerServiceSettings
     from penstock.shared.clients.admin import (
@@ -174,16 +174,18 @@ A client is loaded as a whole, so that the annotations of each of its classes fi
 _publish(__name__, globals(), [name for name in __all__ if name in globals()])
 
 
-def __getattr__(name: str) -> object:
-    """Imports a client when a name of it is first used (PEP 562), and publishes all that is here of it."""
-    for modules in _CLIENTS:
-        if any(name in names for names in modules.values()):
-            for module, names in modules.items():
-                loaded = _importlib.import_module(module)
-                globals().update({each: getattr(loaded, each) for each in names})
-            _publish(__name__, globals(), [each for names in modules.values() for each in names])
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        """Imports a client when a name of it is first used (PEP 562), and publishes all that is here of it."""
+        for modules in _CLIENTS:
+            if any(name in names for names in modules.values()):
+                for module, names in modules.items():
+                    loaded = _importlib.import_module(module)
+                    globals().update({each: getattr(loaded, each) for each in names})
+                _publish(__name__, globals(), [each for names in modules.values() for each in names])
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

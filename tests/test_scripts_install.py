@@ -373,7 +373,7 @@ def test_without_network(machine: Machine) -> None:
     assert status == 1
     assert said.splitlines()[-2:] == [
         "ERROR: Could not find a version that satisfies httpx",
-        "penstock: pip failed; the lines above say why. Run scripts/install again when that is mended.",
+        "penstock: pip failed; the lines above say why. Run scripts/install again when that is fixed.",
     ]
     machine.now("no_network", False)
     assert machine.install()[0] == 0

@@ -39,8 +39,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> type:
-    return _builtin(__name__, name)
+if not TYPE_CHECKING:  # a checker would take every name for one that is there
+
+    def __getattr__(name: str) -> type:
+        return _builtin(__name__, name)
 
 
 def __dir__() -> list[str]:

@@ -46,15 +46,17 @@ _LAZY = "TopologyTestDriver"
 _publish(__name__, globals(), [name for name in __all__ if name != _LAZY])
 
 
-def __getattr__(name: str) -> object:
-    """Imports the test driver when it is first used: the fake cluster and the clock do not need the extra `streams`."""
-    if name == _LAZY:
-        with _needs("penstock.testing.TopologyTestDriver", "streams"):
-            from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-        globals()[name] = TopologyTestDriver
-        _publish(__name__, globals(), [name])
-        return TopologyTestDriver
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker would take every name for one that is there
+
+    def __getattr__(name: str) -> object:
+        """Imports the test driver when it is first used: the rest does not need the extra `streams`."""
+        if name == _LAZY:
+            with _needs("penstock.testing.TopologyTestDriver", "streams"):
+                from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+            globals()[name] = TopologyTestDriver
+            _publish(__name__, globals(), [name])
+            return TopologyTestDriver
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

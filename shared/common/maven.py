@@ -114,7 +114,7 @@ def mirror_of_central(text: str, place: Path, environ: Mapping[str, str]) -> Rep
     try:
         settings = ElementTree.fromstring(text)  # noqa: S314  (the user's own file)
     except ElementTree.ParseError as e:
-        raise JarsUnavailable(f"{place} cannot be read: {e}; mend it, or set {REPOSITORY_VARIABLE}") from None
+        raise JarsUnavailable(f"{place} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
     mirrors = settings.findall("{*}mirrors/{*}mirror")
     exact = [mirror for mirror in mirrors if _text(mirror, "mirrorOf") == CENTRAL]
     for mirror in exact or (mirror for mirror in mirrors if covers_central(_text(mirror, "mirrorOf"))):
@@ -179,7 +179,7 @@ def _read(place: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as e:
-        raise JarsUnavailable(f"{place} cannot be read: {e}; mend it, or set {REPOSITORY_VARIABLE}") from None
+        raise JarsUnavailable(f"{place} cannot be read: {e}; fix it, or set {REPOSITORY_VARIABLE}") from None
 
 
 def _member(jar: Path, name: str) -> str | None:

@@ -162,14 +162,6 @@ def variable(path: Sequence[str]) -> str:
     return f"{ENV_PREFIX}{DELIMITER.join(path).upper()}"
 
 
-_OF_ANOTHER_SECTION = {
-    "KafkaSettings": (
-        *("bootstrap_servers", "client_id", "security_protocol", "sasl_mechanism", "sasl_username", "sasl_password"),
-        *("ssl_cafile", "ssl_certfile", "ssl_keyfile", "request_timeout_ms", "metadata_max_age_ms"),
-        *("connections_max_idle_ms", "retry_backoff_ms", "reconnect_backoff_ms", "reconnect_backoff_max_ms"),
-        *("send_buffer_bytes", "receive_buffer_bytes"),
-    )
-}
 _HINTS = {
     "enable_auto_commit": 'use commit_strategy="auto", or "none" to commit yourself',
     "enable_auto_offset_store": "what a poll returned counts as processed when the next is made; see commit_strategy",
@@ -203,9 +195,8 @@ _HINTS = {
     "ssl_certificate_location": "use ssl_certfile of KafkaSettings",
     "ssl_key_location": "use ssl_keyfile of KafkaSettings",
     "api_version": "it is found out from the broker",
-    **{name: f"it is a setting of {section}" for section, names in _OF_ANOTHER_SECTION.items() for name in names},
 }
-"""Names of other Kafka clients (Java, aiokafka, librdkafka), and of another section here."""
+"""Names of other Kafka clients (Java, aiokafka, librdkafka)."""
 
 
 def hint(path: Sequence[str], known: Iterable[str]) -> str:

@@ -88,6 +88,15 @@ class Section(BaseModel):
         except ValidationError as e:
             raise _refused(cls, e) from None
 
+    @classmethod
+    def given(cls, settings: Self | None) -> Self:
+        """The settings that a client was given, the defaults for None; ConfigError where it is something else."""
+        if settings is None:
+            return cls()
+        if not isinstance(settings, cls):
+            raise ConfigError(f"a client needs {cls.__name__}(...), got {type(settings).__name__}")
+        return settings
+
 
 class KafkaSettings(Section):
     """How to reach Kafka; names are those of Kafka's clients, with underscores."""
@@ -119,7 +128,7 @@ class KafkaSettings(Section):
     metadata_recovery_rebootstrap_trigger_ms: int = Field(
         default=300_000,
         ge=0,
-        description="bootstrap_servers are asked again once no known broker has given metadata for so long",
+        description="rebootstrap after this time without metadata from a known broker",
     )
     connections_max_idle_ms: PositiveMs = 540_000
     send_buffer_bytes: int = Field(default=-1, ge=-1, description="the sockets' SO_SNDBUF; -1: the system's default")
@@ -330,7 +339,9 @@ def _said(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     name, message = ".".join(path), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        return f"{name}: no such setting{hint(path, siblings(cls, path))}"
+        other = path[-1].replace(".", "_").lower() in KafkaSettings.model_fields and cls is not KafkaSettings
+        said = " (it is a setting of KafkaSettings)" if other else hint(path, siblings(cls, path))
+        return f"{name}: no such setting{said}"
     if not name:
         return str(message)
     is_shown = error["type"] != "missing" and not isinstance(error["input"], dict | BaseModel)

@@ -33,6 +33,13 @@ class Click(msgspec.Struct):
     ms: float
 
 
+def a_misspelled_import() -> None:
+    """Public modules import names late, and checkers know them all the same."""
+    from penstock.clients import Konsumer  # mypy attr-defined, pyright reportAttributeAccessIssue
+
+    print(Konsumer)
+
+
 def a_misspelled_setting() -> None:
     """No such field."""
     KafkaSettings(client_di="x")  # mypy call-arg, pyright reportCallIssue
@@ -78,13 +85,13 @@ async def a_wrong_result(kafka: KafkaSettings) -> None:
         print(taken)
 
 
-def a_deserializer_of_the_wrong_signature(kafka: KafkaSettings) -> Consumer[bytes | None, str]:
+def a_deserializer_of_the_wrong_signature(kafka: KafkaSettings) -> None:
     """It lacks the topic."""
 
     def decode(data: bytes | None) -> str:
         return str(data)
 
-    return Consumer(kafka, value_deserializer=decode)  # mypy arg-type, pyright reportArgumentType
+    Consumer(kafka, value_deserializer=decode)  # mypy arg-type, pyright reportArgumentType
 
 
 def a_changed_record(record: ConsumerRecord) -> None:

@@ -25,7 +25,7 @@ import contextlib
 import re
 from asyncio import current_task
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, Literal, Self, overload
+from typing import Any, Generic, Literal, Self
 
 from prometheus_client import CollectorRegistry
 from typing_extensions import TypeVar
@@ -66,74 +66,27 @@ _Subscription = tuple[Sequence[str] | re.Pattern[str], RebalanceListener | None]
 class Consumer(Committing, Generic[K, V]):
     """Reads records; use it from one event loop, in `async with`."""
 
-    @overload
-    def __init__(
-        self: Consumer[bytes | None, bytes | None],
-        kafka: KafkaSettings | str,
-        settings: ConsumerSettings | None = None,
-        *,
-        registry: CollectorRegistry | None = None,
-        assignor: Assignor | None = None,
-        interceptors: Sequence[ConsumerInterceptor] = (),
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Consumer[K, bytes | None],
-        kafka: KafkaSettings | str,
-        settings: ConsumerSettings | None = None,
-        *,
-        key_deserializer: Deserializer[K],
-        registry: CollectorRegistry | None = None,
-        assignor: Assignor | None = None,
-        interceptors: Sequence[ConsumerInterceptor] = (),
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self: Consumer[bytes | None, V],
-        kafka: KafkaSettings | str,
-        settings: ConsumerSettings | None = None,
-        *,
-        value_deserializer: Deserializer[V],
-        registry: CollectorRegistry | None = None,
-        assignor: Assignor | None = None,
-        interceptors: Sequence[ConsumerInterceptor] = (),
-    ) -> None: ...
-
-    @overload
     def __init__(
         self,
         kafka: KafkaSettings | str,
         settings: ConsumerSettings | None = None,
         *,
-        key_deserializer: Deserializer[K],
-        value_deserializer: Deserializer[V],
-        registry: CollectorRegistry | None = None,
-        assignor: Assignor | None = None,
-        interceptors: Sequence[ConsumerInterceptor] = (),
-    ) -> None: ...
-
-    def __init__(
-        self,
-        kafka: KafkaSettings | str,
-        settings: ConsumerSettings | None = None,
-        *,
-        key_deserializer: Deserializer[Any] = bytes_deserializer,
-        value_deserializer: Deserializer[Any] = bytes_deserializer,
+        key_deserializer: Deserializer[K] | None = None,
+        value_deserializer: Deserializer[V] | None = None,
         registry: CollectorRegistry | None = None,
         assignor: Assignor | None = None,
         interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None:
         """`kafka` says where the brokers are: settings, or bootstrap servers as text.
 
-        Deserializers are `(topic, bytes | None) -> value`; what they give is in the columns and the records.
+        Deserializers are `(topic, bytes | None) -> value`; what they return is in the columns and the records. Without
+        one these have the bytes.
 
         `interceptors` see the records that are handed out and what is committed (`ConsumerInterceptor`).
         An `assignor` of the caller's own takes the place of the settings' one, and should have its name.
         """
-        self._settings = settings = settings or ConsumerSettings()
-        self._decoding = Decoding(key_deserializer, value_deserializer)
+        self._settings = settings = ConsumerSettings.given(settings)
+        self._decoding = Decoding(key_deserializer or bytes_deserializer, value_deserializer or bytes_deserializer)
         self._interceptors = ConsumerInterceptors(interceptors)
         self._undecodable: dict[TopicPartition, Undecodable] = {}
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")

@@ -31,7 +31,7 @@ class ReadingSettings(Section):
         default="latest", description="earliest, latest, none, or by_duration:<P7D, PT1H30M, 90m, ...>"
     )
     isolation_level: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
-    commit_timeout_ms: PositiveMs = Field(default=60_000, description="a commit that is waited for is retried so long")
+    commit_timeout_ms: PositiveMs = Field(default=60_000, description="how long a synchronous commit is retried")
     session_timeout_ms: GroupMs = 45_000
     heartbeat_interval_ms: PositiveMs = 3_000
     max_poll_interval_ms: GroupMs = Field(

@@ -66,7 +66,7 @@ class Producer(TransactionalCalls, Intake):
         ConfigError names a setting that is wrong.
         """
         kafka = KafkaSettings.of(kafka)
-        self._settings = settings = with_timeouts_that_fit(kafka, ProducerSettings() if settings is None else settings)
+        self._settings = settings = with_timeouts_that_fit(kafka, ProducerSettings.given(settings))
         self._connection = Connection(kafka)
         self._key_serializer, self._value_serializer = key_serializer, value_serializer
         self._interceptors = Interceptors(interceptors)
@@ -272,7 +272,7 @@ class Producer(TransactionalCalls, Intake):
             bulk.deliveries().cancel()  # nobody will have them
             raise
         if bulk.refusals:
-            log.warning("records refused", records=bulk.refusals, reason=str(bulk.first_refusal))
+            log.warning("records rejected", records=bulk.refusals, reason=str(bulk.first_refusal))
         return bulk.deliveries()
 
     async def flush(self) -> None:

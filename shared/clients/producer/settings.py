@@ -29,7 +29,7 @@ class ProducerSettings(Section):
     buffer_memory: int = Field(
         default=32 * 1024 * 1024,
         gt=0,
-        description="bytes of records not yet acknowledged; partitions that do not get on share half of them",
+        description="bytes of records not yet acknowledged; at most half is for partitions without progress",
     )
     max_block_ms: int = Field(default=60_000, ge=0, description="for metadata and buffer memory together")
     delivery_timeout_ms: PositiveMs = Field(default=120_000, description="from being handed over to being acknowledged")
@@ -103,11 +103,7 @@ class ProducerSettings(Section):
 
 
 def with_timeouts_that_fit(kafka: KafkaSettings, settings: ProducerSettings) -> ProducerSettings:
-    """The settings, with a default `delivery_timeout_ms` raised where it is too short; ConfigError where it was set,
-    and where something else was given in the place of settings.
-    """
-    if not isinstance(settings, ProducerSettings):
-        raise ConfigError(f"a producer needs ProducerSettings(...), got {type(settings).__name__}")
+    """The settings, with a default `delivery_timeout_ms` raised where it is too short; ConfigError where it was set."""
     least = settings.linger_ms + kafka.request_timeout_ms
     if settings.delivery_timeout_ms >= least:
         return settings

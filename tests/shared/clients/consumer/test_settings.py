@@ -61,6 +61,7 @@ def test_a_reset_by_duration() -> None:
         (ConsumerSettings, "bootstrap.servers", "KafkaSettings"),
         (ConsumerSettings, "value_deserializer", "Consumer("),
         (ProducerSettings, "client_id", "KafkaSettings"),
+        (ProducerSettings, "socket.connection.setup.timeout.ms", "it is a setting of KafkaSettings"),
         (ProducerSettings, "max_batch_size", "use batch_size"),
         (ProducerSettings, "queue.buffering.max.ms", "use linger_ms"),
         (ProducerSettings, "linger.ms", "use linger_ms"),

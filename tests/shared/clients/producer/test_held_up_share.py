@@ -1,4 +1,4 @@
-"""Partitions that do not get on share half of the buffer; whoever does is not stopped by them."""
+"""Partitions that make no progress share half of the buffer; those that do are not stopped by them."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ async def test_refused_records_count_as_errors() -> None:
             assert producer.metrics()["record_error_total"] == 3 * len(REFUSED)
             assert registry.get_sample_value("penstock_producer_record_error_total", {"topic": "t"}) == 15
     said = [(one["event"], one["records"]) for one in logged if one["log_level"] == "warning"]
-    assert said == [("records refused", 10)]
+    assert said == [("records rejected", 10)]
 
 
 async def test_what_is_no_record_in_a_bulk() -> None:

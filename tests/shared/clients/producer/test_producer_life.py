@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import (
     BufferExhausted,
@@ -323,12 +324,14 @@ async def test_the_gauge_of_free_memory_follows_what_expires_in_flight() -> None
     ("given", "said"),
     [
         (({"bootstrap_servers": "host:9092"},), "a client needs KafkaSettings.*dict"),
-        ((KafkaSettings(), {"linger_ms": 5}), "a producer needs ProducerSettings.*dict"),
+        ((KafkaSettings(), {"linger_ms": 5}), "a client needs ProducerSettings.*dict"),
     ],
 )
 async def test_what_is_no_settings_is_refused(given: Any, said: str) -> None:
     """A ConfigError names what is expected in its place."""
     with pytest.raises(ConfigError, match=said):
         Producer(*given)
+    with pytest.raises(ConfigError, match=said.replace("Producer", "Consumer")):
+        Consumer(*given)
     with pytest.raises(ConfigError, match="client_id"):
         KafkaSettings(client_id="")
