@@ -339,8 +339,9 @@ def _said(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     name, message = ".".join(path), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        other = path[-1].replace(".", "_").lower() in KafkaSettings.model_fields and cls is not KafkaSettings
-        said = " (it is a setting of KafkaSettings)" if other else hint(path, siblings(cls, path))
+        ours, known = path[-1].replace(".", "_").lower(), siblings(cls, path)
+        is_of_kafka = ours in KafkaSettings.model_fields and ours not in known
+        said = " (it is a setting of KafkaSettings)" if is_of_kafka else hint(path, known)
         return f"{name}: no such setting{said}"
     if not name:
         return str(message)
