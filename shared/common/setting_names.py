@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -199,8 +199,10 @@ _HINTS = {
 """Names of other Kafka clients (Java, aiokafka, librdkafka)."""
 
 
-def hint(path: Sequence[str], known: Iterable[str]) -> str:
+def hint(path: Sequence[str], known: Iterable[str], of_kafka: Collection[str] = ()) -> str:
     """What to use in the place of a setting that there is not, with a space in front; dots are as underscores.
+
+    `of_kafka` are the settings of KafkaSettings, which another section lacks.
 
     >>> hint(["enable.auto.commit"], [])
     ' (use commit_strategy="auto", or "none" to commit yourself)'
@@ -210,6 +212,8 @@ def hint(path: Sequence[str], known: Iterable[str]) -> str:
     ours, known = path[-1].replace(".", "_").lower(), set(known)
     if ours in known:
         return f" (use {ours})"
+    if ours in of_kafka:
+        return " (it is a setting of KafkaSettings)"
     if ours in _HINTS:
         return f" ({_HINTS[ours]})"
     return nearest(".".join(path), [".".join([*path[:-1], one]) for one in known])

@@ -339,10 +339,7 @@ def _said(cls: type[BaseModel], error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     name, message = ".".join(path), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        ours, known = path[-1].replace(".", "_").lower(), siblings(cls, path)
-        is_of_kafka = ours in KafkaSettings.model_fields and ours not in known
-        said = " (it is a setting of KafkaSettings)" if is_of_kafka else hint(path, known)
-        return f"{name}: no such setting{said}"
+        return f"{name}: no such setting{hint(path, siblings(cls, path), KafkaSettings.model_fields)}"
     if not name:
         return str(message)
     is_shown = error["type"] != "missing" and not isinstance(error["input"], dict | BaseModel)

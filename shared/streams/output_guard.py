@@ -24,7 +24,7 @@ from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.streams.windowed_aggregate import WindowKey
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.stream_task import StreamTask
+    from penstock.shared.streams.stream_task import Mark, StreamTask
 
 Forward = Callable[[Record], None]
 
@@ -138,9 +138,7 @@ class OutputGuard:
         task = self.task
         return task.record_metadata is None or any(store.touched for store in task.stores.values())
 
-    def _refuse(
-        self, node: str, store: str | None, record: Record, error: Exception, mark: tuple[int, int, int] | None
-    ) -> None:
+    def _refuse(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
         task, source = self.task, self.task.source_record()
         stage = STAGE_PRODUCE if self._is_of_sink(error) else STAGE_PROCESS
         handler, _ = task.handlers.of(stage, error)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -70,6 +70,14 @@ Guarantee = Literal["exactly_once", "at_least_once"]
 
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
+
+
+class Mark(NamedTuple):
+    """Where a task was before a record or an output: what `take_back` returns to."""
+
+    outputs: int
+    late_records: int
+    stream_time_ms: int
 
 
 @at_work("initialize", "close", "process", "refuse", "advance_time", "punctuate_wall_clock", "prepare_commit")
@@ -258,11 +266,11 @@ class StreamTask:
         self.metrics.dead_letter(record.topic, stage)
         self.metrics.refused_at["dead_letters"] = place_of(record)
 
-    def mark(self) -> tuple[int, int, int]:
+    def mark(self) -> Mark:
         """How much there is of what a record brings about, and stream time, for `take_back`."""
-        return len(self.outputs), self.late_records, self.stream_time_ms
+        return Mark(len(self.outputs), self.late_records, self.stream_time_ms)
 
-    def take_back(self, mark: tuple[int, int, int]) -> None:
+    def take_back(self, mark: Mark) -> None:
         """Forget what came of a record since `mark`: a dead letter moves no time."""
         outputs, self.late_records, self.stream_time_ms = mark
         self.outputs.take_back(outputs)

@@ -35,9 +35,14 @@ class Click(msgspec.Struct):
 
 def a_misspelled_import() -> None:
     """Public modules import names late, and checkers know them all the same."""
+    from penstock import Produser  # mypy attr-defined, pyright reportAttributeAccessIssue
     from penstock.clients import Konsumer  # mypy attr-defined, pyright reportAttributeAccessIssue
+    from penstock.connect.connectors import FilesSingConnector  # mypy attr-defined, pyright reportAttributeAccessIssue
+    from penstock.connect.converters import JsonKonverter  # mypy attr-defined, pyright reportAttributeAccessIssue
+    from penstock.connect.transforms import RegexRuter  # mypy attr-defined, pyright reportAttributeAccessIssue
+    from penstock.testing import FakeKluster  # mypy attr-defined, pyright reportAttributeAccessIssue
 
-    print(Konsumer)
+    print(Konsumer, Produser, FilesSingConnector, JsonKonverter, RegexRuter, FakeKluster)
 
 
 def a_misspelled_setting() -> None:

@@ -86,7 +86,10 @@ class Consumer(Committing, Generic[K, V]):
         An `assignor` of the caller's own takes the place of the settings' one, and should have its name.
         """
         self._settings = settings = ConsumerSettings.given(settings)
-        self._decoding = Decoding(key_deserializer or bytes_deserializer, value_deserializer or bytes_deserializer)
+        self._decoding = Decoding(
+            bytes_deserializer if key_deserializer is None else key_deserializer,
+            bytes_deserializer if value_deserializer is None else value_deserializer,
+        )
         self._interceptors = ConsumerInterceptors(interceptors)
         self._undecodable: dict[TopicPartition, Undecodable] = {}
         self._metrics = ConsumerMetrics(registry, settings.group_id or "")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.consumer.decoding import Decoding
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import Columns, ConsumerRecord
@@ -70,3 +73,12 @@ def test_what_is_no_function_is_refused(which: str) -> None:
     """A deserializer that is None would fail at the first record: it is said at once, and by its name."""
     with pytest.raises(ConfigError, match=f"{which}_deserializer"):
         Decoding(**{which: None})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["", 0, ()])
+def test_a_consumer_takes_nothing_empty_for_no_deserializer(wrong: Any) -> None:
+    """Only None is that."""
+    for name in ("key_deserializer", "value_deserializer"):
+        with pytest.raises(ConfigError, match=f"{name} must be a function"):
+            Consumer("localhost:9092", **{name: wrong})
+    Consumer("localhost:9092", key_deserializer=None, value_deserializer=None)
