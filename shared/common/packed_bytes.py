@@ -1,0 +1,138 @@
+"""Byte strings as places in one buffer: no Python object stands for one until it is asked for.
+
+>>> packed = PackedBytes.of([b"ann", None, b"", b"bob"])
+>>> packed.offsets.tolist(), packed.lengths.tolist()
+([0, 3, 3, 3], [3, -1, 0, 3])
+>>> packed[0], packed[1], list(packed[2:]), packed == [b"ann", None, b"", b"bob"]
+(b'ann', None, [b'', b'bob'], True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+NULL = -1
+"""The length of a null, which is not an empty string."""
+
+SPARSE = 16
+"""With more than this many bytes of buffer for each byte of a string, the strings are copied one by one."""
+
+
+class PackedBytes(Sequence[bytes | None]):
+    """A sequence of bytes and nulls: string i is `data[offsets[i]:offsets[i] + lengths[i]]`, a null has length -1.
+
+    `data` is a uint8 array, `offsets` and `lengths` are int64 arrays of one length. Strings may overlap, and stand in
+    any order. The buffer lives as long as any slice of the sequence does; nobody changes it.
+    """
+
+    __slots__ = ("data", "lengths", "offsets")
+
+    def __init__(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        self.data, self.offsets, self.lengths = data, offsets, lengths
+
+    @classmethod
+    def of(cls, strings: Sequence[bytes | None]) -> PackedBytes:
+        """The same strings in one buffer; TypeError where one is neither bytes nor None."""
+        if isinstance(strings, PackedBytes):
+            return strings
+        count = len(strings)
+        try:
+            data = b"".join(strings)  # type: ignore[arg-type]  # a null is rare, and found by the error
+            lengths = np.fromiter(map(len, strings), np.int64, count)  # type: ignore[arg-type]
+        except TypeError:
+            data = b"".join([string for string in strings if string is not None])
+            lengths = np.fromiter((NULL if string is None else len(string) for string in strings), np.int64, count)
+        ends = np.cumsum(np.maximum(lengths, 0))
+        return cls(np.frombuffer(data, np.uint8), ends - np.maximum(lengths, 0), lengths)
+
+    @classmethod
+    def of_width(cls, data: NDArray[np.uint8], width: int) -> PackedBytes:
+        """Strings of one width that fill the buffer, one after the other.
+
+        >>> list(PackedBytes.of_width(np.frombuffer(b"aabbcc", np.uint8), 2))
+        [b'aa', b'bb', b'cc']
+        """
+        offsets = np.arange(0, len(data), width, dtype=np.int64)
+        return cls(data, offsets, np.full(len(offsets), width, np.int64))
+
+    @classmethod
+    def joined(cls, parts: Sequence[PackedBytes]) -> PackedBytes:
+        """All these, one after the other.
+
+        >>> list(PackedBytes.joined([PackedBytes.of([b"a", None]), PackedBytes.of([b"bc"])]))
+        [b'a', None, b'bc']
+        """
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return cls.of([])
+        before = np.cumsum([0, *(len(part.data) for part in parts[:-1])])
+        offsets = np.concatenate([part.offsets + at for part, at in zip(parts, before.tolist(), strict=True)])
+        data = np.concatenate([part.data for part in parts])
+        return cls(data, offsets, np.concatenate([part.lengths for part in parts]))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PackedBytes: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | None | PackedBytes:
+        if isinstance(index, slice):
+            return PackedBytes(self.data, self.offsets[index], self.lengths[index])
+        at, length = int(self.offsets[index]), int(self.lengths[index])
+        return None if length < 0 else self.data[at : at + length].tobytes()
+
+    def at(self, places: NDArray[Any]) -> PackedBytes:
+        """The strings in these places, which are numbers or a mask."""
+        return PackedBytes(self.data, self.offsets[places], self.lengths[places])
+
+    def tolist(self) -> list[Any]:
+        """The strings as Python objects."""
+        if not len(self.lengths):
+            return []
+        ends = self.offsets + np.maximum(self.lengths, 0)
+        low, high = int(self.offsets.min()), int(ends.max())
+        starts, stops = (self.offsets - low).tolist(), (ends - low).tolist()
+        if high - low > SPARSE * (self.sizes().sum() + len(self)):
+            view = memoryview(self.data)[low:high]
+            strings = [bytes(view[a:b]) for a, b in zip(starts, stops, strict=True)]
+        else:
+            copied = self.data[low:high].tobytes()
+            strings = [copied[a:b] for a, b in zip(starts, stops, strict=True)]
+        if self.has_null:
+            for place in np.flatnonzero(self.lengths < 0).tolist():
+                strings[place] = None  # type: ignore[call-overload]
+        return strings
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        return iter(self.tolist())
+
+    def __contains__(self, string: object) -> bool:
+        return self.has_null if string is None else string in self.tolist()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        return self.tolist() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"PackedBytes.of({self.tolist()})"
+
+    @property
+    def has_null(self) -> bool:
+        """Whether one of the strings is a null."""
+        return bool((self.lengths < 0).any())
+
+    def sizes(self) -> NDArray[np.int64]:
+        """How many bytes each string has; a null has none."""
+        return np.maximum(self.lengths, 0)

@@ -1,0 +1,52 @@
+"""PackedBytes is a sequence like the list of its strings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.packed_bytes import SPARSE, PackedBytes
+
+STRINGS = st.lists(st.none() | st.binary(max_size=20), max_size=30)
+
+
+@given(STRINGS, st.data())
+def test_it_is_the_list_of_its_strings(strings: list[bytes | None], data: st.DataObject) -> None:
+    """Items, slices, places, iteration, length, `in` and equality are those of the list."""
+    packed = PackedBytes.of(strings)
+    assert packed == strings
+    assert list(packed) == strings
+    assert len(packed) == len(strings)
+    assert [packed[i] for i in range(len(strings))] == strings
+    cut = data.draw(st.slices(len(strings)))
+    assert packed[cut] == strings[cut]
+    assert all(string in packed for string in strings)
+    assert b"not there, and longer than any" not in packed
+    assert (None in packed) == (None in strings)
+    if strings:
+        places = data.draw(st.lists(st.integers(0, len(strings) - 1), max_size=10))
+        assert packed.at(np.array(places, np.int64)) == [strings[i] for i in places]
+    assert packed.sizes().tolist() == [len(string or b"") for string in strings]
+
+
+@given(st.lists(STRINGS, max_size=5))
+def test_joined_parts_follow_each_other(parts: list[list[bytes | None]]) -> None:
+    """Whatever buffers they have."""
+    packed = [PackedBytes.of([b"x", *part])[1:] for part in parts]
+    assert PackedBytes.joined(packed) == [string for part in parts for string in part]
+
+
+def test_strings_far_apart_are_copied_one_by_one() -> None:
+    """What lies between them is not copied, and the result is the same."""
+    data = np.frombuffer(b"ab" + bytes(SPARSE * 100) + b"cd", np.uint8)
+    packed = PackedBytes(data, np.array([len(data) - 2, 0, 5]), np.array([2, 2, -1]))
+    assert packed.tolist() == [b"cd", b"ab", None]
+
+
+@pytest.mark.parametrize("wrong", [["text"], [1], [b"a", "text"]])
+def test_what_is_neither_bytes_nor_none_is_refused(wrong: list[object]) -> None:
+    """As every other way of a record refuses it."""
+    with pytest.raises(TypeError):
+        PackedBytes.of(wrong)  # type: ignore[arg-type]
