@@ -84,7 +84,7 @@ class PackedBytes(Sequence[bytes | None]):
     @overload
     def __getitem__(self, index: slice) -> PackedBytes: ...
 
-    def __getitem__(self, index: int | slice) -> bytes | None | PackedBytes:
+    def __getitem__(self, index: int | slice) -> bytes | PackedBytes | None:
         if isinstance(index, slice):
             return PackedBytes(self.data, self.offsets[index], self.lengths[index])
         at, length = int(self.offsets[index]), int(self.lengths[index])
