@@ -6,7 +6,10 @@ a debugger can step through them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 try:
@@ -29,3 +32,9 @@ def compiled(function: Kernel) -> Kernel:
         plain: Kernel = numba.njit(nogil=True, error_model="numpy")(function)
         return plain
     return cached
+
+
+@cache
+def has_compiler() -> bool:
+    """Whether kernels are compiled: what `IS_COMPILED` says, found without loading numba."""
+    return find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}

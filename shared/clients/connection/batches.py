@@ -11,7 +11,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
+from aiokafka.codec import (
+    gzip_decode,
+    gzip_encode,
+    lz4_decode,
+    lz4_encode,
+    snappy_decode,
+    snappy_encode,
+    zstd_decode,
+    zstd_encode,
+)
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.memory_records import MemoryRecords
 from aiokafka.record.util import calc_crc32c
@@ -90,7 +99,21 @@ def record_size(key: bytes | None, value: bytes | None, headers: list[tuple[str,
     return size
 
 
-def crc32c(data: bytes) -> int:
+_DECODE: dict[int, Callable[[Any], bytes]] = {
+    DefaultRecordBatch.CODEC_GZIP: gzip_decode,
+    DefaultRecordBatch.CODEC_SNAPPY: snappy_decode,
+    DefaultRecordBatch.CODEC_LZ4: lz4_decode,
+    DefaultRecordBatch.CODEC_ZSTD: zstd_decode,
+}
+
+
+def decompress(codec: int, data: memoryview) -> bytes:
+    """The records of a batch; raises whatever the codec's decompressor raises, KeyError for an unknown codec."""
+    decode = _DECODE[codec]
+    return decode(data if codec == DefaultRecordBatch.CODEC_GZIP else data.tobytes())
+
+
+def crc32c(data: bytes | memoryview) -> int:
     """The checksum of record batches."""
     return int(calc_crc32c(data))
 

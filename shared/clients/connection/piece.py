@@ -4,58 +4,88 @@ The headers of the batches say at once where the piece ends, so that the next on
 what is in a batch is looked at when its records are wanted: checksum first, then decompression, then records. Control
 batches are left out, and of what was fetched under `read_committed` those of aborted transactions. A batch that cannot
 be read ends the piece: what comes before it is given, then CorruptRecord is raised with topic, partition and offset.
+
+Where numba is installed the records become places in the received bytes (`record_decoding`), elsewhere lists of bytes
+made by aiokafka's compiled reader. That one also reads what the kernel leaves: old formats, and batches in which
+anything is unusual. So both accept and refuse the same batches.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from aiokafka.errors import UnsupportedCodecError
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
+from numpy.typing import NDArray
 
+from penstock.shared.clients.connection.batches import crc32c, decompress
 from penstock.shared.clients.connection.fetch import NO_EPOCH
+from penstock.shared.common.compiled import has_compiler
 from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
-from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Int64Array
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Headers, Int64Array
 
 DECODED_RECORDS = 4_096
 """So many records are decoded at a time, at least, and handed out in slices: a short poll does not wait for the whole
 piece, and few slices are cut short by a batch's end."""
 
-LENGTH_END = EPOCH_AT = 12
+LENGTH_END = 12
 MAGIC_AT = 16
 ATTRIBUTES_AT = 21
-COUNT_AT = 57
 HEADER_SIZE = 61
 LEGACY_HEADER_SIZE = 26
-TRANSACTIONAL, CONTROL = 0x10, 0x20
+COMPRESSION_CODEC, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
 ABORT = 0
 
 _offset_length = struct.Struct(">qi")
-_attributes_delta = struct.Struct(">hi")
-_count = _epoch = struct.Struct(">i")
+_header = struct.Struct(">iBIhiqqqhii")
+"""From the leader epoch on: magic, checksum, attributes, last offset delta, first and highest timestamp, producer id,
+epoch and sequence, number of records."""
 _control = struct.Struct(">hh")
 
 
 class _Batch:
-    """Where a batch lies in the piece, and the offset after it."""
+    """Where a batch lies in the piece, and what its header says."""
 
-    __slots__ = ("base_offset", "is_contiguous", "is_control", "magic", "next_offset", "start", "stop")
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "count",
+        "crc",
+        "epoch",
+        "first_timestamp",
+        "magic",
+        "max_timestamp",
+        "next_offset",
+        "producer_id",
+        "start",
+        "stop",
+    )
 
     def __init__(self, data: bytes | memoryview, start: int, stop: int, base_offset: int) -> None:
         self.start, self.stop, self.base_offset = start, stop, base_offset
         self.magic = data[start + MAGIC_AT]
-        self.is_control = self.is_contiguous = False
-        self.next_offset = base_offset + 1
+        self.attributes, self.next_offset, self.epoch = 0, base_offset + 1, NO_EPOCH
         if self.magic >= 2:
-            attributes, last_offset_delta = _attributes_delta.unpack_from(data, start + ATTRIBUTES_AT)
-            self.is_control = bool(attributes & CONTROL)
+            header = _header.unpack_from(data, start + LENGTH_END)
+            self.epoch, _, self.crc, self.attributes, last_offset_delta, *_, self.count = header
+            self.first_timestamp, self.max_timestamp, self.producer_id = header[5:8]
             self.next_offset += last_offset_delta
-            # Fewer records than offsets: a cleaner took some.
-            self.is_contiguous = _count.unpack_from(data, start + COUNT_AT)[0] == last_offset_delta + 1
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it ends a transaction, and has no records for anybody."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it has a record at each of its offsets: none was taken by a cleaner."""
+        return self.magic >= 2 and self.count == self.next_offset - self.base_offset
 
 
 class Piece:
@@ -63,6 +93,7 @@ class Piece:
 
     `end_offset` is where to fetch on, `end_epoch` the leader epoch of the batch before it (-1 where it has none),
     `position` the offset of the next record to be handed out, `epoch` the leader epoch of the last batch looked at.
+    Columns that are `packed` are places in `data`, and keep it.
     """
 
     __slots__ = (
@@ -73,6 +104,7 @@ class Piece:
         "_data",
         "_decoded_to",
         "_gone",
+        "_is_packed",
         "_torn",
         "_where",
         "end_epoch",
@@ -89,8 +121,11 @@ class Piece:
         position: int,
         data: bytes | memoryview,
         aborted: Iterable[tuple[int, int]] | None = None,
+        *,
+        packed: bool | None = None,
     ) -> None:
         self._where = (topic, partition)
+        self._is_packed = has_compiler() if packed is None else packed
         self._data = data
         self.size = len(data)
         self.position = self._decoded_to = self.end_offset = position
@@ -154,77 +189,95 @@ class Piece:
             if batch.next_offset > self.end_offset:  # or it ends before what was asked for
                 self._batches.append(batch)
                 self.end_offset = batch.next_offset
-                self.end_epoch = self._epoch_of(batch)
+                self.end_epoch = batch.epoch
         if size and not self._batches:
             self._torn = f"no whole batch in {size} bytes"
 
-    def _epoch_of(self, batch: _Batch) -> int:
-        return int(_epoch.unpack_from(self._data, batch.start + EPOCH_AT)[0]) if batch.magic >= 2 else NO_EPOCH
-
     def _decode(self, max_records: int | None) -> Columns | None:
         """The records of the next batches, as many as are wanted; None where nothing is left."""
-        into = _Lists(self.position)
+        into = _Packed(self._data, self.position) if self._is_packed else _Lists(self._data, self.position)
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
-        batches = self._batches
-        while batches and (len(into.keys) < wanted or batches[-1].is_control):
+        batches, taken = self._batches, []
+        error: Exception | None = None
+        while batches and (into.count < wanted or batches[-1].is_control):
             batch = batches[-1]
             try:
-                self._read_batch(batch, into)
-            except PenstockError:
-                if into.keys:
-                    break  # first what is before it
-                raise
-            self._decoded_to = batch.next_offset
-            self.epoch = max(self.epoch, self._epoch_of(batch))
-            batches.pop()
-        if not into.keys:
-            if self._torn is not None:
-                topic, partition = self._where
-                raise CorruptRecord(f"{topic}-{partition} at offset {self._decoded_to}: {self._torn}")
-            return None
-        return into.columns(*self._where, self.epoch)
+                self._open(batch, into)
+            except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
+                error = e
+                break
+            taken.append(batches.pop())
+        columns, broken = into.columns(*self._where)
+        if broken is not None:
+            at, error = broken
+            batches += reversed(taken[at:])
+            del taken[at:]
+        if taken:
+            self._decoded_to = taken[-1].next_offset
+            self.epoch = max(self.epoch, *(batch.epoch for batch in taken))
+        if columns is not None:  # first what is before an error
+            return replace(columns, leader_epoch=self.epoch)
+        if error is not None:
+            raise self._told(error) from error
+        if self._torn is not None and not batches:
+            topic, partition = self._where
+            raise CorruptRecord(f"{topic}-{partition} at offset {self._decoded_to}: {self._torn}")
+        return None
 
-    def _read_batch(self, batch: _Batch, into: _Lists) -> None:
+    def _told(self, error: Exception) -> PenstockError:
+        """Why the next batch cannot be read, with its place."""
         topic, partition = self._where
-        view = memoryview(self._data)[batch.start : batch.stop]
-        try:
-            source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
-            if not source.validate_crc():
-                raise CorruptRecord("a batch fails its checksum")
-            if not batch.is_control and not self._is_aborted(batch, source):
-                into.add(batch, source)
-            elif batch.is_control and self._aborted is not None:
-                self._end_transaction(batch, source)
-        except UnsupportedCodecError as e:
-            raise ConfigError(f"{topic}-{partition} at offset {self._decoded_to}: {e}") from e
-        except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
-            reason = str(e) if isinstance(e, CorruptRecord) else f"a batch cannot be read: {type(e).__name__}: {e}"
-            raise CorruptRecord(f"{topic}-{partition} at offset {self._decoded_to}: {reason}") from e
+        place = f"{topic}-{partition} at offset {self._decoded_to}"
+        if isinstance(error, UnsupportedCodecError):
+            return ConfigError(f"{place}: {error}")
+        if isinstance(error, CorruptRecord):
+            return CorruptRecord(f"{place}: {error}")
+        return CorruptRecord(f"{place}: a batch cannot be read: {type(error).__name__}: {error}")
 
-    def _is_aborted(self, batch: _Batch, source: Any) -> bool:
-        if self._aborted is None or batch.magic < 2 or not source.is_transactional:
+    def _open(self, batch: _Batch, into: _Packed | _Lists) -> None:
+        """Check a batch, and have its records read if they are to be seen."""
+        view = memoryview(self._data)[batch.start : batch.stop]
+        if batch.magic < 2:
+            if not LegacyRecordBatch(view, batch.magic).validate_crc():
+                raise CorruptRecord("a batch fails its checksum")
+        elif crc32c(view[ATTRIBUTES_AT:]) != batch.crc:
+            raise CorruptRecord("a batch fails its checksum")
+        if batch.is_control:
+            if self._aborted is not None:
+                self._end_transaction(batch, view)
+            into.skip()
+        elif self._is_aborted(batch):
+            into.skip()
+        else:
+            into.add(batch)
+
+    def _is_aborted(self, batch: _Batch) -> bool:
+        if self._aborted is None or not batch.attributes & TRANSACTIONAL:
             return False
         self._begin_transactions(batch.base_offset)
-        return source.producer_id in self._gone
+        return batch.producer_id in self._gone
 
     def _begin_transactions(self, offset: int) -> None:
         while self._aborted and self._aborted[-1][1] <= offset:
             self._gone.add(self._aborted.pop()[0])
 
-    def _end_transaction(self, batch: _Batch, source: Any) -> None:
+    def _end_transaction(self, batch: _Batch, view: memoryview) -> None:
         self._begin_transactions(batch.base_offset)
-        for marker in source:
+        marker: Any
+        for marker in DefaultRecordBatch(view):
             if _control.unpack_from(marker.key)[1] == ABORT:
-                self._gone.discard(source.producer_id)
+                self._gone.discard(batch.producer_id)
+
+
+Broken = tuple[int, Exception] | None
+"""Which of the batches, skipped ones with them, cannot be read, and why."""
 
 
 class _Lists:
-    """Columns in the making."""
+    """Records as lists of bytes, by aiokafka's compiled reader."""
 
-    __slots__ = ("_any_headers", "_headers", "_offsets", "_stamps", "_start", "keys", "values")
-
-    def __init__(self, start: int) -> None:
-        self._start = start
+    def __init__(self, data: bytes | memoryview, start: int) -> None:
+        self._data, self._start = data, start
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
         self._stamps: list[int] = []
@@ -232,13 +285,22 @@ class _Lists:
         self._headers: list[Sequence[tuple[str, bytes | None]]] = []
         self._any_headers = False
 
-    def add(self, batch: _Batch, source: Any) -> None:
+    @property
+    def count(self) -> int:
+        return len(self.keys)
+
+    def skip(self) -> None:
+        """A batch has no records to be seen."""
+
+    def add(self, batch: _Batch) -> None:
         """The records of a batch, from the start on; nothing where one of them cannot be read."""
+        view = memoryview(self._data)[batch.start : batch.stop]
+        source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
         before = len(self.keys)
         try:
             if batch.is_contiguous and batch.base_offset >= self._start:
                 self._add_all(source)
-                if len(self.keys) - before != batch.next_offset - batch.base_offset:
+                if len(self.keys) - before != batch.count:
                     raise CorruptRecord(f"a batch has {len(self.keys) - before} records, its header says otherwise")
                 self._offsets.append(np.arange(batch.base_offset, batch.next_offset, dtype=np.int64))
             else:
@@ -264,8 +326,151 @@ class _Lists:
                     self._headers += [()] * (len(keys) - 1)
                 self._headers.append(own)
 
-    def columns(self, topic: str, partition: int, epoch: int) -> Columns:
+    def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
+        """All of them, None where there are none; what is broken was found before."""
+        if not self.keys:
+            return None, None
         stamps = np.array(self._stamps, np.int64)
         offsets = self._offsets[0] if len(self._offsets) == 1 else np.concatenate(self._offsets)
         headers = HeaderColumn(self._headers) if self._any_headers else None
-        return Columns(topic, partition, self.keys, self.values, stamps, offsets, headers, epoch)
+        return Columns(topic, partition, self.keys, self.values, stamps, offsets, headers), None
+
+
+class _Part(NamedTuple):
+    """Records in one buffer."""
+
+    keys: PackedBytes
+    values: PackedBytes
+    timestamps: Int64Array
+    offsets: Int64Array
+    headers: Sequence[Headers] | None
+
+
+class _Packed:
+    """Records as places in a buffer, by the kernel: batches that follow each other are decoded by one call."""
+
+    def __init__(self, data: bytes | memoryview, start: int) -> None:
+        self._data, self._start = data, start
+        self._array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+        self._batches: list[_Batch | None] = []
+        self.count = 0
+
+    def skip(self) -> None:
+        """A batch has no records to be seen."""
+        self._batches.append(None)
+
+    def add(self, batch: _Batch) -> None:
+        """The next batch."""
+        self._batches.append(batch)
+        self.count += max(batch.count, 0) if batch.magic >= 2 else 1
+
+    def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
+        """The records up to the first batch that cannot be read, None where there are none; and that batch."""
+        parts: list[_Part] = []
+        broken: Broken = None
+        own = [(place, batch) for place, batch in enumerate(self._batches) if batch is not None]
+        at = 0
+        while at < len(own) and broken is None:
+            run = self._run(own[at:])
+            done = self._decode(run, parts)
+            at += done
+            if done < max(len(run), 1):  # the kernel leaves this one
+                place, batch = own[at]
+                lists = _Lists(self._data, self._start)
+                try:
+                    lists.add(batch)
+                except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
+                    broken = place, e
+                    break
+                parts.append(_packed(lists))
+                at += 1
+        parts = [part for part in parts if len(part.keys)]
+        if not parts:
+            return None, broken
+        keys, values = (PackedBytes.joined([part[i] for part in parts]) for i in (0, 1))
+        stamps, offsets = (parts[0][i] if len(parts) == 1 else np.concatenate([p[i] for p in parts]) for i in (2, 3))
+        return Columns(topic, partition, keys, values, stamps, offsets, _joined_headers(parts)), broken
+
+    def _run(self, own: Sequence[tuple[int, _Batch]]) -> list[_Batch]:
+        """The batches that the kernel can take together: all compressed, or none."""
+        run: list[_Batch] = []
+        for _, batch in own:
+            if batch.magic < 2 or batch.count < 0 or is_compressed(batch) != is_compressed(run[0] if run else batch):
+                break
+            run.append(batch)
+        return run
+
+    def _decode(self, run: Sequence[_Batch], parts: list[_Part]) -> int:
+        """Add the records of these batches, up to the first that the kernel leaves: how many it does not."""
+        from penstock.shared.clients.connection import record_decoding as d  # not before it is needed: it loads numba
+
+        if not run:
+            return 0
+        data, places = self._array, [(batch.start + HEADER_SIZE, batch.stop) for batch in run]
+        if is_compressed(run[0]):
+            data, places = _decompressed(self._data, run)
+        plan = [_plan(d, b, *place) for b, place in zip(run, places, strict=False)]
+        plan = plan[: next((i for i, row in enumerate(plan) if row is None), len(plan))]
+        if not plan:
+            return 0
+        rows = np.array(plan, np.int64)
+        decoded = np.empty((d.COLUMNS, int(rows[:, d.COUNT].sum())), np.int64)
+        done: int = d.decode_batches(data, rows, decoded)
+        decoded = decoded[:, : int(rows[:done, d.COUNT].sum())]
+        if done and run[0].base_offset < self._start:  # it was fetched from its middle
+            decoded = np.ascontiguousarray(decoded[:, decoded[d.OFFSET] >= self._start])
+        headers_at = decoded[d.HEADERS_AT]
+        parts.append(
+            _Part(
+                PackedBytes(data, decoded[d.KEY_AT], decoded[d.KEY_LENGTH]),
+                PackedBytes(data, decoded[d.VALUE_AT], decoded[d.VALUE_LENGTH]),
+                decoded[d.TIMESTAMP],
+                decoded[d.OFFSET],
+                d.PackedHeaders(data, headers_at) if (headers_at >= 0).any() else None,
+            )
+        )
+        return done
+
+
+def _plan(d: Any, batch: _Batch, start: int, stop: int) -> tuple[int, ...] | None:
+    """A batch's row in the kernel's plan (`record_decoding`); None where it cannot have as many records as it says."""
+    if batch.count * d.RECORD_BYTES_MIN > stop - start:
+        return None
+    append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_TIME
+    offsets = batch.next_offset - batch.base_offset
+    return start, stop, batch.base_offset, batch.first_timestamp, append_time, batch.count, offsets
+
+
+def is_compressed(batch: _Batch) -> bool:
+    """Whether a batch's records are compressed."""
+    return bool(batch.attributes & COMPRESSION_CODEC)
+
+
+def _decompressed(data: bytes | memoryview, run: Sequence[_Batch]) -> tuple[NDArray[np.uint8], list[tuple[int, int]]]:
+    """The records of compressed batches in one buffer, and where each batch's are; up to one that cannot be."""
+    view, pieces, places, at = memoryview(data), [], [], 0
+    for batch in run:
+        try:
+            piece = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + HEADER_SIZE : batch.stop])
+        except Exception:  # aiokafka's reader says why
+            break
+        pieces.append(piece)
+        places.append((at, at + len(piece)))
+        at += len(piece)
+    return np.frombuffer(b"".join(pieces), np.uint8), places
+
+
+def _packed(lists: _Lists) -> _Part:
+    columns, _ = lists.columns("", 0)
+    if columns is None:
+        return _Part(PackedBytes.of([]), PackedBytes.of([]), np.empty(0, np.int64), np.empty(0, np.int64), None)
+    keys, values = PackedBytes.of(columns.keys), PackedBytes.of(columns.values)
+    return _Part(keys, values, columns.timestamps, columns.offsets, columns.headers)
+
+
+def _joined_headers(parts: Sequence[_Part]) -> Sequence[Headers] | None:
+    if len(parts) == 1:
+        return parts[0].headers
+    if all(part.headers is None for part in parts):
+        return None
+    return HeaderColumn([own for part in parts for own in (part.headers or [()] * len(part.keys))])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import COMPRESSION, Piece, crc32c, new_batch_builder, seal_batch
@@ -16,7 +17,7 @@ from penstock.shared.clients.connection.piece import DECODED_RECORDS
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Columns
 
-CONTROL = 0x20
+CONTROL, LOG_APPEND_TIME = 0x20, 0x08
 ABORT, COMMIT = 0, 1
 
 
@@ -47,8 +48,21 @@ def marker(kind: int, offset: int, producer_id: int) -> bytes:
     return rewritten(seal_batch(builder, (producer_id, 0, -1)), offset, CONTROL)
 
 
-def piece(*batches: bytes, start: int = 0, aborted: Any = None) -> Piece:
-    return Piece("t", 0, start, b"".join(batches), aborted)
+READERS = {"aiokafka": False, "kernel": True}
+reader = False
+
+
+@pytest.fixture(params=READERS, autouse=True)
+def each_reader(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test here runs with each reader of records: the two are held to one contract."""
+    global reader
+    reader = READERS[request.param]
+    yield
+    reader = False
+
+
+def piece(*batches: bytes, start: int = 0, aborted: Any = None, packed: bool | None = None) -> Piece:
+    return Piece("t", 0, start, b"".join(batches), aborted, packed=reader if packed is None else packed)
 
 
 def rows(columns: Columns | None) -> list[tuple[int, bytes | None]]:
@@ -113,6 +127,7 @@ def test_slices() -> None:
     assert fetched.is_done
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     limits=st.lists(st.integers(1, 60), min_size=1, max_size=5),
@@ -199,6 +214,7 @@ def test_bytes_that_are_no_batch(data: bytes, why: str) -> None:
         piece(data).read(None)
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=200), at=st.integers(0, 90), noise=st.binary(min_size=1, max_size=40))
 def test_noise(data: bytes, at: int, noise: bytes) -> None:
     """Any bytes end as columns, as nothing, or as CorruptRecord."""
@@ -232,3 +248,79 @@ def test_the_oldest_formats() -> None:
 def test_its_repr_says_where_it_is() -> None:
     """Topic, partition, bytes and offsets."""
     assert repr(piece(batch(b"a"))) == f"<Piece t-0, {len(batch(b'a'))} bytes from 0 to 1>"
+
+
+def outcome(data: bytes, start: int, aborted: Any, limit: int | None, *, packed: bool) -> list[Any]:
+    """All that is read, and the error at the end."""
+    fetched, seen = piece(data, start=start, aborted=aborted, packed=packed), []
+    try:
+        while not fetched.is_done:
+            columns = fetched.read(limit)
+            if columns is not None:
+                headers = columns.headers
+                seen.append((columns.keys, columns.values, columns.timestamps.tolist(), columns.offsets.tolist()))
+                seen.append([()] * len(columns) if headers is None else list(headers))
+                seen.append((columns.leader_epoch, fetched.position))
+    except Exception as e:
+        seen.append((type(e), str(e), fetched.position))
+    return seen
+
+
+TEXTS = st.none() | st.binary(max_size=300)
+RECORDS = st.lists(
+    st.tuples(st.integers(0, 10**14), TEXTS, TEXTS, st.lists(st.tuples(st.text(max_size=5), TEXTS), max_size=2)),
+    max_size=6,
+)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> bytes:
+    """Batches as brokers keep them: some compressed, some transactional, some with holes or the broker's time."""
+    data, offset = [], draw(st.integers(0, 50))
+    for _ in range(draw(st.integers(1, 5))):
+        records = draw(RECORDS)
+        producer_id = draw(st.sampled_from([-1, 5, 6]))
+        builder = new_batch_builder(1 << 20, producer_id >= 0)
+        for i, (timestamp, key, value, headers) in enumerate(records):
+            builder.append(i, timestamp, key, value, headers)
+        sealed = seal_batch(builder, (producer_id, 0, 0), COMPRESSION[draw(st.sampled_from(sorted(COMPRESSION)))])
+        delta = max(len(records) - 1, 0) + draw(st.sampled_from([0, 0, 3]))
+        data.append(rewritten(sealed, offset, draw(st.sampled_from([0, 0, LOG_APPEND_TIME])), delta))
+        offset += delta + 1
+        if producer_id >= 0 and draw(st.booleans()):
+            data.append(marker(draw(st.sampled_from([ABORT, COMMIT])), offset, producer_id))
+            offset += 1
+    return b"".join(data)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
+@given(
+    data=logs(),
+    start=st.integers(0, 60),
+    aborted=st.none() | st.lists(st.tuples(st.sampled_from([5, 6]), st.integers(0, 60)), max_size=2),
+    limit=st.none() | st.integers(1, 5),
+    noise=st.lists(st.tuples(st.integers(0, 2_000), st.binary(min_size=1, max_size=3)), max_size=3),
+    mends=st.booleans(),
+)
+def test_both_readers_accept_and_refuse_the_same(
+    data: bytes, start: int, aborted: Any, limit: int | None, noise: list[tuple[int, bytes]], mends: bool
+) -> None:
+    """Whatever bytes come, damaged or not, records and errors are those of aiokafka's reader."""
+    broken = bytearray(data)
+    for at, bytes_ in noise:
+        broken[at % len(data) : at % len(data) + len(bytes_)] = bytes_
+    if mends:
+        mend(broken)
+    packed = outcome(bytes(broken), start, aborted, limit, packed=True)
+    assert packed == outcome(bytes(broken), start, aborted, limit, packed=False)
+
+
+def mend(data: bytearray) -> None:
+    """Set the checksums right."""
+    at = 0
+    while len(data) - at >= 61:
+        stop = at + 12 + int.from_bytes(data[at + 8 : at + 12], "big", signed=True)
+        if stop <= at + 61 or stop > len(data):
+            return
+        data[at + 17 : at + 21] = crc32c(bytes(data[at + 21 : stop])).to_bytes(4, "big")
+        at = stop

@@ -1,0 +1,195 @@
+"""Record batches (version 2) decoded into columns of places over the received bytes, by a compiled kernel.
+
+The kernel takes what every ordinary producer writes. A batch in which anything is unusual (a length that does not fit,
+an attribute, a header's name beyond ASCII) is left for aiokafka's reader, which accepts it or names its error.
+
+>>> from penstock.shared.clients.connection.batches import new_batch_builder, seal_batch
+>>> builder = new_batch_builder(1_000, False)
+>>> for i, (key, value) in enumerate([(b"ann", b"{}"), (None, b"")]):
+...     _ = builder.append(i, 1_000 + i, key, value, [])
+>>> data = np.frombuffer(seal_batch(builder, (-1, -1, -1)), np.uint8)
+>>> plan = np.array([[61, len(data), 7, 1_000, NO_TIME, 2, 2]], np.int64)
+>>> decoded = np.empty((COLUMNS, 2), np.int64)
+>>> decode_batches(data, plan, decoded), decoded[OFFSET].tolist(), decoded[TIMESTAMP].tolist()
+(1, [7, 8], [1000, 1001])
+>>> decoded[KEY_LENGTH].tolist(), decoded[VALUE_LENGTH].tolist(), bytes(data[decoded[KEY_AT, 0] :][:3])
+([3, -1], [2, 0], b'ann')
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.compiled import compiled
+
+if TYPE_CHECKING:
+    from penstock.shared.common.records import Headers
+
+# --- columns of a plan: one row for each batch ---
+START, STOP, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIME, COUNT, OFFSETS = range(7)
+"""Where its records begin and end; what their offsets and timestamps count from; the broker's own time, which all of
+them have (NO_TIME: each has its own); how many they are, and how many offsets they are spread over."""
+NO_TIME = -(2**63)
+
+# --- columns of records ---
+OFFSET, TIMESTAMP, KEY_AT, KEY_LENGTH, VALUE_AT, VALUE_LENGTH, HEADERS_AT = range(7)
+COLUMNS = 7
+"""A length is -1 for a null; HEADERS_AT is where the number of the headers stands, -1 where there are none."""
+
+RECORD_BYTES_MIN = 7
+"""Length, attributes, two deltas, two lengths and the number of headers take a byte each at least."""
+NOT_ONE = -(2**63)
+"""In place of a variable-length integer that cannot be read."""
+
+
+@compiled
+def _varint(data, at, stop):
+    """A zigzag integer of at most 63 bits, and where it ends."""
+    if at >= stop:
+        return NOT_ONE, at
+    byte = data[at]
+    if byte < 128:
+        return np.int64(byte >> 1) ^ -np.int64(byte & 1), at + 1
+    value, shift = np.int64(byte & 127), 7
+    while True:
+        at += 1
+        if at >= stop or shift > 56:
+            return NOT_ONE, at
+        byte = data[at]
+        value |= np.int64(byte & 127) << shift
+        if byte < 128:
+            return (value >> 1) ^ -(value & 1), at + 1
+        shift += 7
+
+
+@compiled
+def _after_headers(data, at, stop):
+    """Where a record's headers end, NOT_ONE where aiokafka's reader is to look at them."""
+    count, at = _varint(data, at, stop)
+    if count < 0:
+        return NOT_ONE
+    for _ in range(count):
+        length, at = _varint(data, at, stop)
+        if length < 0 or length > stop - at:
+            return NOT_ONE
+        for i in range(at, at + length):
+            if data[i] >= 128:
+                return NOT_ONE
+        length, at = _varint(data, at + length, stop)
+        if length < -1 or length > stop - at:
+            return NOT_ONE
+        at += max(length, 0)
+    return at
+
+
+@compiled
+def decode_batches(data, plan, decoded):
+    """Decode the batches of a plan, records one after the other; how many batches could be.
+
+    `decoded` has room for the records of all of them.
+    """
+    n = 0
+    for b in range(len(plan)):
+        at, stop = plan[b, START], plan[b, STOP]
+        base_offset, base_timestamp, append_time = plan[b, BASE_OFFSET], plan[b, BASE_TIMESTAMP], plan[b, APPEND_TIME]
+        next_delta = 0
+        for _ in range(plan[b, COUNT]):
+            length, at = _varint(data, at, stop)
+            if length < 0 or length > stop - at:
+                return b
+            end = at + length
+            if length < RECORD_BYTES_MIN - 1 or data[at] != 0:
+                return b
+            delta, at = _varint(data, at + 1, end)
+            if delta == NOT_ONE:
+                return b
+            decoded[TIMESTAMP, n] = base_timestamp + delta if append_time == NO_TIME else append_time
+            delta, at = _varint(data, at, end)
+            if delta < next_delta or delta >= plan[b, OFFSETS]:
+                return b
+            next_delta = delta + 1
+            decoded[OFFSET, n] = base_offset + delta
+            length, at = _varint(data, at, end)
+            if length < -1 or length > end - at:
+                return b
+            decoded[KEY_AT, n], decoded[KEY_LENGTH, n] = at, length
+            length, at = _varint(data, at + max(length, 0), end)
+            if length < -1 or length > end - at:
+                return b
+            decoded[VALUE_AT, n], decoded[VALUE_LENGTH, n] = at, length
+            at += max(length, 0)
+            if at == end - 1 and data[at] == 0:
+                decoded[HEADERS_AT, n] = -1
+            else:
+                decoded[HEADERS_AT, n] = at
+                if _after_headers(data, at, end) != end:
+                    return b
+            at = end
+            n += 1
+        if at != stop:
+            return b
+    return len(plan)
+
+
+class PackedHeaders(Sequence["Headers"]):
+    """The headers of many records, read where they stand when they are asked for; `at` as HEADERS_AT."""
+
+    __slots__ = ("_at", "_data")
+
+    def __init__(self, data: NDArray[np.uint8], at: NDArray[np.int64]) -> None:
+        self._data, self._at = data, at
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    @overload
+    def __getitem__(self, index: int) -> Headers: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PackedHeaders: ...
+
+    def __getitem__(self, index: int | slice) -> Headers | PackedHeaders:
+        if isinstance(index, slice):
+            return PackedHeaders(self._data, self._at[index])
+        return self._read(int(self._at[index]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"PackedHeaders({list(self)})"
+
+    def _read(self, at: int) -> Headers:
+        if at < 0:
+            return ()
+        data = memoryview(self._data)  # type: ignore[arg-type]  # an array is a buffer
+        count, at = _int(data, at)
+        headers = []
+        for _ in range(count):
+            length, at = _int(data, at)
+            name, at = str(data[at : at + length], "ascii"), at + length
+            length, at = _int(data, at)
+            value = None if length < 0 else bytes(data[at : at + length])
+            headers.append((name, value))
+            at += max(length, 0)
+        return tuple(headers)
+
+
+def _int(data: memoryview, at: int) -> tuple[int, int]:
+    """As `_varint`, of what the kernel has read before."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
