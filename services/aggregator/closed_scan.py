@@ -54,7 +54,7 @@ class ClosedScan:
     def feed(self, columns: Columns) -> None:
         """Take the next records until the page is full, or past what is asked for; CorruptRecord names what is not to
         be read."""
-        keys, values, has = columns.keys, columns.values, self._wanted.keys.has
+        keys, values, has = list(columns.keys), columns.values, self._wanted.keys.has
         offsets, skip = columns.offsets.tolist(), self._reader.skip
         for i, value in enumerate(values):
             mark = None if value is None else value[:2]

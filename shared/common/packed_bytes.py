@@ -26,12 +26,15 @@ class PackedBytes(Sequence[bytes | None]):
     """A sequence of bytes and nulls: string i is `data[offsets[i]:offsets[i] + lengths[i]]`, a null has length -1.
 
     `data` is a uint8 array, `offsets` and `lengths` are int64 arrays of one length. Strings may overlap, and stand in
-    any order. The buffer lives as long as any slice of the sequence does; nobody changes it.
+    any order. The buffer lives as long as any slice of the sequence does, and is read-only here.
     """
 
     __slots__ = ("data", "lengths", "offsets")
 
     def __init__(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        if data.flags.writeable:
+            data = data.view()
+            data.flags.writeable = False  # kernels are compiled for one kind of array
         self.data, self.offsets, self.lengths = data, offsets, lengths
 
     @classmethod

@@ -9,7 +9,7 @@ timestamp, a key too large for a result, a value that an aggregation does not ta
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +70,7 @@ class BatchValues:
             odd.update(np.flatnonzero(columns.timestamps < 0).tolist())
         codes = self._codes(columns, odd)
         decoded = None if self._source.value is bytes_deserializer else self._decoded(columns, odd)
-        values: list[Any] = columns.values if decoded is None else decoded
+        values: Sequence[Any] = columns.values if decoded is None else decoded
         is_out, out, count, odd_max = None, set[int](), len(columns), int(len(columns) * ODD_SHARE_MAX)
         if self._chain is not None:
             values, is_out, count = self._chain.values(columns, values, odd, odd_max)
@@ -122,7 +122,7 @@ class BatchValues:
                 decoded.append(ODD_VALUE)
         return decoded
 
-    def _refused(self, values: list[Any], out: set[int]) -> list[int]:
+    def _refused(self, values: Sequence[Any], out: set[int]) -> list[int]:
         refused = []
         aggregations = self._store.columns.aggregations
         for place, value in enumerate(values):
@@ -135,7 +135,9 @@ class BatchValues:
                 refused.append(place)
         return refused
 
-    def _states(self, values: list[Any], timestamps: Int64Array, without: set[int]) -> tuple[Values, list[list[Any]]]:
+    def _states(
+        self, values: Sequence[Any], timestamps: Int64Array, without: set[int]
+    ) -> tuple[Values, list[list[Any]]]:
         """The columns, with whatever in the places of records that are left out; Unfit where that is not enough."""
         if not without:
             return self._store.columns.take(values, timestamps)

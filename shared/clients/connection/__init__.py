@@ -19,7 +19,7 @@ from penstock.shared.clients.connection.consumer_groups import CONSUMER_GROUP_DE
 from penstock.shared.clients.connection.errors import error_for_code, name_of, translate
 from penstock.shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
 from penstock.shared.clients.connection.lookups import by_leader, list_offsets
-from penstock.shared.clients.connection.piece import Piece
+from penstock.shared.clients.connection.piece import Piece, compile_decoding
 from penstock.shared.clients.connection.produce import ProduceAnswer, ProduceResponse
 from penstock.shared.clients.connection.wire_types import NO_UUID, decode_assignment
 
@@ -40,6 +40,7 @@ __all__ = [
     "ProduceResponse",
     "batch_records",
     "by_leader",
+    "compile_decoding",
     "compression_of",
     "crc32c",
     "decode_assignment",

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from penstock.shared.clients.connection.batches import crc32c, decompress
 from penstock.shared.clients.connection.fetch import NO_EPOCH
-from penstock.shared.common.compiled import has_compiler
+from penstock.shared.common.compiled import IS_COMPILED
 from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Headers, Int64Array
@@ -88,6 +88,14 @@ class _Batch:
         return self.magic >= 2 and self.count == self.next_offset - self.base_offset
 
 
+def compile_decoding() -> None:
+    """Have the decoding of records compiled, or read from where compiled code is kept."""
+    if IS_COMPILED:
+        from penstock.shared.clients.connection import record_decoding
+
+        record_decoding.compile_kernels()
+
+
 class Piece:
     """What was fetched of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
 
@@ -125,7 +133,7 @@ class Piece:
         packed: bool | None = None,
     ) -> None:
         self._where = (topic, partition)
-        self._is_packed = has_compiler() if packed is None else packed
+        self._is_packed = IS_COMPILED if packed is None else packed
         self._data = data
         self.size = len(data)
         self.position = self._decoded_to = self.end_offset = position
@@ -352,6 +360,7 @@ class _Packed:
     def __init__(self, data: bytes | memoryview, start: int) -> None:
         self._data, self._start = data, start
         self._array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+        self._array.flags.writeable = False
         self._batches: list[_Batch | None] = []
         self.count = 0
 
@@ -387,9 +396,8 @@ class _Packed:
         parts = [part for part in parts if len(part.keys)]
         if not parts:
             return None, broken
-        keys, values = (PackedBytes.joined([part[i] for part in parts]) for i in (0, 1))
-        stamps, offsets = (parts[0][i] if len(parts) == 1 else np.concatenate([p[i] for p in parts]) for i in (2, 3))
-        return Columns(topic, partition, keys, values, stamps, offsets, _joined_headers(parts)), broken
+        part = parts[0] if len(parts) == 1 else _joined(parts)
+        return Columns(topic, partition, *part), broken
 
     def _run(self, own: Sequence[tuple[int, _Batch]]) -> list[_Batch]:
         """The batches that the kernel can take together: all compressed, or none."""
@@ -468,9 +476,14 @@ def _packed(lists: _Lists) -> _Part:
     return _Part(keys, values, columns.timestamps, columns.offsets, columns.headers)
 
 
-def _joined_headers(parts: Sequence[_Part]) -> Sequence[Headers] | None:
-    if len(parts) == 1:
-        return parts[0].headers
-    if all(part.headers is None for part in parts):
-        return None
-    return HeaderColumn([own for part in parts for own in (part.headers or [()] * len(part.keys))])
+def _joined(parts: Sequence[_Part]) -> _Part:
+    headers: Sequence[Headers] | None = None
+    if any(part.headers is not None for part in parts):
+        headers = HeaderColumn([own for part in parts for own in (part.headers or [()] * len(part.keys))])
+    return _Part(
+        PackedBytes.joined([part.keys for part in parts]),
+        PackedBytes.joined([part.values for part in parts]),
+        np.concatenate([part.timestamps for part in parts]),
+        np.concatenate([part.offsets for part in parts]),
+        headers,
+    )

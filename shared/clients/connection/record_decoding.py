@@ -7,7 +7,7 @@ an attribute, a header's name beyond ASCII) is left for aiokafka's reader, which
 >>> builder = new_batch_builder(1_000, False)
 >>> for i, (key, value) in enumerate([(b"ann", b"{}"), (None, b"")]):
 ...     _ = builder.append(i, 1_000 + i, key, value, [])
->>> data = np.frombuffer(seal_batch(builder, (-1, -1, -1)), np.uint8)
+>>> data = np.frombuffer(bytes(seal_batch(builder, (-1, -1, -1))), np.uint8)
 >>> plan = np.array([[61, len(data), 7, 1_000, NO_TIME, 2, 2]], np.int64)
 >>> decoded = np.empty((COLUMNS, 2), np.int64)
 >>> decode_batches(data, plan, decoded), decoded[OFFSET].tolist(), decoded[TIMESTAMP].tolist()
@@ -135,6 +135,12 @@ def decode_batches(data, plan, decoded):
         if at != stop:
             return b
     return len(plan)
+
+
+def compile_kernels() -> None:
+    """Have the kernel compiled, or read from where compiled code is kept."""
+    data = np.frombuffer(b"\0", np.uint8)
+    decode_batches(data, np.zeros((0, COLUMNS), np.int64), np.zeros((COLUMNS, 0), np.int64))
 
 
 class PackedHeaders(Sequence["Headers"]):

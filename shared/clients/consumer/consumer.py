@@ -30,6 +30,7 @@ from typing import Any, Generic, Literal, Self
 from prometheus_client import CollectorRegistry
 from typing_extensions import TypeVar
 
+from penstock.shared.clients.connection import compile_decoding
 from penstock.shared.clients.consumer.assignors import Assignor
 from penstock.shared.clients.consumer.committer import Committer
 from penstock.shared.clients.consumer.committing import Committing
@@ -43,6 +44,7 @@ from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
 from penstock.shared.clients.consumer.unread import Taken
 from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.compiled import compile_in_thread
 from penstock.shared.common.errors import IllegalState, PenstockError, Wakeup
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.offset_checks import checked_offset
@@ -122,6 +124,7 @@ class Consumer(Committing, Generic[K, V]):
         """Connect; BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once."""
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
+        await compile_in_thread(compile_decoding, "the decoding of records")
         await self._fetching.start(
             lambda tps: self._committer.fetch(tps, self._settings.commit_timeout_ms), self._positions.moved
         )

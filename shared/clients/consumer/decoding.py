@@ -13,6 +13,7 @@ SerializationError names topic, partition and offset, again at every poll until 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,7 +66,9 @@ class Decoding:
         return decoded, Undecodable(offset, error)
 
 
-def _decode(deserializer: Deserializer, topic: str, column: list[bytes | None]) -> tuple[list[Any], Exception | None]:
+def _decode(
+    deserializer: Deserializer, topic: str, column: Sequence[bytes | None]
+) -> tuple[Sequence[Any], Exception | None]:
     if deserializer is bytes_deserializer:
         return column, None
     decoded: list[Any] = []

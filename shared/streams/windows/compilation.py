@@ -1,28 +1,21 @@
-"""Compiling the rules of windows before they are needed: some seconds once on a machine, then half a second a start.
+"""Compiling the kernels before they are needed: some seconds once on a machine, then half a second a start.
 
 `python -m penstock.shared.streams.windows.compilation` does it for an installation or an image.
 """
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 
-from penstock.shared.common.log import get_logger
+from penstock.shared.clients.connection import compile_decoding
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 
-SAID_AFTER_SECONDS = 1.0
-"""What takes longer is no cached code."""
 
-log = get_logger(__name__)
-
-
-def compile_kernels() -> None:
-    """Have every kernel compiled, or read from where compiled code is kept."""
+def compile_windows() -> None:
+    """Have every kernel of windows compiled, or read from where compiled code is kept."""
     times = np.array([1, 100], np.int64)
     for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0)):
         store = WindowStore("compiled", windows.rule, StateColumns([Count()]), text_keys=True)
@@ -34,14 +27,6 @@ def compile_kernels() -> None:
         store.index.release(np.zeros(1, np.int64), np.zeros(store.index.capacity, np.bool_))
 
 
-async def compile_in_thread() -> None:
-    """As `compile_kernels`, beside the loop; says so where it takes its time."""
-    compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
-    done, _ = await asyncio.wait({compiling}, timeout=SAID_AFTER_SECONDS)
-    if not done:
-        log.info("compiling the rules of windows: some seconds, and only at the first start on a machine")
-    await compiling
-
-
 if __name__ == "__main__":
-    compile_kernels()
+    compile_decoding()
+    compile_windows()
