@@ -135,7 +135,7 @@ class PartitionReplay:
 
     def _batch(
         self,
-        changelog: list[tuple[bytes | None, bytes]],
+        changelog: Sequence[tuple[bytes | None, bytes]],
         outputs: list[ProducerRecord],
         source_keys: Sequence[bytes | None],
     ) -> pa.RecordBatch:

@@ -18,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.common.serialization import bytes_deserializer, json_deserializer
 from penstock.shared.streams.chain import Chain
+from penstock.shared.streams.json_fields import JsonFields
 from penstock.shared.streams.topology import SourceNode
 from penstock.shared.streams.window_limits import KEY_GROWTH_MAX, check_key
-from penstock.shared.streams.windows.keys import Int32Array
+from penstock.shared.streams.windows.keys import Int32Array, are_ascii
 from penstock.shared.streams.windows.state_columns import Unfit
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import Values
@@ -31,6 +33,9 @@ from penstock.shared.streams.windows.window_table import Values
 ODD_VALUE = object()
 ODD_SHARE_MAX = 1 / 16
 """A batch of which more than this has to be taken one by one is not taken apart any more."""
+
+LEFT_SHARE_MAX = 1 / 4
+"""Of a batch of which a kernel leaves more than this to msgspec, msgspec reads all."""
 
 
 @dataclass(slots=True)
@@ -62,6 +67,7 @@ class BatchValues:
         self._source, self._store, self._key_bytes_max, self._chain = source, store, key_bytes_max, chain
         self._decode = _decoder(source)
         self._has_none = source.value is json_deserializer or source.value_type is not None  # None stays None there
+        self._fields = None if chain is not None or store.columns.objects else _fields(source, store)
 
     def of(self, columns: Columns) -> TakenValues | None:
         """The batch in numbers; None where it has to be taken record by record."""
@@ -69,37 +75,48 @@ class BatchValues:
         if int(columns.timestamps.min()) < 0:
             odd.update(np.flatnonzero(columns.timestamps < 0).tolist())
         codes = self._codes(columns, odd)
-        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns, odd)
+        odd_max = int(len(columns) * ODD_SHARE_MAX)
+        if self._fields is not None and (numbers := self._numbers(columns, odd)) is not None:
+            return TakenValues(codes, numbers, [], sorted(odd), None) if len(odd) <= odd_max else None
+        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, odd)
         values: Sequence[Any] = columns.values if decoded is None else decoded
-        is_out, out, count, odd_max = None, set[int](), len(columns), int(len(columns) * ODD_SHARE_MAX)
+        is_out, out, count = None, set[int](), len(columns)
         if self._chain is not None:
             values, is_out, count = self._chain.values(columns, values, odd, odd_max)
             decoded, out = values, set(np.flatnonzero(is_out).tolist())
         if len(odd) > odd_max:
             return None
-        try:
-            states = self._states(values, columns.timestamps, out)
-        except Unfit:
-            odd.update(self._refused(values, out))
-            if len(odd) > odd_max:
-                return None
-            try:
-                states = self._states(values, columns.timestamps, odd | out)
-            except Unfit:  # it is no record by itself: a number of a type that only `add` knows how to take
-                return None
+        states = self._states(values, columns.timestamps, odd, out)
+        if states is None or len(odd) > odd_max:
+            return None
         own = sorted(o for o in odd if o < count)
         return TakenValues(codes[:count], *states, own, decoded, is_out)
 
+    def _numbers(self, columns: Columns, odd: set[int]) -> Values | None:
+        """What a kernel reads out of JSON, and msgspec where that leaves something; None where it leaves too much."""
+        assert self._fields is not None
+        values = PackedBytes.of(columns.values)
+        cells, has, left = self._fields.read(values)
+        if not len(left):
+            return Values(cells, has)
+        if len(left) > len(values) * LEFT_SHARE_MAX:
+            return None
+        own: set[int] = set()
+        states = self._states(self._decoded(values.at(left).tolist(), own), columns.timestamps[left], own, set())
+        if states is None:
+            return None
+        odd.update(left[sorted(own)].tolist())
+        cells[:, left], has[:, left] = states[0]
+        return Values(cells, has)
+
     def _codes(self, columns: Columns, odd: set[int]) -> Int32Array:
-        keys = columns.keys
-        codes = self._store.index.codes_of(keys)
-        known = [key for key in keys if key is not None]
-        longest = max(map(len, known), default=0)
-        is_plain = self._source.key == "bytes" or b"".join(known).isascii()
-        if not is_plain or longest * KEY_GROWTH_MAX + 4 > self._key_bytes_max:
-            unsound = {key for key in dict.fromkeys(known) if not self._is_sound(key)}
-            odd.update(at for at, key in enumerate(keys) if key in unsound)
-        return codes
+        keys = PackedBytes.of(columns.keys)
+        is_plain = self._source.key == "bytes" or are_ascii(keys)
+        if not is_plain or int(keys.lengths.max()) * KEY_GROWTH_MAX + 4 > self._key_bytes_max:
+            known = keys.tolist()
+            unsound = {key for key in dict.fromkeys(known) if key is not None and not self._is_sound(key)}
+            odd.update(at for at, key in enumerate(known) if key in unsound)
+        return self._store.index.codes_of(keys)
 
     def _is_sound(self, key: bytes) -> bool:
         try:
@@ -108,8 +125,8 @@ class BatchValues:
             return False
         return True
 
-    def _decoded(self, columns: Columns, odd: set[int]) -> list[Any]:
-        decode, raw = self._decode, columns.values
+    def _decoded(self, raw: Sequence[bytes | None], odd: set[int]) -> list[Any]:
+        decode = self._decode
         if not self._has_none or None not in raw:
             with contextlib.suppress(Exception):  # which one, and why, is found below
                 return list(map(decode, raw))
@@ -136,6 +153,22 @@ class BatchValues:
         return refused
 
     def _states(
+        self, values: Sequence[Any], timestamps: Int64Array, odd: set[int], out: set[int]
+    ) -> tuple[Values, list[list[Any]]] | None:
+        """The columns, with whatever in the places of records that are odd or out; a value that is refused becomes odd.
+
+        None where a number is of a type that only `add` knows how to take.
+        """
+        try:
+            return self._fitting(values, timestamps, out)
+        except Unfit:
+            odd.update(self._refused(values, out))
+        try:
+            return self._fitting(values, timestamps, odd | out)
+        except Unfit:
+            return None
+
+    def _fitting(
         self, values: Sequence[Any], timestamps: Int64Array, without: set[int]
     ) -> tuple[Values, list[list[Any]]]:
         """The columns, with whatever in the places of records that are left out; Unfit where that is not enough."""
@@ -152,6 +185,17 @@ class BatchValues:
                 column[place] = one
             all_got.append(column)
         return whole, all_got
+
+
+def _fields(source: SourceNode, store: WindowStore) -> JsonFields | None:
+    """What a kernel can read of the source's values; None where msgspec has to."""
+    if source.value is json_deserializer:
+        value_type: Any = dict
+    elif source.value_type is not None and source.is_json:
+        value_type = source.value_type
+    else:
+        return None
+    return JsonFields.of(value_type, [number.field for number in store.columns.numbers])
 
 
 def _decoder(source: SourceNode) -> Callable[[Any], Any]:

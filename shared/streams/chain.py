@@ -71,7 +71,7 @@ class Chain:
         Odd places stay out of it; those at which a function raises are added to them. Once there are more than
         `odd_max`, the batch is for single records, and all that no function has seen is odd.
         """
-        known, has_time = self._outcomes, self._task.has_time
+        known, has_time, keys = self._outcomes, self._task.has_time, list(columns.keys)
         come: list[Any] = list(values)
         is_out, count = np.zeros(len(columns), np.bool_), len(columns)
         self._task.in_hand(columns.record(0))
@@ -86,7 +86,7 @@ class Chain:
                 if place and not has_time():  # so a record that takes long is the last one of its step
                     count, is_out[place:] = place, True
                     break
-                outcome = known[offset] = self._outcome(columns, place, values[place])
+                outcome = known[offset] = self._outcome(columns, place, keys[place], come[place])
                 if outcome is None:
                     is_out[place] = True
                 elif isinstance(outcome, Exception):
@@ -110,8 +110,8 @@ class Chain:
         if outcome is not None:
             self._gate.forward(outcome)
 
-    def _outcome(self, columns: Columns, place: int, value: Any) -> Outcome:
-        key, headers = columns.keys[place], columns.headers
+    def _outcome(self, columns: Columns, place: int, key: bytes | None, value: Any) -> Outcome:
+        headers = columns.headers
         record = Record(
             None if key is None else self._key_of(key),
             value,

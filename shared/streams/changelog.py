@@ -39,6 +39,7 @@ from penstock.shared.common.records import (
     TopicPartition,
 )
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog_entries import Entries
 from penstock.shared.streams.changelog_format import Takeover, encode_takeover
 from penstock.shared.streams.local_restore import Overtaken, discard
 from penstock.shared.streams.restore_progress import RestoreProgress
@@ -186,7 +187,7 @@ class ChangelogPartition:
                 if offsets:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:
-            if commit.changelog[:-1] or outputs:
+            if len(entries) or outputs:
                 before = await self._write(*outputs, entries)
                 if len(entries):  # in another log nothing is confirmed
                     self._others(len(entries) - 1, before)
@@ -244,15 +245,15 @@ class ChangelogPartition:
         takeover = Takeover(
             self._settings.application_id, self._instance, self._clock.now_ms(), rests_on=rests_on or msgspec.UNSET
         )
-        record = self._entries([(None, encode_takeover(epoch, takeover))])
+        record = self._entries(Entries.of([(None, encode_takeover(epoch, takeover))]))
         if not self.exactly_once:
             return await self._write(record)
         async with self._producer.transaction():
             return await self._write(record)
 
-    def _entries(self, entries: list[tuple[bytes | None, bytes]]) -> RecordColumns:
+    def _entries(self, entries: Entries) -> RecordColumns:
         topic, partition = self.topic_partition
-        return RecordColumns(topic, [key for key, _ in entries], [value for _, value in entries], None, partition)
+        return RecordColumns(topic, entries.keys, entries.values, None, partition)
 
     async def _write(self, *bulks: Bulk) -> RecordMetadata:
         """Write all of it: where the last record is; raises what explains why some of it was not."""

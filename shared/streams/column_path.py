@@ -104,7 +104,7 @@ class ColumnPath:
         if values is None:
             self._take_records(columns)
             return
-        self._operator.store.prepare({key for key in columns.keys if key is not None}, int(columns.timestamps.max()))
+        self._operator.store.prepare(columns.keys, int(columns.timestamps.max()))
         self._take_values(columns[: len(values.codes)], values)
 
     def _take_records(self, columns: Columns) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from penstock.shared.common.errors import StateRejected
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.changelog_entries import Entries
 from penstock.shared.streams.changelog_format import (
+    DELETED,
     ENVELOPE,
     FINAL,
     FORMAT_VERSION,
@@ -29,9 +32,6 @@ from penstock.shared.streams.windows.object_states import ChangelogColumn
 from penstock.shared.streams.windows.window_columns import Windows
 from penstock.shared.streams.windows.window_store import WindowStore
 
-Entries = list[tuple[bytes | None, bytes]]
-"""Keys and values."""
-
 
 class StoreEntries:
     """Encodes the changes of the store that has this name and number."""
@@ -42,13 +42,13 @@ class StoreEntries:
     def encode(self, changes: Changes, epoch: int, commit: int) -> Entries:
         """Finals and deletions, then live windows. StateRejected names the window whose state cannot be encoded."""
         number, state = self._number, self._state
-        entries: Entries = [
+        entries: list[tuple[bytes | None, bytes]] = [
             (_key(f.key), encode_final(number, epoch, commit, f.start, f.end, f.closed_at, state(f)))
             for f in changes.finals
         ]
         entries += [(_key(key), encode_deleted(number, epoch, commit, start)) for key, start in changes.deleted]
         entries += [(_key(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live]
-        return entries
+        return Entries.of(entries)
 
     def _state(self, window: LiveRow) -> bytes:
         try:
@@ -66,7 +66,7 @@ def encode_stores(
     builders: Mapping[str, StoreBuilder], stores: Mapping[str, StateStore], epoch: int, commit: int
 ) -> tuple[Entries, int]:
     """The entries of all stores' changes, and how many finals are among them."""
-    entries: Entries = []
+    parts: list[Entries] = []
     closed = 0
     for number, (name, store) in enumerate(stores.items()):
         if isinstance(store, WindowStore | PersistentWindowStore):
@@ -76,26 +76,25 @@ def encode_stores(
             changes, builder = tracks.changes(), builders[name]
             encoder = StoreEntries(name, number, StateCodec(builder.schema.state_columns()), builder.aggregations)
             own, finals = encoder.encode(changes, epoch, commit), len(changes.finals)
-        entries += own
+        parts.append(own)
         closed += finals
-    return entries, closed
+    return Entries.joined(parts), closed
 
 
 def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
     """As `StoreEntries.encode`, from columns: the entries, and how many of them are finals."""
     finals, live = store.finals(), store.live()
     keys, starts = store.deleted()
-    packed = [
-        _packed(ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit), bounds, _states(store, windows))
-        for operation, windows, bounds in (
-            (FINAL, finals, [finals.starts, finals.ends, finals.closed_at]),
-            (LIVE, live, [live.starts, live.ends]),
-        )
-    ]
-    entries: Entries = list(zip(finals.keys, packed[0], strict=True))
-    entries += [(key, encode_deleted(number, epoch, commit, start)) for key, start in zip(keys, starts, strict=True)]
-    entries += zip(live.keys, packed[1], strict=True)
-    return entries, len(finals)
+    parts = []
+    for operation, of, bounds, states in (
+        (FINAL, finals.keys, [finals.starts, finals.ends, finals.closed_at], _states(store, finals)),
+        (DELETED, keys, [starts], ()),
+        (LIVE, live.keys, [live.starts, live.ends], _states(store, live)),
+    ):
+        if len(of):
+            head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
+            parts.append(Entries(of, _packed(head, bounds, states)))
+    return Entries.joined(parts), len(finals)
 
 
 def _states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
@@ -117,8 +116,8 @@ def _said(store: str, key: Any, start: int, end: int, error: Exception) -> str:
     return f"{name_window(store, key, start, end)}: the state cannot be encoded: {type(error).__name__}: {error}"
 
 
-def _packed(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> list[bytes]:
-    """One value a window: what has one length in all of them is made as one array and cut, other states follow it."""
+def _packed(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
+    """One value a window: what has one length in all of them is made as one array, other states follow it."""
     columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
     count = len(bounds[0])
     fields = [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(columns)]
@@ -126,10 +125,9 @@ def _packed(head: bytes, bounds: Sequence[Int64Array], states: Sequence[Changelo
     packed["head"] = np.void(head)
     for (name, _), column in zip(fields, columns, strict=True):
         packed[name] = column
-    data, width = packed.tobytes(), packed.dtype.itemsize
-    values = [data[at : at + width] for at in range(0, len(data), width)]
+    values = PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
     blobs = [column for column in states if not isinstance(column, np.ndarray)]
     if not blobs:
         return values
     sized = zip(*([LENGTH.pack(len(blob)) + blob for blob in column] for column in blobs), strict=True)
-    return [b"".join((fixed, *own)) for fixed, own in zip(values, sized, strict=True)]
+    return PackedBytes.of([b"".join((fixed, *own)) for fixed, own in zip(values.tolist(), sized, strict=True)])

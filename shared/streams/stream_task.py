@@ -39,6 +39,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.at_work import at_work
+from penstock.shared.streams.changelog_entries import Entries
 from penstock.shared.streams.changelog_format import StateCodec, encode_progress
 from penstock.shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
@@ -378,7 +379,8 @@ class StreamTask:
         progress = progress_of(self, now_ms)
         if self.local is not None:
             self.local.prepare(changelog, progress)
-        changelog.append((None, encode_progress(self.epoch, self.commit_number, progress)))
+        end = Entries.of([(None, encode_progress(self.epoch, self.commit_number, progress))])
+        changelog = Entries.joined([changelog, end])
         outputs, self.outputs = self.outputs, TaskOutputs()
         self._uncommitted, self._committing, self.schedules.has_new_grid = False, True, False
         self._prepared = self.metrics.totals()

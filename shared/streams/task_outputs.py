@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import DataError
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, ProducerRecord, RecordColumns
+from penstock.shared.streams.changelog_entries import Entries
 from penstock.shared.streams.processor import RecordMetadata
 from penstock.shared.streams.windowed_aggregate import WindowKey
 
@@ -29,12 +32,12 @@ class ResultColumns:
     """
 
     topic: str
-    keys: list[bytes | None]
-    values: list[bytes | None]
-    timestamps: list[int]
+    keys: PackedBytes
+    values: PackedBytes
+    timestamps: Int64Array
     windows: Sequence[WindowKey]
     origins: Sequence[RecordMetadata] = ()
-    source_keys: Sequence[bytes | None] | None = None
+    source_keys: PackedBytes | None = None
     partitions: list[int] | None = None
 
     def __len__(self) -> int:
@@ -43,25 +46,20 @@ class ResultColumns:
     def record(self, index: int) -> ProducerRecord:
         """One result as a record."""
         partition = None if self.partitions is None else self.partitions[index]
-        return ProducerRecord(self.topic, self.values[index], self.keys[index], (), partition, self.timestamps[index])
+        timestamp = self.timestamps.item(index)
+        return ProducerRecord(self.topic, self.values[index], self.keys[index], (), partition, timestamp)
 
     def bulks(self) -> list[RecordColumns]:
         """All results as the producer takes them, one bulk for each partition that was set."""
         if self.partitions is None:
-            return [RecordColumns(self.topic, self.keys, self.values, self.timestamps)]
-        rows: dict[int, list[int]] = {}
-        for row, partition in enumerate(self.partitions):
-            rows.setdefault(partition, []).append(row)
-        return [
-            RecordColumns(
-                self.topic,
-                [self.keys[row] for row in own],
-                [self.values[row] for row in own],
-                [self.timestamps[row] for row in own],
-                partition,
-            )
-            for partition, own in rows.items()
-        ]
+            return [RecordColumns(self.topic, self.keys, self.values, self.timestamps.tolist())]
+        partitions = np.array(self.partitions)
+        bulks = []
+        for partition in dict.fromkeys(self.partitions):
+            own = np.flatnonzero(partitions == partition)
+            times = self.timestamps[own].tolist()
+            bulks.append(RecordColumns(self.topic, self.keys.at(own), self.values.at(own), times, partition))
+        return bulks
 
 
 Output = ProducerRecord | ResultColumns
@@ -161,7 +159,7 @@ class TaskCommit(NamedTuple):
     """
 
     produced: TaskOutputs
-    changelog: list[tuple[bytes | None, bytes]]
+    changelog: Entries
     sources: dict[str, int]
     epoch: int
     commit: int
@@ -190,7 +188,7 @@ class TaskCommit(NamedTuple):
                 return origin, window
             if isinstance(item, ResultColumns) and item.topic == record.topic:
                 for i, (key, value) in enumerate(zip(item.keys, item.values, strict=True)):
-                    if key is record.key and value is record.value:
+                    if key == record.key and value == record.value:
                         return (item.origins[i] if item.origins else None), item.windows[i]
         return None, None
 

@@ -1,7 +1,6 @@
 """Results of many windows on their way out: as records for whatever node comes next, or encoded at once for a sink.
 
-Encoded, they are byte for byte what `result_encoders` makes of each: one msgspec struct a window, all written by one
-call as lines. JSON has no line break inside, so the lines are the values.
+Encoded, they are byte for byte what `result_encoders` makes of each (`json_rows`).
 
 What a commit hands on is many windows at once and goes in order of time: whatever window is downstream, of no order
 less comes too late there. A retraction comes before what replaces it, which is never older.
@@ -11,32 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.shared.common.packed_bytes import NULL, PackedBytes
 from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.json_rows import are_bare, objects, texts
 from penstock.shared.streams.latest import LATEST
 from penstock.shared.streams.processor import Record
 from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_columns import Windows
 
-_encode_lines = msgspec.json.Encoder().encode_lines
-
-
-@lru_cache(maxsize=64)
-def _row_type(names: tuple[str, ...]) -> Callable[..., Any]:
-    if not all(name.isidentifier() and not name.startswith("__") for name in names):
-        return lambda *values: dict(zip(("key", "start", "end", *names), values, strict=True))
-    return msgspec.defstruct("Row", ["key", "start", "end", *names], gc=False)
-
-
-def _lines(rows: Iterator[Any]) -> list[bytes]:
-    return _encode_lines(list(rows)).split(b"\n")[:-1]
+BOUNDS = ("key", "start", "end")
 
 
 @dataclass(slots=True)
@@ -50,33 +38,34 @@ class WindowResults(Sequence[WindowKey]):
     store: str
     names: tuple[str, ...]
     columns: StateColumns
-    keys_of: Callable[[Sequence[bytes]], Sequence[str | bytes]]
+    keys_of: Callable[[PackedBytes], Sequence[Any]]
     windows: Windows
     is_retracted: NDArray[np.bool_] | None = None
     by_time: bool = False
-    _order: list[int] = field(init=False)
+    _order: Int64Array = field(init=False)
     """The places of all windows in the order in which they go."""
 
     def __post_init__(self) -> None:
-        self._order = list(range(len(self.windows)))
+        self._order = np.arange(len(self.windows))
         if self.by_time:
             kind = np.ones(len(self)) if self.is_retracted is None else ~self.is_retracted
-            self._order = np.lexsort((self.windows.starts, kind, self._times())).tolist()
+            self._order = np.lexsort((self.windows.starts, kind, self._times()))
 
     def __len__(self) -> int:
         return len(self.windows)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # of one place only
-        at, windows = self._order[index], self.windows
-        return WindowKey(self.keys_of([windows.keys[at]])[0], int(windows.starts[at]), int(windows.ends[at]))
+        at, windows = int(self._order[index]), self.windows
+        return WindowKey(self.keys_of(windows.keys[at : at + 1])[0], int(windows.starts[at]), int(windows.ends[at]))
 
     def records(self) -> Iterator[tuple[Record, Exception | None]]:
         """The results as records, one by one; with the error where one cannot be made."""
-        windows, gone = self.windows, self._gone()
+        windows = self.windows
+        gone = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
         keys, times = self.keys_of(windows.keys), self._times().tolist()
         starts, ends = windows.starts.tolist(), windows.ends.tolist()
         results = self._results()
-        for at in self._order:
+        for at in self._order.tolist():
             error, result = None, None
             if not gone[at]:
                 try:
@@ -100,32 +89,42 @@ class WindowResults(Sequence[WindowKey]):
         results = self.columns.results([column[at : at + 1] for column in self.windows.columns])
         return [own[0] for own in results[self._has_latest :]]
 
-    def encoded(self, *, whole_window_keys: bool) -> tuple[list[bytes | None], list[bytes | None]]:
-        """Keys and values, as `encode_updates` makes them, or else `encode_json`."""
-        windows, gone = self.windows, self._gone()
-        named = self.keys_of(windows.keys)
-        starts, ends = windows.starts.tolist(), windows.ends.tolist()
-        there = [at for at in self._order if not gone[at]]
-        results = self.columns.results([column[there] for column in windows.columns])[self._has_latest :]
-        bounds = [[column[at] for at in there] for column in (named, starts, ends)]
-        lines = iter(_lines(map(_row_type(self.names[self._has_latest :]), *bounds, *results)))
-        values = [None if gone[at] else next(lines) for at in self._order]
+    def encoded(self, *, whole_window_keys: bool) -> tuple[PackedBytes, PackedBytes]:
+        """Keys and values, as `encode_updates` makes them, or else `encode_json`; raises what encoding raises."""
+        order = self._order
+        there = order if self.is_retracted is None else order[~self.is_retracted[order]]
+        keys, is_bare = self._key_texts()
+        bounds = self._bounds()
+        results = self.columns.results([column[there] for column in self.windows.columns])[self._has_latest :]
+        columns = [keys.at(there), *(column.at(there) for column in bounds), *map(texts, results)]
+        values = objects([*BOUNDS, *self.names[self._has_latest :]], columns, is_bare=is_bare)
+        if len(there) < len(order):
+            offsets, lengths = np.zeros(len(order), np.int64), np.full(len(order), NULL, np.int64)
+            is_there = ~self.is_retracted[order]  # type: ignore[index]  # or all would be there
+            offsets[is_there], lengths[is_there] = values.offsets, values.lengths
+            values = PackedBytes(values.data, offsets, lengths)
         if not whole_window_keys:
             return self.source_keys(), values
-        keys = _lines(map(_row_type(()), *([column[at] for at in self._order] for column in (named, starts, ends))))
-        return list(keys), values
+        return objects(BOUNDS, [keys.at(order), *(column.at(order) for column in bounds)], is_bare=is_bare), values
 
-    def source_keys(self) -> list[bytes | None]:
+    def _key_texts(self) -> tuple[PackedBytes, bool]:
+        """The keys as JSON, and whether they lack their quotes."""
+        keys = self.windows.keys
+        named = self.keys_of(keys[:1])
+        if named and isinstance(named[0], str) and are_bare(keys):
+            return keys, True
+        return texts(self.keys_of(keys)), False
+
+    def _bounds(self) -> list[PackedBytes]:
+        return [texts(column.tolist()) for column in (self.windows.starts, self.windows.ends)]
+
+    def source_keys(self) -> PackedBytes:
         """Each window's record key."""
-        return [self.windows.keys[at] for at in self._order]
+        return self.windows.keys.at(self._order)
 
-    def timestamps(self) -> list[int]:
+    def timestamps(self) -> Int64Array:
         """Each result's event time in ms: that of the window's latest record where it is kept, or else its end."""
-        times: list[int] = self._times()[self._order].tolist()
-        return times
-
-    def _gone(self) -> list[bool]:
-        return [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
+        return np.asarray(self._times()[self._order])
 
     def _times(self) -> Int64Array:
         if not self._has_latest:

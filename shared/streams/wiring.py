@@ -90,11 +90,8 @@ class SinkWriter:
             keys, values = results.encoded(whole_window_keys=self._has_window_keys)
         except Exception:  # a value has no JSON: whose, and what becomes of it, is found one by one
             return None
-        longest = (
-            bytes(max(map(len, filter(None, keys)), default=0)),
-            bytes(max(map(len, filter(None, values)), default=0)),
-        )
-        if record_size(*longest, []) > self._record_bytes_max:
+        longest = [bytes(max(int(column.lengths.max(initial=0)), 0)) for column in (keys, values)]
+        if record_size(longest[0], longest[1], []) > self._record_bytes_max:
             return None
         source_keys = results.source_keys() if self._has_window_keys else None
         return ResultColumns(node.topic, keys, values, results.timestamps(), results, source_keys=source_keys)

@@ -9,6 +9,9 @@ import numpy as np
 
 from penstock.shared.clients.connection import compile_decoding
 from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.json_fields import compile_fields
+from penstock.shared.streams.json_rows import compile_rows
+from penstock.shared.streams.windows.keys import are_ascii
 from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -24,7 +27,10 @@ def compile_windows() -> None:
         store.unload("c", 5)
         store.advance(1_000)
         list(store.rows_of("a"))
+        are_ascii(store.finals().keys)
         store.index.release(np.zeros(1, np.int64), np.zeros(store.index.capacity, np.bool_))
+    compile_rows()
+    compile_fields()
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ a row of numbers, and no Python object stands for a key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shared.common.compiled import compiled
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 
 NONE = -1
@@ -181,22 +182,31 @@ def _compact(arena, packed, places, sizes, used):
 
 
 @compiled
-def _gather_sizes(codes, sizes):
-    total = 0
-    for code in codes:
-        total += sizes[code]
-    return total
+def _gather(codes, arena, places, sizes, out):
+    at = 0
+    for i in range(len(codes)):
+        place = places[codes[i]]
+        for j in range(place, place + sizes[codes[i]]):
+            out[at] = arena[j]
+            at += 1
 
 
 @compiled
-def _gather(codes, arena, places, sizes, out, ends):
-    at = 0
-    for i in range(len(codes)):
-        code = codes[i]
-        size = sizes[code]
-        out[at : at + size] = arena[places[code] : places[code] + size]
-        at += size
-        ends[i] = at
+def _are_ascii(data, offsets, lengths):
+    for i in range(len(offsets)):
+        for j in range(offsets[i], offsets[i] + lengths[i]):
+            if data[j] >= 128:
+                return False
+    return True
+
+
+def are_ascii(keys: PackedBytes) -> bool:
+    """Whether no key has a byte beyond ASCII.
+
+    >>> are_ascii(PackedBytes.of([b"ann", None])), are_ascii(PackedBytes.of([b"\\xff"]))
+    (True, False)
+    """
+    return bool(_are_ascii(keys.data, keys.offsets, keys.lengths))
 
 
 class KeyIndex:
@@ -232,12 +242,9 @@ class KeyIndex:
             self._make_room(int(lengths[done]))
 
     def codes_of(self, keys: Sequence[bytes | None]) -> Int32Array:
-        """As `codes`, of keys as objects."""
-        lengths = np.fromiter((NONE if key is None else len(key) for key in keys), np.int64, len(keys))
-        joined = np.frombuffer(b"".join(key for key in keys if key is not None), np.uint8)
-        offsets = np.zeros(len(keys), np.int64)
-        np.cumsum(np.maximum(lengths, 0)[:-1], out=offsets[1:])
-        return self.codes(joined, offsets, lengths)
+        """As `codes`, of keys in whatever form."""
+        packed = PackedBytes.of(keys)
+        return self.codes(packed.data, packed.offsets, packed.lengths)
 
     def code(self, key: bytes) -> int:
         """The number of a key, NONE for one that has none."""
@@ -249,19 +256,13 @@ class KeyIndex:
         at = self.places[code]
         return self.arena[at : at + self.sizes[code]].tobytes()
 
-    def keys(self, codes: NDArray[Any]) -> list[bytes]:
-        """The keys with these numbers."""
-        return list(self.keys_in_turn(codes))
-
-    def keys_in_turn(self, codes: NDArray[Any]) -> Iterator[bytes]:
-        """As `keys`, each made when its turn comes; the index may have changed by then."""
-        if not len(codes):
-            return iter(())
-        data = np.empty(_gather_sizes(codes, self.sizes), np.uint8)
-        ends = np.empty(len(codes), np.int64)
-        _gather(codes, self.arena, self.places, self.sizes, data, ends)
-        joined, cut = data.tobytes(), ends.tolist()
-        return (joined[a:b] for a, b in zip([0, *cut], cut, strict=False))
+    def keys(self, codes: NDArray[Any]) -> PackedBytes:
+        """The keys with these numbers, copied: the index may change."""
+        lengths = self.sizes[codes].astype(np.int64)
+        ends = np.cumsum(lengths)
+        data = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        _gather(np.ascontiguousarray(codes, np.int64), self.arena, self.places, self.sizes, data)
+        return PackedBytes(data, ends - lengths, lengths)
 
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
         """Forget those of these keys that are not used; `is_used` is by number."""

@@ -59,7 +59,8 @@ class StateColumns:
         self.cells = 0
         self.objects: list[ObjectStates] = []
         self._slices: list[slice] = []
-        self._numbers: list[Any] = []
+        self.numbers: list[Any] = []
+        """The aggregations that look at a number, in the order of the rows of values."""
         types: list[str] = []
         for aggregation in aggregations:
             at, kind = len(types), type(aggregation)
@@ -70,9 +71,9 @@ class StateColumns:
             elif kind in _NUMBERS:
                 number: Any = aggregation
                 op = _NUMBERS[kind][number.type != "int64"]
-                self.program.append((op, self.cells, len(self._numbers)))
+                self.program.append((op, self.cells, len(self.numbers)))
                 types += [number.type, "int64"]
-                self._numbers.append(number)
+                self.numbers.append(number)
                 self.cells += 2
             else:
                 self.program.append((k.OBJECT, self.cells, k.NONE))
@@ -92,7 +93,7 @@ class StateColumns:
         """
         count = len(timestamps)
         taken = self.no_values(count)
-        for at, number in enumerate(self._numbers):
+        for at, number in enumerate(self.numbers):
             assert values is not None
             _take_numbers(number, values, taken.cells[at], taken.has[at])
         try:
@@ -102,12 +103,12 @@ class StateColumns:
 
     def no_values(self, count: int) -> Values:
         """So many records that bring nothing."""
-        shape = (len(self._numbers), count)
+        shape = (len(self.numbers), count)
         return Values(np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
 
     def take_one(self, value: Any, into: Values) -> None:
         """As `take`, of one record into `into`; DataError where an aggregation refuses its value."""
-        for at, number in enumerate(self._numbers):
+        for at, number in enumerate(self.numbers):
             got, n = number.add(number.initial(), value)
             into.cells[at, 0] = got if number.type == "int64" else np.float64(got).view(np.int64)
             into.has[at, 0] = n

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows.state_columns import Column
 
@@ -16,9 +17,9 @@ EMPTY: Int64Array = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class Windows:
-    """Windows in columns: keys as bytes, bounds in ms, states; `closed_at` where they are closed."""
+    """Windows in columns: keys, bounds in ms, states; `closed_at` where they are closed."""
 
-    keys: list[bytes]
+    keys: PackedBytes
     starts: Int64Array
     ends: Int64Array
     columns: list[Column]
@@ -36,7 +37,7 @@ class Windows:
         at = np.arange(len(self))[places]
         columns = [column[at] for column in self.columns]
         closed_at = self.closed_at[at] if len(self.closed_at) else EMPTY
-        return Windows([self.keys[i] for i in at.tolist()], self.starts[at], self.ends[at], columns, closed_at)
+        return Windows(self.keys.at(at), self.starts[at], self.ends[at], columns, closed_at)
 
 
 def joined(parts: Sequence[Windows], types: Sequence[str]) -> Windows:
@@ -44,7 +45,7 @@ def joined(parts: Sequence[Windows], types: Sequence[str]) -> Windows:
     if len(parts) == 1:
         return parts[0]
     if not parts:
-        return Windows([], EMPTY, EMPTY, [np.empty(0, type_) for type_ in types])
+        return Windows(PackedBytes.of([]), EMPTY, EMPTY, [np.empty(0, type_) for type_ in types])
     columns = [np.concatenate(many) for many in zip(*(part.columns for part in parts), strict=True)]
     bounds = [np.concatenate([getattr(part, name) for part in parts]) for name in ("starts", "ends", "closed_at")]
-    return Windows([key for part in parts for key in part.keys], bounds[0], bounds[1], columns, bounds[2])
+    return Windows(PackedBytes.joined([part.keys for part in parts]), bounds[0], bounds[1], columns, bounds[2])

@@ -6,7 +6,8 @@ the value after its windows are known: then everything is put back. What was clo
 >>> from penstock.shared.streams.aggregations import Count
 >>> store = WindowStore("s", Rule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
 >>> taken = store.take(np.array([0, 8, 40]), store.index.codes_of([b"ann", b"ann", b"bob"]), Values.none(3), [])
->>> taken.count, taken.closed.keys, taken.closed.starts.tolist(), taken.closed.ends.tolist(), taken.closed_by.tolist()
+>>> closed = taken.closed
+>>> taken.count, list(closed.keys), closed.starts.tolist(), closed.ends.tolist(), taken.closed_by.tolist()
 (3, [b'ann'], [0], [8], [2])
 >>> [(row.key, row.start, row.states) for row in store.rows()]
 [('bob', 40, [1])]
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.keys import Int32Array
@@ -112,10 +114,10 @@ class WindowStore:
         """Go on at these times; windows were loaded before."""
         self.table.begin(stream_time_ms, NEVER if close_time_ms is None else close_time_ms)
 
-    def prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
+    def prepare(self, keys: Iterable[bytes | None], time_ms: int) -> None:
         """These keys come next, at times up to this one: have what they can touch, and what time can close."""
         if self.fetch is not None:
-            self.fetch(keys, time_ms)
+            self.fetch({key for key in keys if key is not None}, time_ms)
 
     # --- records ---
 
@@ -247,14 +249,14 @@ class WindowStore:
         except UnicodeDecodeError:
             return raw
 
-    def keys_of(self, raw: Sequence[bytes]) -> list[str | bytes]:
+    def keys_of(self, raw: PackedBytes) -> list[Any]:
         """As `key_of`, of many."""
-        return list(map(self.key_of, raw)) if self._text_keys else list(raw)
+        return list(map(self.key_of, raw.tolist())) if self._text_keys else raw.tolist()
 
     def keys(self) -> Iterator[str | bytes]:
         """The keys that have a window at the first look."""
         codes = np.unique(self.table.links[self.table.live_rows(), k.KEY])
-        return map(self.key_of, self.index.keys_in_turn(codes))
+        return map(self.key_of, self.index.keys(codes).tolist())
 
     def rows(self) -> Iterator[LiveWindow]:
         """All live windows; the store must not change meanwhile."""
@@ -304,12 +306,12 @@ class WindowStore:
         """The live windows that changed."""
         return self._columns(self.table.changed_rows())
 
-    def deleted(self) -> tuple[list[bytes], list[int]]:
+    def deleted(self) -> tuple[PackedBytes, Int64Array]:
         """Keys and starts under which the last commit's windows are no longer, closed ones aside."""
         keys, starts, _ = self._gone(k.GONE)
         return keys, starts
 
-    def _gone(self, what: int) -> tuple[list[bytes], list[int], list[int]]:
+    def _gone(self, what: int) -> tuple[PackedBytes, Int64Array, Int64Array]:
         table = self.table
         gone = table.deleted[: table.meta[k.DELETED]]
         gone = gone[gone[:, 3] & what != 0]
@@ -322,7 +324,7 @@ class WindowStore:
             codes = np.concatenate((codes, table.links[moved, k.KEY]))
             starts = np.concatenate((starts, shown[:, k.SHOWN_START]))
             ends = np.concatenate((ends, shown[:, k.SHOWN_END]))
-        return self.index.keys(codes), starts.tolist(), ends.tolist()
+        return self.index.keys(codes), starts, ends
 
     def updated(self) -> tuple[Windows, NDArray[np.bool_]]:
         """What has become of the last commit's results: windows that are no more, marked so, and all that changed.
@@ -337,7 +339,7 @@ class WindowStore:
         none = self.columns.of_rows(
             np.zeros((len(keys), self.columns.cells), np.int64), [[None] * len(keys) for _ in self.columns.objects]
         )
-        gone = Windows(keys, np.array(starts, np.int64), np.array(ends, np.int64), none)
+        gone = Windows(keys, starts, ends, none)
         parts = [replace(part, closed_at=EMPTY) for part in (gone, live, *self._final_changed)]
         windows = joined(parts, self.columns.types)
         return windows, np.arange(len(windows)) < len(gone)
@@ -349,9 +351,10 @@ class WindowStore:
 
     def dirty_keys(self) -> set[Any]:
         """The keys whose windows are not as the last commit has them."""
-        keys = self.index.keys(self.table.links[self.table.changed_rows(), k.KEY])
+        changed = self.table.links[self.table.changed_rows(), k.KEY]
         gone = self.table.deleted[: self.table.meta[k.DELETED], 0]
-        return set(self.keys_of([*keys, *self.index.keys(gone), *(key for part in self._finals for key in part.keys)]))
+        parts = [self.index.keys(changed), self.index.keys(gone), *(part.keys for part in self._finals)]
+        return {key for part in parts for key in self.keys_of(part)}
 
     # --- restoring ---
 
@@ -360,14 +363,14 @@ class WindowStore:
         self.unload(key, start)
         columns = self.columns.as_columns([self.columns.values(states)])
         raw = key if isinstance(key, bytes) else key.encode()
-        self._load(Windows([raw], np.array([start]), np.array([end]), columns))
+        self._load(Windows(PackedBytes.of([raw]), np.array([start]), np.array([end]), columns))
 
-    def load_many(self, keys: list[bytes], starts: Int64Array, ends: Int64Array, states: Sequence[Any]) -> None:
+    def load_many(self, keys: Sequence[bytes], starts: Int64Array, ends: Int64Array, states: Sequence[Any]) -> None:
         """Restore live windows by key, bounds and the aggregations' `state_columns`; none of them may be there already.
 
         Raises what reading a state raises, before anything is changed.
         """
-        self._load(Windows(keys, starts, ends, self.columns.from_changelog(states)))
+        self._load(Windows(PackedBytes.of(keys), starts, ends, self.columns.from_changelog(states)))
 
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a window that is not there is no error, since a snapshot may be ahead of the log."""

@@ -8,14 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog_entries import Entries
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
 from penstock.shared.streams.topology import Topology
@@ -39,6 +42,12 @@ def updates(kind: str, key: str = "string") -> Topology:
     grouped = builder.stream(TOPIC, key=key).group_by_key()  # type: ignore[arg-type]
     KINDS[kind](grouped).aggregate("s", n=Count()).on_update().to(OUT)
     return builder.build()
+
+
+def results_in(topic: str, keys: list[bytes], values: list[bytes | None], window: WindowKey) -> ResultColumns:
+    """Results of one window, at 1 ms and later."""
+    times = np.arange(1, len(keys) + 1)
+    return ResultColumns(topic, PackedBytes.of(keys), PackedBytes.of(values), times, [window] * len(keys))
 
 
 async def send(chain: Chain, times: range) -> None:
@@ -123,15 +132,15 @@ def test_the_partition_is_set_by_the_source_key_alone() -> None:
     outputs, window = TaskOutputs(), WindowKey("b", 0, 1)
     outputs.add(ProducerRecord("late", b"x", b"a"))
     outputs.add(ProducerRecord(OUT, b"1", b"window 1"), None, window, b"b")
-    columns = ResultColumns(OUT, [b"w2", b"w3", b"w4"], [b"2", None, b"4"], [1, 2, 3], [window] * 3)
-    columns.source_keys = [b"c", b"b", b"c"]
+    columns = results_in(OUT, [b"w2", b"w3", b"w4"], [b"2", None, b"4"], window)
+    columns.source_keys = PackedBytes.of([b"c", b"b", b"c"])
     outputs.add(columns)
-    outputs.add(ResultColumns("closed", [b"k"], [b"5"], [4], [window]))
+    outputs.add(results_in("closed", [b"k"], [b"5"], window))
     assert outputs.topics_by_source_key() == {OUT}
     of_b, of_c = (for_key(key, 7) for key in (b"b", b"c"))
     assert of_b != of_c
     outputs.place({OUT: range(7)})
-    commit = TaskCommit(outputs, [], {}, 1, 1)
+    commit = TaskCommit(outputs, Entries.of([]), {}, 1, 1)
     assert [record.partition for record in commit.outputs] == [None, of_b, of_c, of_b, of_c, None]
     assert commit.source_keys == [None, b"b", b"c", b"b", b"c", None]
     bulks = columns.bulks()

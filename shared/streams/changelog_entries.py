@@ -1,0 +1,63 @@
+"""Changelog entries on their way out: keys and values of many records, as pairs for whoever looks at single ones.
+
+>>> entries = Entries.of([(b"ann", b"1"), (None, b"2")])
+>>> entries[1], list(entries[:1]), entries == [(b"ann", b"1"), (None, b"2")]
+((None, b'2'), [(b'ann', b'1')], True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from penstock.shared.common.packed_bytes import PackedBytes
+
+Entry = tuple[bytes | None, bytes]
+"""Key and value."""
+
+
+class Entries(Sequence[Entry]):
+    """Changelog records in order: `keys` and `values` of one length, no value is a null."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, keys: PackedBytes, values: PackedBytes) -> None:
+        self.keys, self.values = keys, values
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> Entries:
+        """The same entries in columns."""
+        return cls(PackedBytes.of([key for key, _ in entries]), PackedBytes.of([value for _, value in entries]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Entries]) -> Entries:
+        """All these, one after the other."""
+        parts = [part for part in parts if len(part)]
+        return cls(*(PackedBytes.joined([getattr(part, name) for part in parts]) for name in ("keys", "values")))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Entries: ...
+
+    def __getitem__(self, index: int | slice) -> Entry | Entries:
+        if isinstance(index, slice):
+            return Entries(self.keys[index], self.values[index])
+        value = self.values[index]
+        assert value is not None
+        return self.keys[index], value
+
+    def __iter__(self) -> Iterator[Entry]:
+        return zip(self.keys.tolist(), self.values.tolist(), strict=True)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Entries.of({list(self)})"

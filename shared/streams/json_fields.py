@@ -1,0 +1,306 @@
+"""Numbers out of flat JSON objects, by a compiled kernel and without a Python object a value.
+
+The kernel reads objects whose members are printable ASCII texts without escapes, plain numbers, `true`, `false` and
+`null`. All members of the value's type have to be there, once and of their type. Whatever else a value is, it is left
+to msgspec, which accepts it or refuses it. So the same values are accepted as elsewhere, with the same numbers.
+
+>>> class Click(msgspec.Struct):
+...     ms: int
+...     score: float | None
+>>> fields = JsonFields.of(Click, ["score"])
+>>> raw = PackedBytes.of([b'{"ms":4,"path":"/","score":0.5}', b'{"ms":4,"score":null}', b'{"ms":"4","score":1}'])
+>>> numbers, has, left = fields.read(raw)
+>>> numbers.view(np.float64).tolist(), has.tolist(), left.tolist()
+([[0.5, 0.0, 0.0]], [[1, 0, 0]], [2])
+"""
+
+# ruff: noqa: SIM110
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import inspect
+from numpy.typing import NDArray
+
+from penstock.shared.common.compiled import compiled
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Int64Array
+
+INT, FLOAT, BOOL, TEXT = range(4)
+"""Kinds of members."""
+
+INT_DIGITS_MAX = 18
+"""So many digits fit into an int64."""
+
+FLOAT_DIGITS_MAX, FRACTION_DIGITS_MAX = 15, 22
+"""A whole number of 15 digits and ten to the 22nd are exact floats, so that their quotient is rounded once, rightly."""
+
+_POWERS = np.array([10.0**i for i in range(FRACTION_DIGITS_MAX + 1)])
+
+
+@compiled
+def _after_space(data, at, stop):
+    while at < stop and (data[at] == 32 or data[at] == 10 or data[at] == 13 or data[at] == 9):
+        at += 1
+    return at
+
+
+@compiled
+def _after_text(data, at, stop):
+    """Where a text ends whose opening quote is before `at`: at its closing quote, -1 where it is not a plain one."""
+    while at < stop:
+        byte = data[at]
+        if byte == 34:
+            return at
+        if byte == 92 or byte < 32 or byte > 126:
+            return -1
+        at += 1
+    return -1
+
+
+@compiled
+def _number(data, at, stop):
+    """Digits without the point, how many stand after it, whether there is a sign, and the end (-1: no plain number)."""
+    is_negative = data[at] == 45
+    if is_negative:
+        at += 1
+    first = at
+    digits = np.int64(0)
+    while at < stop and 48 <= data[at] <= 57:
+        if at - first == INT_DIGITS_MAX:
+            return digits, 0, is_negative, -1
+        digits = digits * 10 + (data[at] - 48)
+        at += 1
+    count = at - first
+    if count == 0 or (count > 1 and data[first] == 48):
+        return digits, 0, is_negative, -1
+    after_point = 0
+    if at < stop and data[at] == 46:
+        at += 1
+        while at < stop and 48 <= data[at] <= 57:
+            if count + after_point >= FLOAT_DIGITS_MAX:
+                return digits, 0, is_negative, -1
+            digits = digits * 10 + (data[at] - 48)
+            after_point += 1
+            at += 1
+        if after_point == 0:
+            return digits, 0, is_negative, -1
+    if at < stop and (data[at] == 101 or data[at] == 69):
+        return digits, 0, is_negative, -1
+    return digits, after_point, is_negative, at
+
+
+@compiled
+def _is_word(data, at, stop, word):
+    if stop - at < len(word):
+        return False
+    for i in range(len(word)):
+        if data[at + i] != word[i]:
+            return False
+    return True
+
+
+@compiled
+def _read_one(
+    data, at, stop, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, i, seen
+):
+    """Read one object into column i; False where it is left."""
+    at = _after_space(data, at, stop)
+    if at >= stop or data[at] != 123:
+        return False
+    found = 0
+    at = _after_space(data, at + 1, stop)
+    while True:
+        if at >= stop or data[at] != 34:
+            return False
+        name = at + 1
+        end = _after_text(data, name, stop)
+        if end < 0:
+            return False
+        field = -1
+        before = 0
+        for f in range(len(kinds)):
+            length = name_ends[f] - before
+            if length == end - name:
+                is_same = True
+                for j in range(length):
+                    if data[name + j] != names[before + j]:
+                        is_same = False
+                        break
+                if is_same:
+                    field = f
+                    break
+            before = name_ends[f]
+        at = _after_space(data, end + 1, stop)
+        if at >= stop or data[at] != 58:
+            return False
+        at = _after_space(data, at + 1, stop)
+        if at >= stop:
+            return False
+        if field >= 0:
+            if seen[field] == i + 1:
+                return False
+            seen[field] = i + 1
+            found += 1
+        kind = kinds[field] if field >= 0 else -1
+        byte = data[at]
+        if byte == 34:
+            if kind != TEXT and kind != -1:
+                return False
+            at = _after_text(data, at + 1, stop)
+            if at < 0:
+                return False
+            at += 1
+        elif byte == 45 or 48 <= byte <= 57:
+            digits, after_point, is_negative, at = _number(data, at, stop)
+            if at < 0:
+                return False
+            if kind == INT:
+                if after_point:
+                    return False
+                numbers[field, i] = -digits if is_negative else digits
+                has[field, i] = 1
+            elif kind == FLOAT:
+                if digits >= 1_000_000_000_000_000:
+                    return False
+                value = digits / powers[after_point]
+                floats[field, i] = (-value if is_negative else value) + 0.0
+                has[field, i] = 1
+            elif kind != -1:
+                return False
+        elif _is_word(data, at, stop, null):
+            if field >= 0 and not nullable[field]:
+                return False
+            at += 4
+        elif byte == 116 or byte == 102:
+            word = true if byte == 116 else false
+            if not _is_word(data, at, stop, word) or (kind != BOOL and kind != -1):
+                return False
+            if kind == BOOL:
+                numbers[field, i] = byte == 116
+                has[field, i] = 1
+            at += len(word)
+        else:
+            return False
+        at = _after_space(data, at, stop)
+        if at >= stop:
+            return False
+        if data[at] == 125:
+            break
+        if data[at] != 44:
+            return False
+        at = _after_space(data, at + 1, stop)
+    return found == len(kinds) and _after_space(data, at + 1, stop) == stop
+
+
+@compiled
+def read_fields(
+    data, starts, lengths, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, left
+):  # fmt: skip
+    """Read objects into `numbers` (`floats` is the same memory) and `has`; how many are left, and in `left` which."""
+    seen = np.zeros(len(kinds), np.int64)
+    count = 0
+    for i in range(len(starts)):
+        if lengths[i] < 0 or not _read_one(
+            data, starts[i], starts[i] + lengths[i], names, name_ends, kinds, nullable, powers, null, true, false,
+            numbers, floats, has, i, seen,
+        ):  # fmt: skip
+            for f in range(len(kinds)):
+                numbers[f, i], has[f, i] = 0, 0
+            left[count] = i
+            count += 1
+    return count
+
+
+def _bytes(text: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(text, np.uint8)
+
+
+_WORDS = tuple(map(_bytes, (b"null", b"true", b"false")))
+
+
+class JsonFields:
+    """The members that values of one type have, and which of them are wanted as numbers."""
+
+    def __init__(self, members: Sequence[tuple[str, int, bool]], wanted: Sequence[str]) -> None:
+        """`members` are name in the JSON, kind, and whether it may be null."""
+        names = [name.encode() for name, _, _ in members]
+        self._names, self._ends = _bytes(b"".join(names)), np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._kinds = np.array([kind for _, kind, _ in members], np.int64)
+        self._nullable = np.array([is_nullable for _, _, is_nullable in members], np.bool_)
+        at = {name: i for i, (name, _, _) in enumerate(members)}
+        self._wanted = np.array([at[name] for name in wanted], np.int64)
+
+    def __repr__(self) -> str:
+        return f"<JsonFields {bytes(self._names)!r}, {len(self._wanted)} wanted>"
+
+    @classmethod
+    def of(cls, value_type: Any, wanted: Sequence[str]) -> JsonFields | None:
+        """For values of that type (dict: any JSON), of which these fields are wanted; None where msgspec is needed.
+
+        Each of `wanted` is a number of the type, in a dict any number.
+        """
+        if value_type is dict:
+            return cls([(name, FLOAT, True) for name in dict.fromkeys(wanted)], wanted)
+        if not (isinstance(value_type, type) and issubclass(value_type, msgspec.Struct)):
+            return None
+        info = inspect.type_info(value_type)
+        if not isinstance(info, inspect.StructType) or info.tag is not None or info.array_like:
+            return None
+        if info.forbid_unknown_fields or hasattr(value_type, "__post_init__"):
+            return None
+        members: list[tuple[str, int, bool]] = []
+        encoded: dict[str, str] = {}
+        for field in info.fields:
+            kind = _kind(field.type)
+            if kind is None or not field.encode_name.isascii():
+                return None
+            members.append((field.encode_name, *kind))
+            encoded[field.name] = field.encode_name
+        return cls(members, [encoded[name] for name in wanted])
+
+    def read(self, values: PackedBytes) -> tuple[Int64Array, NDArray[np.uint8], Int64Array]:
+        """A row of cells for each wanted field (int64, or float64 in the same memory), whether there is a number, and
+        the places of values that are left to msgspec: these have none."""
+        count, members = len(values), len(self._kinds)
+        numbers, has = np.zeros((members, count), np.int64), np.zeros((members, count), np.uint8)
+        left = np.empty(count, np.int64)
+        lefts = read_fields(
+            values.data, values.offsets, values.lengths, self._names, self._ends, self._kinds, self._nullable, _POWERS,
+            *_WORDS, numbers, numbers.view(np.float64), has, left,
+        )  # fmt: skip
+        return numbers[self._wanted], has[self._wanted], left[:lefts]
+
+
+_KINDS: dict[type, int] = {
+    inspect.IntType: INT,
+    inspect.FloatType: FLOAT,
+    inspect.BoolType: BOOL,
+    inspect.StrType: TEXT,
+}
+
+
+def _kind(type_: inspect.Type) -> tuple[int, bool] | None:
+    """A member's kind, and whether it may be null; None for what the kernel does not read."""
+    options = type_.types if isinstance(type_, inspect.UnionType) else (type_,)
+    kinds = set()
+    for option in options:
+        if isinstance(option, inspect.NoneType):
+            continue
+        if type(option) not in _KINDS or any(getattr(option, name) is not None for name in option.__struct_fields__):
+            return None
+        kinds.add(_KINDS[type(option)])
+    is_nullable = any(isinstance(option, inspect.NoneType) for option in options)
+    if kinds == {INT, FLOAT}:
+        return FLOAT, is_nullable
+    return (kinds.pop(), is_nullable) if len(kinds) == 1 else None
+
+
+def compile_fields() -> None:
+    """Have the kernel compiled, or read from where compiled code is kept."""
+    JsonFields([("a", INT, False)], ["a"]).read(PackedBytes.of([b'{"a":1}']))

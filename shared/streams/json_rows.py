@@ -1,0 +1,111 @@
+"""JSON objects of many rows, put together from the texts of their columns by a compiled kernel.
+
+msgspec writes each column's values at once, one a line, since JSON has no line break inside. The kernel puts the lines
+of a row between the names of the columns. So an object is byte for byte what msgspec makes of the row.
+
+>>> keys, ns = texts(["ann", 'b"b']), texts([1, None])
+>>> list(objects(["key", "n"], [keys, ns]))
+[b'{"key":"ann","n":1}', b'{"key":"b\\\\"b","n":null}']
+>>> list(objects(["key", "n"], [PackedBytes.of([b"ann", b"bob"]), ns], is_bare=True))
+[b'{"key":"ann","n":1}', b'{"key":"bob","n":null}']
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.shared.common.compiled import compiled
+from penstock.shared.common.packed_bytes import PackedBytes
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+@compiled
+def _cut_lines(data, starts, lengths):
+    at = 0
+    for i in range(len(starts)):
+        end = at
+        while data[end] != 10:
+            end += 1
+        starts[i], lengths[i] = at, end - at
+        at = end + 1
+
+
+@compiled
+def _join(data, starts, lengths, names, name_ends, out, out_starts, out_lengths):
+    """Write name, text, name, text, … and the last name of each row."""
+    columns = len(starts)
+    at = 0
+    for i in range(starts.shape[1]):
+        out_starts[i] = at
+        name = 0
+        for c in range(columns + 1):
+            for j in range(name, name_ends[c]):
+                out[at] = names[j]
+                at += 1
+            name = name_ends[c]
+            if c < columns:
+                start = starts[c, i]
+                for j in range(start, start + lengths[c, i]):
+                    out[at] = data[j]
+                    at += 1
+        out_lengths[i] = at - out_starts[i]
+
+
+@compiled
+def _are_bare(data, starts, lengths):
+    for i in range(len(starts)):
+        for j in range(starts[i], starts[i] + lengths[i]):
+            byte = data[j]
+            if byte < 32 or byte > 126 or byte == 34 or byte == 92:
+                return False
+    return True
+
+
+def are_bare(strings: PackedBytes) -> bool:
+    """Whether all these stand in JSON as they are, between quotes: printable ASCII, without a quote or a backslash.
+
+    >>> are_bare(PackedBytes.of([b"ann", b""])), are_bare(PackedBytes.of([b'"'])), are_bare(PackedBytes.of([b"\\xc3"]))
+    (True, False, False)
+    """
+    return bool(_are_bare(strings.data, strings.offsets, strings.lengths))
+
+
+def texts(values: Sequence[Any]) -> PackedBytes:
+    """Each value as JSON; raises what msgspec raises at one that has none."""
+    data = np.frombuffer(_encode_lines(values), np.uint8)
+    starts, lengths = np.empty(len(values), np.int64), np.empty(len(values), np.int64)
+    _cut_lines(data, starts, lengths)
+    return PackedBytes(data, starts, lengths)
+
+
+def objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bool = False) -> PackedBytes:
+    """One object a row with these members; the first column has text without quotes where it `is_bare`."""
+    count = len(columns[0])
+    opening = [b"%s%s:" % (b"," if i else b"{", msgspec.json.encode(name)) for i, name in enumerate(names)]
+    parts = [*opening, b"}"]
+    if is_bare:
+        parts[0] += b'"'
+        parts[1] = b'"' + parts[1]
+    before = np.cumsum([0, *(len(column.data) for column in columns[:-1])])
+    starts = np.stack([column.offsets + at for column, at in zip(columns, before.tolist(), strict=True)])
+    lengths = np.stack([column.lengths for column in columns])
+    data = np.concatenate([column.data for column in columns])
+    data.flags.writeable = False
+    out = np.empty(int(lengths.sum()) + count * sum(map(len, parts)), np.uint8)
+    out_starts, out_lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+    ends = np.cumsum([len(part) for part in parts])
+    _join(data, starts, lengths, np.frombuffer(b"".join(parts), np.uint8), ends, out, out_starts, out_lengths)
+    return PackedBytes(out, out_starts, out_lengths)
+
+
+def compile_rows() -> None:
+    """Have the kernels compiled, or read from where compiled code is kept."""
+    objects(["key"], [texts([1])])
+    are_bare(PackedBytes.of([b"a"]))
