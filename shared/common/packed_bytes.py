@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -39,15 +40,19 @@ class PackedBytes(Sequence[bytes | None]):
         """The same strings in one buffer; TypeError where one is neither bytes nor None."""
         if isinstance(strings, PackedBytes):
             return strings
-        count = len(strings)
+        packed = struct.Struct(f"{len(strings)}q").pack  # half the time of np.fromiter
         try:
             data = b"".join(strings)  # type: ignore[arg-type]  # a null is rare, and found by the error
-            lengths = np.fromiter(map(len, strings), np.int64, count)  # type: ignore[arg-type]
+            lengths = sizes = np.frombuffer(packed(*map(len, strings)), np.int64)  # type: ignore[arg-type]
         except TypeError:
             data = b"".join([string for string in strings if string is not None])
-            lengths = np.fromiter((NULL if string is None else len(string) for string in strings), np.int64, count)
-        ends = np.cumsum(np.maximum(lengths, 0))
-        return cls(np.frombuffer(data, np.uint8), ends - np.maximum(lengths, 0), lengths)
+            counted = packed(*[NULL if string is None else len(string) for string in strings])
+            lengths = np.frombuffer(counted, np.int64)
+            sizes = np.maximum(lengths, 0)
+        ends = np.cumsum(sizes)
+        if len(data) != (ends[-1] if len(ends) else 0):
+            raise TypeError("a memoryview of more than a byte an item is no byte string")
+        return cls(np.frombuffer(data, np.uint8), ends - sizes, lengths)
 
     @classmethod
     def of_width(cls, data: NDArray[np.uint8], width: int) -> PackedBytes:
