@@ -139,20 +139,21 @@ class EncodableColumns(NamedTuple):
     @classmethod
     def of(cls, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array) -> EncodableColumns:
         """The columns, which are of one length."""
-        return cls(
-            kernel_array(keys.data),
-            kernel_array(keys.offsets),
-            kernel_array(keys.lengths),
-            kernel_array(values.data),
-            kernel_array(values.offsets),
-            kernel_array(values.lengths),
-            kernel_array(timestamps),
-        )
+        return cls(*kernel_strings(keys), *kernel_strings(values), kernel_array(timestamps, np.int64))
 
 
-def kernel_array(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, contiguous and read-only: every other kind would be compiled for by itself, when it is first met."""
-    view = np.ascontiguousarray(array).view()
+def kernel_strings(strings: PackedBytes) -> tuple[NDArray[np.uint8], Int64Array, Int64Array]:
+    """Buffer, offsets and lengths, as kernels take them."""
+    return (
+        kernel_array(strings.data, np.uint8),
+        kernel_array(strings.offsets, np.int64),
+        kernel_array(strings.lengths, np.int64),
+    )
+
+
+def kernel_array(array: NDArray[Any], of: Any) -> NDArray[Any]:
+    """The array, contiguous and read-only: a kernel would be compiled for every other kind when that is first met."""
+    view = np.ascontiguousarray(array, of).view()
     view.flags.writeable = False
     return view
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from penstock.shared.clients.connection import Compression, SealedBatch, batch_records, crc32c, new_batch_builder, seal_batch
 from penstock.shared.common.errors import PenstockError, SendCancelled
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import NO_TIMESTAMP, RecordMetadata, TopicPartition
+from penstock.shared.common.records import NO_TIMESTAMP, Int64Array, RecordMetadata, TopicPartition
 
 log = get_logger(__name__)
 
@@ -104,6 +104,7 @@ class Batch:
         "sent_ms",
         "splits",
         "state",
+        "takes_columns",
         "tp",
         "transactional",
     )
@@ -119,6 +120,7 @@ class Batch:
     ) -> None:
         """`builder` is a ColumnBatchBuilder where the records come in columns; by default it is aiokafka's."""
         self.tp = tp
+        self.takes_columns = builder is not None
         self.created_ms = now_ms
         self.compression, self.transactional = compression, transactional
         self.state = BatchState.OPEN
@@ -166,6 +168,17 @@ class Batch:
     def size(self) -> int:
         """Bytes, before compression while the batch is open; of one that is done, as they were sent."""
         return int(self._builder.size()) if self._builder is not None else self._size
+
+    def extend(self, columns: Any, rows: Int64Array, first: int) -> int:
+        """Take the records `rows[first:]` of the columns (EncodableColumns), as many as fit; gives where it stopped.
+
+        A batch of single records takes none.
+        """
+        if not self.takes_columns:
+            return first
+        stop: int = self._builder.extend(columns, rows, first, len(rows))
+        self.count += stop - first
+        return stop
 
     def remove(self, index: int) -> bool:
         """Take a record back; False where the batch is no longer open, or the record is gone already.

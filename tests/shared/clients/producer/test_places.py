@@ -59,7 +59,7 @@ def test_indices_are_those_of_the_appends(taken: list[list[int] | int | str]) ->
     assert list(zip(places.of, places.indices(), strict=True)) == seen
     assert len(places) == len(seen)
     if seen:
-        assert places.last_index() == seen[-1][1]
+        assert places.last() == seen[-1]
     assert set(places.batches()) == {place for place, _ in seen if isinstance(place, Batch)}
     assert all(batch.run is None for batch in batches)
 
