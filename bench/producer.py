@@ -4,9 +4,9 @@ One real embedded broker, one topic of four partitions, 100-byte JSON with 20,00
 64 KiB, 5 ms of linger for all. The broker's JVM is warmed up first, with rounds that do not count: until it has
 compiled its own code it is the broker that is measured. Each contestant runs in a process of its own, in turns, and its
 best round counts. Each sends 20,000 records in its own way before it is measured (which for columns loads the compiled
-kernels). The time runs from the first send to the last acknowledgement; CPU is the process' own in that time; latency is
-that of every 100th record (in bulk: of 10,000 records), from being handed over to being acknowledged, under full load.
-`send_many` is given 10,000 records at a time, as objects that are made in the measured time, or as columns.
+kernels). The time runs from the first send to the last acknowledgement; CPU is the process' own in that time; latency
+is that of every 100th record (in bulk: of 10,000 records), from handing it over to its acknowledgement, under full
+load. `send_many` is given 10,000 records at a time, as objects that are made in the measured time, or as columns.
 """
 
 from __future__ import annotations

@@ -18,31 +18,31 @@ else:
 
 Kernel = Callable[..., Any]
 
+
+def copy_bytes(out: Any, at: Any, source: Any, offset: Any, count: Any) -> None:
+    """`out[at:at + count] = source[offset:offset + count]`, for kernels, of uint8 arrays that do not overlap.
+
+    Compiled it takes a third of the time of a slice's copy. Nothing is checked.
+    """
+    out[at : at + count] = source[offset : offset + count]
+
+
 if IS_COMPILED:
     from numba.core import cgutils, types
     from numba.extending import intrinsic
 
-    @intrinsic  # type: ignore[misc,untyped-decorator]
-    def copy_bytes(_typing: Any, out: Any, at: Any, source: Any, offset: Any, count: Any) -> Any:
-        """`out[at:at + count] = source[offset:offset + count]`, for kernels: numba's own copy of a slice takes three
-        times as long. Both are contiguous uint8 arrays that do not overlap; nothing is checked."""
-
+    def _copy_bytes(_typing: Any, out: Any, at: Any, source: Any, offset: Any, count: Any) -> Any:
         def generated(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             to, position, of, begin, size = arguments
             target = context.make_array(signature.args[0])(context, builder, to)
             origin = context.make_array(signature.args[2])(context, builder, of)
-            cgutils.raw_memcpy(
-                builder, builder.gep(target.data, [position]), builder.gep(origin.data, [begin]), size, 1
-            )
+            raw_memcpy: Any = cgutils.raw_memcpy
+            raw_memcpy(builder, builder.gep(target.data, [position]), builder.gep(origin.data, [begin]), size, 1)
             return context.get_dummy_value()
 
         return types.void(out, types.int64, source, types.int64, types.int64), generated
 
-else:
-
-    def copy_bytes(out: Any, at: Any, source: Any, offset: Any, count: Any) -> None:
-        """`out[at:at + count] = source[offset:offset + count]`, for kernels."""
-        out[at : at + count] = source[offset : offset + count]
+    copy_bytes: Kernel = intrinsic(_copy_bytes)  # type: ignore[no-redef]
 
 
 def compiled(function: Kernel) -> Kernel:

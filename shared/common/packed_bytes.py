@@ -108,7 +108,7 @@ class PackedBytes(Sequence[bytes | None]):
         low, high = int(self.offsets.min()), int(ends.max())
         starts, stops = (self.offsets - low).tolist(), (ends - low).tolist()
         if high - low > SPARSE * (self.sizes().sum() + len(self)):
-            view = memoryview(self.data)[low:high]
+            view = self.data.data[low:high]
             strings = [bytes(view[a:b]) for a, b in zip(starts, stops, strict=True)]
         else:
             copied = self.data[low:high].tobytes()

@@ -123,8 +123,8 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 class RecordColumns(Sequence[ProducerRecord]):
     """Records to be sent to one topic, as parallel columns; objects are made of them only where one is asked for.
 
-    `timestamps` (ms) are None where all are now, `partition` where each record's key decides. Columns that are at hand as
-    PackedBytes and an int64 array are sent without a Python object a record.
+    `timestamps` (ms) are None where all are now, `partition` where each record's key decides. Columns of
+    PackedBytes, with an int64 array of timestamps, are sent without a Python object a record.
 
     >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
     ProducerRecord(topic='clicks', value=b'2', key=None, headers=(), partition=3, timestamp=None)

@@ -164,7 +164,7 @@ class ColumnBatchBuilder:
     __slots__ = ("_batch_size", "_buffer", "_producer_state", "_state", "_transactional")
 
     def __init__(self, capacity: int, batch_size: int, *, transactional: bool) -> None:
-        """Takes records until `batch_size` bytes are full, and one larger record alone if `capacity` has room for it."""
+        """Takes records until `batch_size` bytes are full; or one larger record, if `capacity` has room for it."""
         self._buffer = np.empty(max(capacity, RECORDS_AT), np.uint8)
         self._batch_size, self._transactional = batch_size, transactional
         self._state = np.array([RECORDS_AT, 0, NO_TIMESTAMP, NO_TIMESTAMP], np.int64)
@@ -196,7 +196,7 @@ class ColumnBatchBuilder:
     def build(self) -> memoryview:
         """The batch with header and checksum, in the builder's own buffer."""
         position, count, first_timestamp, max_timestamp = self._state.tolist()
-        sealed = memoryview(self._buffer)[:position]
+        sealed = self._buffer.data[:position]
         attributes = _TRANSACTIONAL if self._transactional else 0
         _header.pack_into(
             sealed,

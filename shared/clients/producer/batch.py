@@ -22,7 +22,14 @@ from contextvars import Context
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from penstock.shared.clients.connection import Compression, SealedBatch, batch_records, crc32c, new_batch_builder, seal_batch
+from penstock.shared.clients.connection import (
+    Compression,
+    SealedBatch,
+    batch_records,
+    crc32c,
+    new_batch_builder,
+    seal_batch,
+)
 from penstock.shared.common.errors import PenstockError, SendCancelled
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import NO_TIMESTAMP, Int64Array, RecordMetadata, TopicPartition

@@ -214,7 +214,7 @@ class ColumnBulk(Bulk):
             batch.count = index
             if index > first:
                 run[batch] = first
-                self._places.of += [batch] * (index - first)
+                self._places.of.extend([batch] * (index - first))
 
 
 def bulk_of(records: Iterable[ProducerRecord[Any, Any]], timestamp: int) -> Bulk:

@@ -120,10 +120,11 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
         keys = _packed(columns.keys[first : first + len(values)], "keys", columns.topic)
     except TypeError:
         return None
-    timestamps = _timestamps(columns.timestamps, first, first + len(values), timestamp)
-    if timestamps is None or not len(values) or len(keys) != len(values):
+    count = len(keys)
+    timestamps = _timestamps(columns.timestamps, first, first + count, timestamp)
+    if timestamps is None or not count:
         return None
-    part = ColumnSlice(keys, values, timestamps)
+    part = ColumnSlice(keys, values[:count], timestamps)
     return part if int(part.sizes.max()) + RECORD_BYTES_MAX <= size_max else None
 
 

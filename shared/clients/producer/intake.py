@@ -142,7 +142,7 @@ class Intake:
         """
         at, columns = len(bulk), bulk.columns
         if self._slices is UNLOADED:
-            self._slices = await in_thread(_load_slices, "what encodes records") if self._may_be_direct else None
+            self._slices = await in_thread(_load_slices, "the encoding of records") if self._may_be_direct else None
             self._check_open()
         if self._slices is None or bulk.refusals:
             bulk.one_by_one(len(columns))

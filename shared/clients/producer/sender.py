@@ -310,7 +310,7 @@ class Sender:
         self.outcomes.fail_transaction(error)
 
     def _request(self, batches: list[Batch], now_ms: int) -> Any:
-        topics: dict[str, list[tuple[int, SealedBatch]]] = defaultdict(list)
+        topics: dict[str, list[tuple[int, bytes | SealedBatch]]] = defaultdict(list)
         for batch in batches:
             topics[batch.tp.topic].append((batch.tp.partition, self.outcomes.sent(batch, now_ms)))
         return produce_request(

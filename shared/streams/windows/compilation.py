@@ -1,28 +1,24 @@
-"""Compiling the rules of windows before they are needed: some seconds once on a machine, then half a second a start.
+"""Compiling the rules of windows before they are needed.
 
-`python -m penstock.shared.streams.windows.compilation` does it for an installation or an image.
+`python -m penstock.shared.streams.windows.compilation` compiles all kernels, the producer's as well, for an
+installation or an image.
 """
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 
-from penstock.shared.common.log import get_logger
+from penstock.shared.clients.producer import column_slices
+from penstock.shared.common.compilation import in_thread
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 
-SAID_AFTER_SECONDS = 1.0
-"""What takes longer is no cached code."""
-
-log = get_logger(__name__)
-
 
 def compile_kernels() -> None:
     """Have every kernel compiled, or read from where compiled code is kept."""
+    column_slices.compile_kernels()
     times = np.array([1, 100], np.int64)
     for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0)):
         store = WindowStore("compiled", windows.rule, StateColumns([Count()]), text_keys=True)
@@ -35,12 +31,8 @@ def compile_kernels() -> None:
 
 
 async def compile_in_thread() -> None:
-    """As `compile_kernels`, beside the loop; says so where it takes its time."""
-    compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
-    done, _ = await asyncio.wait({compiling}, timeout=SAID_AFTER_SECONDS)
-    if not done:
-        log.info("compiling the rules of windows: some seconds, and only at the first start on a machine")
-    await compiling
+    """As `compile_kernels`, beside the loop; logged where it takes its time."""
+    await in_thread(compile_kernels, "the rules of windows")
 
 
 if __name__ == "__main__":

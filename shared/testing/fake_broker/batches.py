@@ -99,7 +99,7 @@ def parse(data: bytes | None) -> Batch:
         raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"the batch says {length} bytes, {len(data) - LENGTH_AT} came")
     if length + LENGTH_AT < len(data):
         raise InvalidBatch(ErrorCode.INVALID_RECORD, "more than one batch for a partition")
-    if crc32c(memoryview(data)[CRC_COVERS_FROM:]) != crc:  # type: ignore[arg-type]
+    if crc32c(memoryview(data)[CRC_COVERS_FROM:]) != crc:
         raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "the checksum is wrong")
     if count <= 0 or last_delta != count - 1:
         raise InvalidBatch(ErrorCode.INVALID_RECORD, f"{count} records, the last with the offset delta {last_delta}")
