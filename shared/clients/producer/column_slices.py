@@ -30,12 +30,13 @@ new_builder = ColumnBatchBuilder
 
 
 class Group:
-    """The records of a slice for one partition: `rows[at:]` are not in a batch yet."""
+    """The records of a slice for one partition: `rows[at:]` are not in a batch yet, `full` has no room for the next."""
 
-    __slots__ = ("at", "of", "queue", "rows")
+    __slots__ = ("at", "full", "of", "queue", "rows")
 
     def __init__(self, of: ColumnSlice, queue: PartitionQueue, rows: Int64Array) -> None:
         self.of, self.queue, self.rows, self.at = of, queue, rows, 0
+        self.full: Batch | None = None
 
     def __repr__(self) -> str:
         return f"<Group of {len(self.rows)} records for {self.queue.tp}, {self.left} left>"
@@ -49,8 +50,11 @@ class Group:
         """Bytes of a batch with the next record alone, at most."""
         return RECORD_BYTES_MAX + int(self.of.sizes[self.rows[self.at]])
 
-    def fill(self, batch: Batch) -> int:
+    def fill(self, batch: Batch | None) -> int:
         """Move records into a batch, as many as fit; gives how many those are."""
+        if batch is None or batch is self.full:
+            return 0
+        self.full = batch
         first, index = self.at, batch.count
         self.at = batch.extend(self.of.columns, self.rows, first)
         if self.at > first:

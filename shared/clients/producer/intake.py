@@ -198,13 +198,12 @@ class Intake:
     async def _fill_batch(self, group: Group) -> None:
         """Move records into the partition's open batch, then into one new batch if some are left."""
         queue = group.queue
-        if queue.open is not None:
-            group.fill(queue.open)
+        group.fill(queue.open)
         if not group.left:
             return
         memory = max(self._accumulator.batch_size, group.next_size())
         await self._acquire(queue, memory, SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms)
-        if queue.open is not None and group.fill(queue.open):  # somebody opened it in the meantime
+        if group.fill(queue.open):  # somebody opened it in the meantime
             self._memory.release(memory)
             return
         assert self._slices is not None
