@@ -6,13 +6,14 @@ This module is loaded where numba is installed and columns are sent (intake.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.shared.clients.connection.record_encoding import RECORD_BYTES_MAX, ColumnBatchBuilder, EncodableColumns
 from penstock.shared.clients.producer.column_routing import NO_PARTITION, partitions_of_keys, rows_by_partition
 from penstock.shared.clients.producer.places import Span
+from penstock.shared.common.compiled import compiled
 from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of
 from penstock.shared.common.records import Int64Array, RecordColumns
 
@@ -26,7 +27,36 @@ SLICE_RECORDS = 16_384
 SLICE_BYTES = 4 * 1024 * 1024
 """Bytes of lists that are copied into one buffer at once, beside the buffer memory."""
 
+WRONG_KEYS, WRONG_VALUES, WRONG_TIMESTAMP = -1, -2, -3
+"""In the place of the largest record's size."""
+
 new_builder = ColumnBatchBuilder
+
+
+@compiled
+def _measure(
+    key_bytes: Any,
+    key_offsets: Any,
+    key_lengths: Any,
+    value_bytes: Any,
+    value_offsets: Any,
+    value_lengths: Any,
+    timestamps: Any,
+    sizes: Any,
+) -> Any:
+    """The bytes of each record's key and value; gives the most, or what is wrong."""
+    largest = np.int64(0)
+    for row in range(len(sizes)):
+        key, value = key_lengths[row], value_lengths[row]
+        if key < NULL or key_offsets[row] < 0 or key_offsets[row] + key > key_bytes:
+            return np.int64(WRONG_KEYS)
+        if value < NULL or value_offsets[row] < 0 or value_offsets[row] + value > value_bytes:
+            return np.int64(WRONG_VALUES)
+        if timestamps[row] < 0:
+            return np.int64(WRONG_TIMESTAMP)
+        sizes[row] = max(key, 0) + max(value, 0)
+        largest = max(largest, sizes[row])
+    return largest
 
 
 class Group:
@@ -65,12 +95,24 @@ class Group:
 class ColumnSlice:
     """Consecutive records of columns, ready for the kernels; `spans` says where those went that have left a group."""
 
-    __slots__ = ("columns", "groups", "keys", "sizes", "spans")
+    __slots__ = ("columns", "groups", "keys", "largest", "sizes", "spans")
 
     def __init__(self, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array) -> None:
         self.keys = keys
-        self.columns = EncodableColumns.of(keys, values, timestamps)
-        self.sizes = keys.sizes() + values.sizes()
+        self.columns = columns = EncodableColumns.of(keys, values, timestamps)
+        self.sizes = np.empty(len(keys), np.int64)
+        self.largest = int(
+            _measure(
+                len(columns.key_data),
+                columns.key_offsets,
+                columns.key_lengths,
+                len(columns.value_data),
+                columns.value_offsets,
+                columns.value_lengths,
+                columns.timestamps,
+                self.sizes,
+            )
+        )
         self.groups: list[Group] = []
         self.spans: list[Span] = []
 
@@ -120,8 +162,8 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
     """
     stop = min(first + SLICE_RECORDS, len(columns))
     try:
-        values = _packed(columns.values[first:stop], "values", columns.topic)
-        keys = _packed(columns.keys[first : first + len(values)], "keys", columns.topic)
+        values = _packed(columns.values[first:stop])
+        keys = _packed(columns.keys[first : first + len(values)])
     except TypeError:
         return None
     count = len(keys)
@@ -129,29 +171,28 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
     if timestamps is None or not count:
         return None
     part = ColumnSlice(keys, values[:count], timestamps)
-    return part if int(part.sizes.max()) + RECORD_BYTES_MAX <= size_max else None
+    if part.largest in (WRONG_KEYS, WRONG_VALUES):
+        what = "keys" if part.largest == WRONG_KEYS else "values"
+        raise ValueError(f"topic {columns.topic}: the {what} have strings outside of their buffer")
+    return part if 0 <= part.largest <= size_max - RECORD_BYTES_MAX else None
 
 
-def _packed(strings: Sequence[bytes | None], what: str, topic: str) -> PackedBytes:
+def _packed(strings: Sequence[bytes | None]) -> PackedBytes:
     """The strings, or the first of them that are SLICE_BYTES together."""
-    if not isinstance(strings, PackedBytes):
-        lengths = lengths_of(strings)
-        ends = np.cumsum(np.maximum(lengths, 0))
-        if len(ends) > 1 and ends[-1] > SLICE_BYTES:
-            count = max(1, int(np.searchsorted(ends, SLICE_BYTES, "right")))
-            strings, lengths = strings[:count], lengths[:count]
-        return PackedBytes.of(strings, lengths)
-    if len(strings):
-        ends = strings.offsets + strings.lengths
-        if strings.lengths.min() < NULL or strings.offsets.min() < 0 or ends.max() > len(strings.data):
-            raise ValueError(f"topic {topic}: the {what} have strings outside of their {len(strings.data)} bytes")
-    return strings
+    if isinstance(strings, PackedBytes):
+        return strings
+    lengths = lengths_of(strings)
+    ends = np.cumsum(np.maximum(lengths, 0))
+    if len(ends) > 1 and ends[-1] > SLICE_BYTES:
+        count = max(1, int(np.searchsorted(ends, SLICE_BYTES, "right")))
+        strings, lengths = strings[:count], lengths[:count]
+    return PackedBytes.of(strings, lengths)
 
 
 def _timestamps(
     timestamps: Sequence[int] | Int64Array | None, first: int, stop: int, default: int
 ) -> Int64Array | None:
-    """The timestamps of some records; None where one of them is invalid."""
+    """The timestamps of some records; None where one of them is no int64."""
     if timestamps is None:
         return np.full(stop - first, default, np.int64)
     some = timestamps[first:stop]
@@ -162,13 +203,12 @@ def _timestamps(
             some = np.array(some, np.int64)
         except OverflowError:
             return None
-    valid = some.dtype == np.int64 and len(some) == stop - first and some.min() >= 0
-    return some if valid else None
+    return some if some.dtype == np.int64 and len(some) == stop - first else None
 
 
 def compile_kernels() -> None:
     """Have the kernels compiled, or read from where compiled code is kept."""
     some = PackedBytes.of([b"k", None])
     rows_by_partition(np.abs(partitions_of_keys(some, 2)), 2)
-    columns = EncodableColumns.of(some, some, np.array([1, 2], np.int64))
-    new_builder(1_000, 1_000, transactional=False).extend(columns, np.arange(2), 0, 2)
+    part = ColumnSlice(some, some, np.array([1, 2], np.int64))
+    new_builder(1_000, 1_000, transactional=False).extend(part.columns, np.arange(2), 0, 2)

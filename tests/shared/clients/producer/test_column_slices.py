@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from penstock.shared.clients.producer import column_slices
 from penstock.shared.clients.producer.column_slices import slice_of
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import RecordColumns
+from tests.documents import ROOT
 
 LARGE = 10**6
 
@@ -74,3 +78,10 @@ def test_strings_outside_of_their_buffer_are_refused(what: str, offset: int, len
     columns = RecordColumns("t", bad, good) if what == "keys" else RecordColumns("t", good, bad)
     with pytest.raises(ValueError, match=f"topic t: the {what}"):
         slice_of(columns, 0, 7, LARGE)
+
+
+def test_the_functions_run_without_a_compiler() -> None:
+    """With NUMBA_DISABLE_JIT=1 slices are the same, and nothing warns of an overflow."""
+    code = f"import {__name__} as these; these.test_what_is_in_a_slice_is_small_enough()"
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], cwd=ROOT, env=environment, check=True)
