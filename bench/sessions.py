@@ -54,7 +54,7 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.stream_task import Guarantee
 from penstock.shared.streams.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windows.compilation import compile_windows
+from penstock.shared.streams.windows.compilation import compile_kernels
 from penstock.shared.streams.windows.kinds import SessionWindows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -220,7 +220,7 @@ def shares(seconds: dict[str, float], count: int, lines_max: int) -> list[str]:
 
 def bytes_per_session(count: int) -> float:
     """Memory of a live session with count and mean, of so many with a key each, all that the store has counted in."""
-    compile_windows()
+    compile_kernels()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     columns = StateColumns([Count(), Mean("ms").bind(Click)])

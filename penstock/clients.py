@@ -14,6 +14,7 @@ from penstock.shared.common.records import (
     Headers,
     OffsetAndMetadata,
     ProducerRecord,
+    RecordColumns,
     RecordMetadata,
     TopicPartition,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "ProducerRecord",
     "ProducerSettings",
     "RebalanceListener",
+    "RecordColumns",
     "RecordMetadata",
     "Serializer",
     "ShiftBy",

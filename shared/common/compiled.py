@@ -1,29 +1,43 @@
 """Functions over arrays that numba compiles, and that run as plain Python where it is not installed.
 
 Compiled code is cached per user by numba (`NUMBA_CACHE_DIR`). With `NUMBA_DISABLE_JIT=1` the functions run slowly, and
-a debugger can step through them. numba is loaded with the first module that has such a function, and not by this one.
+a debugger can step through them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
-from penstock.shared.common.log import get_logger
-
-IS_COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "") in {"", "0"}
-
-REPORTED_AFTER_SECONDS = 1.0
-"""What takes longer is compiled, and not read from the cache."""
+from penstock.shared.common.compilation import IS_COMPILED
 
 Kernel = Callable[..., Any]
 
-log = get_logger(__name__)
 
-_compiled: set[Callable[[], None]] = set()
+def copy_bytes(out: Any, at: Any, source: Any, offset: Any, count: Any) -> None:
+    """`out[at:at + count] = source[offset:offset + count]`, for kernels, of uint8 arrays that do not overlap.
+
+    Compiled it takes a third of the time of a slice's copy. Nothing is checked.
+    """
+    out[at : at + count] = source[offset : offset + count]
+
+
+if IS_COMPILED:
+    from numba.core import cgutils, types
+    from numba.extending import intrinsic
+
+    def _copy_bytes(_typing: Any, out: Any, at: Any, source: Any, offset: Any, count: Any) -> Any:
+        def generated(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to, position, of, begin, size = arguments
+            target = context.make_array(signature.args[0])(context, builder, to)
+            origin = context.make_array(signature.args[2])(context, builder, of)
+            raw_memcpy: Any = cgutils.raw_memcpy
+            raw_memcpy(builder, builder.gep(target.data, [position]), builder.gep(origin.data, [begin]), size, 1)
+            return context.get_dummy_value()
+
+        return types.void(out, types.int64, source, types.int64, types.int64), generated
+
+    copy_bytes: Kernel = intrinsic(_copy_bytes)  # type: ignore[no-redef]
 
 
 def compiled(function: Kernel) -> Kernel:
@@ -38,15 +52,3 @@ def compiled(function: Kernel) -> Kernel:
         plain: Kernel = numba.njit(nogil=True, error_model="numpy")(function)
         return plain
     return cached
-
-
-async def compile_in_thread(compile_kernels: Callable[[], None], what: str) -> None:
-    """Call `compile_kernels` beside the loop, once a process; log that `what` is compiled where that takes its time."""
-    if compile_kernels in _compiled:
-        return
-    compiling = asyncio.create_task(asyncio.to_thread(compile_kernels))
-    done, _ = await asyncio.wait({compiling}, timeout=REPORTED_AFTER_SECONDS)
-    if not done:
-        log.info(f"compiling {what}: some seconds, and only at the first start on a machine")
-    await compiling
-    _compiled.add(compile_kernels)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -38,19 +39,24 @@ class PackedBytes(Sequence[bytes | None]):
         self.data, self.offsets, self.lengths = data, offsets, lengths
 
     @classmethod
-    def of(cls, strings: Sequence[bytes | None]) -> PackedBytes:
-        """The same strings in one buffer; TypeError where one is neither bytes nor None."""
+    def of(cls, strings: Sequence[bytes | None], lengths: NDArray[np.int64] | None = None) -> PackedBytes:
+        """The same strings in one buffer; TypeError where one is neither bytes nor None.
+
+        `lengths` are what `lengths_of` gives, where that is known.
+        """
         if isinstance(strings, PackedBytes):
             return strings
-        count = len(strings)
+        if lengths is None:
+            lengths = lengths_of(strings)
+        sizes = np.maximum(lengths, 0)
+        ends = np.cumsum(sizes)
         try:
             data = b"".join(strings)  # type: ignore[arg-type]  # a null is rare, and found by the error
-            lengths = np.fromiter(map(len, strings), np.int64, count)  # type: ignore[arg-type]
         except TypeError:
             data = b"".join([string for string in strings if string is not None])
-            lengths = np.fromiter((NULL if string is None else len(string) for string in strings), np.int64, count)
-        ends = np.cumsum(np.maximum(lengths, 0))
-        return cls(np.frombuffer(data, np.uint8), ends - np.maximum(lengths, 0), lengths)
+        if len(data) != (ends[-1] if len(ends) else 0):
+            raise TypeError("a memoryview whose items are not single bytes is no byte string")
+        return cls(np.frombuffer(data, np.uint8), ends - sizes, lengths)
 
     @classmethod
     def of_width(cls, data: NDArray[np.uint8], width: int) -> PackedBytes:
@@ -139,3 +145,17 @@ class PackedBytes(Sequence[bytes | None]):
     def sizes(self) -> NDArray[np.int64]:
         """How many bytes each string has; a null has none."""
         return np.maximum(self.lengths, 0)
+
+
+def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
+    """The length of each string, NULL for a null; TypeError where one has no length.
+
+    >>> lengths_of([b"ann", None]).tolist()
+    [3, -1]
+    """
+    packed = struct.Struct(f"{len(strings)}q").pack  # takes half the time of np.fromiter
+    try:
+        lengths = packed(*map(len, strings))  # type: ignore[arg-type]
+    except TypeError:
+        lengths = packed(*[NULL if string is None else len(string) for string in strings])
+    return np.frombuffer(lengths, np.int64)

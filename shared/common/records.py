@@ -125,7 +125,8 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 class RecordColumns(Sequence[ProducerRecord]):
     """Records to be sent to one topic, as parallel columns; objects are made of them only where one is asked for.
 
-    `timestamps` (ms) are None where all are now, `partition` where each record's key decides.
+    `timestamps` (ms) are None where all are now, `partition` where each record's key decides. Columns of
+    PackedBytes, with an int64 array of timestamps, are sent without a Python object a record.
 
     >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
     ProducerRecord(topic='clicks', value=b'2', key=None, headers=(), partition=3, timestamp=None)
@@ -134,7 +135,7 @@ class RecordColumns(Sequence[ProducerRecord]):
     topic: str
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
-    timestamps: Sequence[int] | None = None
+    timestamps: Sequence[int] | Int64Array | None = None
     partition: int | None = None
 
     def __len__(self) -> int:
@@ -147,11 +148,11 @@ class RecordColumns(Sequence[ProducerRecord]):
     def __getitem__(self, index: slice) -> RecordColumns: ...
 
     def __getitem__(self, index: int | slice) -> ProducerRecord | RecordColumns:
-        timestamps = None if self.timestamps is None else self.timestamps[index]
+        times = self.timestamps
         if isinstance(index, slice):
-            times = cast(Sequence[int] | None, timestamps)
-            return RecordColumns(self.topic, self.keys[index], self.values[index], times, self.partition)
-        at = cast(int | None, timestamps)
+            some = None if times is None else times[index]
+            return RecordColumns(self.topic, self.keys[index], self.values[index], some, self.partition)
+        at = None if times is None else times.item(index) if isinstance(times, np.ndarray) else times[index]
         return ProducerRecord(self.topic, self.values[index], self.keys[index], (), self.partition, at)
 
 

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.compiled import compile_in_thread
+from penstock.shared.common.compilation import in_thread
 from penstock.shared.common.errors import (
     ConfigError,
     DataError,
@@ -54,7 +54,7 @@ from penstock.shared.streams.task_metrics import RestoreMetrics
 from penstock.shared.streams.topics import Prepared, prepare_topics
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.turn_time import TurnTime
-from penstock.shared.streams.windows.compilation import compile_windows
+from penstock.shared.streams.windows.compilation import compile_kernels
 from penstock.shared.streams.worker_tasks import WorkerTasks
 
 log = get_logger(__name__)
@@ -118,9 +118,7 @@ class StreamWorker(RebalanceListener):
         topics or the state's folder do not do.
         """
         self._maker.startup()
-        await compile_in_thread(
-            compile_windows, "the kernels of windows"
-        )  # before there is a group that waits for heartbeats
+        await in_thread(compile_kernels, "the kernels")  # before there is a group that waits for heartbeats
         self.topics = await prepare_topics(
             self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
         )

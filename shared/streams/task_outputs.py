@@ -52,13 +52,13 @@ class ResultColumns:
     def bulks(self) -> list[RecordColumns]:
         """All results as the producer takes them, one bulk for each partition that was set."""
         if self.partitions is None:
-            return [RecordColumns(self.topic, self.keys, self.values, self.timestamps.tolist())]
+            return [RecordColumns(self.topic, self.keys, self.values, self.timestamps)]
         partitions = np.array(self.partitions)
         bulks = []
         for partition in dict.fromkeys(self.partitions):
             own = np.flatnonzero(partitions == partition)
-            times = self.timestamps[own].tolist()
-            bulks.append(RecordColumns(self.topic, self.keys.at(own), self.values.at(own), times, partition))
+            columns = self.keys.at(own), self.values.at(own), self.timestamps[own]
+            bulks.append(RecordColumns(self.topic, *columns, partition))
         return bulks
 
 

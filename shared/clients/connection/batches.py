@@ -33,6 +33,9 @@ LENGTH_AT, LENGTH_FROM, CRC_AT, ATTRIBUTES_AT, RECORDS_AT = 8, 12, 17, 21, 61
 GZIP_LEVEL, LZ4_LEVEL, ZSTD_LEVEL = -1, 9, 3
 """The defaults of Java's producer; gzip's is zlib's own."""
 
+SealedBatch = bytearray | memoryview
+"""The bytes of a finished batch, which a retry may write another producer state into."""
+
 _length = struct.Struct(">i")
 _crc = struct.Struct(">I")
 
@@ -69,20 +72,21 @@ def new_batch_builder(batch_size: int, transactional: bool) -> Any:
     return DefaultRecordBatchBuilder(MAGIC, codec, int(transactional), -1, -1, -1, batch_size)
 
 
-def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compression = NO_COMPRESSION) -> bytearray:
+def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compression = NO_COMPRESSION) -> SealedBatch:
     """The finished batch under a producer id, epoch and base sequence; the builder is used up."""
     builder.set_producer_state(*state)
-    sealed: bytearray = builder.build()
+    sealed: SealedBatch = builder.build()
     if compression.encode is None:
         return sealed
     records = bytes(sealed[RECORDS_AT:])
     encoded = compression.encode(records)
-    if len(encoded) < len(records):
-        sealed[RECORDS_AT:] = encoded
-        sealed[ATTRIBUTES_AT + 1] |= compression.codec
-        _length.pack_into(sealed, LENGTH_AT, len(sealed) - LENGTH_FROM)
-        _crc.pack_into(sealed, CRC_AT, crc32c(bytes(sealed[ATTRIBUTES_AT:])))
-    return sealed
+    if len(encoded) >= len(records):
+        return sealed
+    compressed = bytearray(sealed[:RECORDS_AT]) + encoded
+    compressed[ATTRIBUTES_AT + 1] |= compression.codec
+    _length.pack_into(compressed, LENGTH_AT, len(compressed) - LENGTH_FROM)
+    _crc.pack_into(compressed, CRC_AT, crc32c(memoryview(compressed)[ATTRIBUTES_AT:]))
+    return compressed
 
 
 def read_batches(data: bytes) -> list[Any]:
@@ -113,9 +117,9 @@ def decompress(codec: int, data: memoryview) -> bytes:
     return decode(data if codec == DefaultRecordBatch.CODEC_GZIP else data.tobytes())
 
 
-def crc32c(data: bytes | memoryview) -> int:
+def crc32c(data: bytes | bytearray | memoryview) -> int:
     """The checksum of record batches."""
-    return int(calc_crc32c(data))
+    return int(calc_crc32c(cast(bytes, data)))
 
 
 def produce_request(transactional_id: str | None, acks: int, timeout_ms: int, topics: Topics) -> Any:
@@ -127,6 +131,6 @@ BatchRecord = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | Non
 """Timestamp (ms), key, value, headers."""
 
 
-def batch_records(data: bytes | bytearray) -> list[BatchRecord]:
+def batch_records(data: bytes | SealedBatch) -> list[BatchRecord]:
     """The records of one sealed batch."""
     return [(r.timestamp, r.key, r.value, list(r.headers)) for r in read_batches(bytes(data))[0]]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from penstock.shared.clients.connection.batches import crc32c, decompress
 from penstock.shared.clients.connection.fetch import NO_EPOCH
-from penstock.shared.common.compiled import IS_COMPILED
+from penstock.shared.common.compilation import IS_COMPILED
 from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Headers, Int64Array
@@ -88,8 +89,9 @@ class _Batch:
         return self.magic >= 2 and self.count == self.next_offset - self.base_offset
 
 
+@cache
 def compile_decoding() -> None:
-    """Have the decoding of records compiled, or read from where compiled code is kept."""
+    """Have the decoding of records compiled, or read from where compiled code is kept: once a process."""
     if IS_COMPILED:
         from penstock.shared.clients.connection import record_decoding
 

@@ -33,7 +33,7 @@ _int32 = struct.Struct(">i")
 _acks_timeout = struct.Struct(">hi")
 _partition = struct.Struct(">ihqqq")
 
-Topics = list[tuple[str, list[tuple[int, bytes | bytearray]]]]
+Topics = list[tuple[str, list[tuple[int, bytes | bytearray | memoryview]]]]
 """`[(topic, [(partition, record batch)])]`."""
 
 
@@ -101,7 +101,7 @@ class ProduceStruct(FlexibleStruct):
 
     __slots__ = ("API_VERSION", "_parts")
 
-    def __init__(self, version: int, parts: list[bytes | bytearray]) -> None:
+    def __init__(self, version: int, parts: list[bytes | bytearray | memoryview]) -> None:
         self.API_VERSION = version
         self._parts = parts
 
@@ -126,7 +126,7 @@ class Produce(ProduceRequest):  # type: ignore[misc]
                 f"Produce: v{VERSION_MIN} to v{VERSION_MAX} wanted, the broker has v{low} to v{high}"
             )
         transactional_id: str | None = self._transactional_id
-        parts: list[bytes | bytearray] = [
+        parts: list[bytes | bytearray | memoryview] = [
             text(transactional_id),
             _acks_timeout.pack(self._required_acks, self._timeout),
             uvarint(len(self._topics) + 1),

@@ -44,7 +44,7 @@ from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
 from penstock.shared.clients.consumer.unread import Taken
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.compiled import compile_in_thread
+from penstock.shared.common.compilation import in_thread
 from penstock.shared.common.errors import IllegalState, PenstockError, Wakeup
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.offset_checks import checked_offset
@@ -124,7 +124,8 @@ class Consumer(Committing, Generic[K, V]):
         """Connect; BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once."""
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
-        await compile_in_thread(compile_decoding, "the decoding of records")
+        if not compile_decoding.cache_info().currsize:
+            await in_thread(compile_decoding, "the decoding of records")
         await self._fetching.start(
             lambda tps: self._committer.fetch(tps, self._settings.commit_timeout_ms), self._positions.moved
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.shared.clients.connection import compression_of
 from penstock.shared.clients.producer.batch import Batch, BatchState
@@ -138,10 +138,16 @@ class RecordAccumulator:
         """How many partitions the topics sent to so far have."""
         return len(self._queues)
 
-    def open_batch(self, queue: PartitionQueue, memory: int, now_ms: int) -> Batch:
-        """A new batch at the end of a queue, to be filled by whoever asked; it holds `memory` bytes of the buffer."""
+    def open_batch(
+        self, queue: PartitionQueue, memory: int, now_ms: int, new_builder: Callable[..., Any] | None = None
+    ) -> Batch:
+        """A new batch at the end of a queue, to be filled by whoever asked; it holds `memory` bytes of the buffer.
+
+        For columns `new_builder` is ColumnBatchBuilder. What was open takes no more.
+        """
         queue = self.queue(queue.tp)  # whoever asked may have waited, and the topic been dropped meanwhile
-        batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms)
+        builder = new_builder and new_builder(memory, self.batch_size, transactional=self._transactional)
+        batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms, builder)
         batch.memory, batch.on_taken_back = memory, self.on_taken_back
         queue.held += memory
         batch.order = (queue.batches, 0)

@@ -22,10 +22,17 @@ from contextvars import Context
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from penstock.shared.clients.connection import Compression, batch_records, crc32c, new_batch_builder, seal_batch
+from penstock.shared.clients.connection import (
+    Compression,
+    SealedBatch,
+    batch_records,
+    crc32c,
+    new_batch_builder,
+    seal_batch,
+)
 from penstock.shared.common.errors import PenstockError, SendCancelled
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import NO_TIMESTAMP, RecordMetadata, TopicPartition
+from penstock.shared.common.records import NO_TIMESTAMP, Int64Array, RecordMetadata, TopicPartition
 
 log = get_logger(__name__)
 
@@ -104,14 +111,23 @@ class Batch:
         "sent_ms",
         "splits",
         "state",
+        "takes_columns",
         "tp",
         "transactional",
     )
 
     def __init__(
-        self, tp: TopicPartition, batch_size: int, compression: Compression, transactional: bool, now_ms: int
+        self,
+        tp: TopicPartition,
+        batch_size: int,
+        compression: Compression,
+        transactional: bool,
+        now_ms: int,
+        builder: Any = None,
     ) -> None:
+        """`builder` is a ColumnBatchBuilder where the records come in columns; by default it is aiokafka's."""
         self.tp = tp
+        self.takes_columns = builder is not None
         self.created_ms = now_ms
         self.compression, self.transactional = compression, transactional
         self.state = BatchState.OPEN
@@ -143,8 +159,8 @@ class Batch:
         self.future: asyncio.Future[None] | None = None
         self.run: object = None
         """The run of a bulk's appends that is going on, if it has filled this batch (places.py)."""
-        self._builder: Any = new_batch_builder(batch_size, transactional)
-        self._data: bytearray | None = None
+        self._builder: Any = new_batch_builder(batch_size, transactional) if builder is None else builder
+        self._data: SealedBatch | None = None
         self._size = 0
         self.append: Any = self._builder.append
 
@@ -159,6 +175,17 @@ class Batch:
     def size(self) -> int:
         """Bytes, before compression while the batch is open; of one that is done, as they were sent."""
         return int(self._builder.size()) if self._builder is not None else self._size
+
+    def extend(self, columns: Any, rows: Int64Array, first: int) -> int:
+        """Take the records `rows[first:]` of the columns (EncodableColumns), as many as fit; gives where it stopped.
+
+        A batch of single records takes none.
+        """
+        if not self.takes_columns:
+            return first
+        stop: int = self._builder.extend(columns, rows, first, len(rows))
+        self.count += stop - first
+        return stop
 
     def remove(self, index: int) -> bool:
         """Take a record back; False where the batch is no longer open, or the record is gone already.
@@ -205,7 +232,7 @@ class Batch:
         self.producer_state = NO_STATE
         self.fate_unknown = False
 
-    def data(self, state: ProducerState) -> bytearray:
+    def data(self, state: ProducerState) -> SealedBatch:
         """The bytes to send under a producer state; a new state is written over the old one."""
         if self._data is None:
             self._data = seal_batch(self._builder, state, self.compression)
@@ -312,7 +339,7 @@ _state = struct.Struct(">qhi")
 _crc = struct.Struct(">I")
 
 
-def restamp(data: bytearray, state: ProducerState) -> None:
+def restamp(data: SealedBatch, state: ProducerState) -> None:
     """Write another producer state into a sealed record batch (magic 2), and its checksum anew."""
     _state.pack_into(data, _STATE_AT, *state)
-    _crc.pack_into(data, _CRC_AT, crc32c(bytes(data[_CRC_FROM:])))
+    _crc.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_CRC_FROM:]))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Protocol
+
+import numpy as np
 
 from penstock.shared.clients.producer.accumulator import PartitionQueue
 from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
-from penstock.shared.clients.producer.places import Places, Run
+from penstock.shared.clients.producer.places import Places, Run, Span
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
 from penstock.shared.common.records import ProducerRecord, RecordColumns
 
@@ -36,6 +38,8 @@ class Bulk:
         self._sizes: dict[int, tuple[int, int]] = {}
         self._ended: PenstockError | None = None
         self._unknown: dict[tuple[str, int | None], PenstockError] = {}
+        self.stop = len(records)
+        """The record before which `fill` ends."""
         self.impatient: set[str] = set()
         """Topics that were waited for once, in vain: what else is unknown of them is not waited for again."""
         self.refusals = 0
@@ -130,16 +134,39 @@ class Bulk:
 
 
 class ColumnBulk(Bulk):
-    """As `Bulk`, of records in columns: no object is made of one that goes straight into an open batch."""
+    """As `Bulk`, of records in columns: no object is made of one that goes straight into an open batch.
+
+    They are taken some at a time: in a slice, by kernels, or one after the other up to `stop`.
+    """
 
     def __init__(self, records: RecordColumns, timestamp: int) -> None:
         super().__init__(records, timestamp)
-        self._columns = records
-        timestamps = repeat(timestamp) if records.timestamps is None else records.timestamps
-        self._fields = zip(records.keys, records.values, timestamps, strict=False)
+        self.columns = records
+        self.stop = 0
+        self._fields: Iterator[tuple[Any, Any, Any]] = iter(())
+
+    def one_by_one(self, stop: int) -> None:
+        """The records up to `stop` are those that `fill` takes."""
+        self.stop = min(stop, len(self.columns))
+        part = self.columns[len(self) : self.stop]
+        timestamps: Iterable[int] = repeat(self.timestamp)
+        if part.timestamps is not None:
+            timestamps = part.timestamps.tolist() if isinstance(part.timestamps, np.ndarray) else part.timestamps
+        self._fields = zip(part.keys, part.values, timestamps, strict=False)
+
+    def sliced(self, count: int, spans: list[Span]) -> None:
+        """The next `count` records went as the spans say."""
+        self._places.add_slice(count, spans)
+        self.stop = len(self)
+
+    def slice_failed(self, error: Exception, records: int) -> None:
+        """So many records of a slice were not taken."""
+        self.refusals += records
+        self.first_refusal = self.first_refusal or error
+        self._ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self._ended
 
     def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
-        columns = self._columns
+        columns = self.columns
         topic = topics.get(columns.topic)
         try:
             if topic is None:
@@ -152,7 +179,7 @@ class ColumnBulk(Bulk):
         except (TypeError, OverflowError):
             pass  # not bytes: the record's own way says so
         at = len(self._places)  # where the loop stopped: at the one record that was looked at and not taken
-        return columns[at] if at < len(columns) else None
+        return columns[at] if at < self.stop else None
 
     def _fill_by_key(self, topic: Topic, run: Run) -> None:
         places, by_key = self._places.of.append, topic.by_key
@@ -187,7 +214,7 @@ class ColumnBulk(Bulk):
             batch.count = index
             if index > first:
                 run[batch] = first
-                self._places.of += [batch] * (index - first)
+                self._places.of.extend([batch] * (index - first))
 
 
 def bulk_of(records: Iterable[ProducerRecord[Any, Any]], timestamp: int) -> Bulk:

@@ -194,7 +194,7 @@ class Deliveries:
 
     def last(self) -> RecordMetadata | Exception:
         """The last record's fate, once all are known."""
-        return self._result(len(self) - 1, self._places.of[-1], self._places.last_index())
+        return self._result(len(self) - 1, *self._places.last())
 
     def __await__(self) -> Generator[Any, None, list[RecordMetadata | Exception]]:
         yield from self.wait().__await__()

@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from time import time_ns
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,7 +20,7 @@ from penstock.shared.clients.connection import BatchRecord, Connection
 from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.batch import Batch, Callback, OnDelivery
 from penstock.shared.clients.producer.buffer_memory import BufferMemory
-from penstock.shared.clients.producer.bulk import NO_HEADERS, Bulk
+from penstock.shared.clients.producer.bulk import NO_HEADERS, Bulk, ColumnBulk
 from penstock.shared.clients.producer.checks import (
     HeaderList,
     checked_callback,
@@ -35,7 +38,9 @@ from penstock.shared.clients.producer.routing import RoutedTopic, Routes
 from penstock.shared.clients.producer.sender import Sender
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.common import compilation
 from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.compilation import in_thread
 from penstock.shared.common.errors import (
     BufferExhausted,
     FatalError,
@@ -50,10 +55,24 @@ from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.serialization import Serializer
 from penstock.shared.common.topic_names import check_topic_name
 
+if TYPE_CHECKING:
+    from penstock.shared.clients.producer.column_slices import ColumnSlice, Group
+
 log = get_logger(__name__)
 
 YIELD_EVERY_BATCHES = 32
 """New batches that sends may open before the event loop must have had a turn: a loop of sends starves nobody."""
+
+UNLOADED: Any = object()
+
+
+def _load_slices() -> ModuleType | None:
+    if not compilation.IS_COMPILED:
+        return None
+    from penstock.shared.clients.producer import column_slices  # it loads numba, which takes half a second
+
+    column_slices.compile_kernels()
+    return column_slices
 
 
 class UntilClosed:
@@ -106,9 +125,90 @@ class Intake:
     _until_closed: UntilClosed
     _direct: dict[str, RoutedTopic]
     _may_be_direct: bool
+    _slices: Any = UNLOADED
+    """column_slices.py, once columns were sent; None where it is not used."""
     _state: str
 
     def _check_open(self) -> None: ...
+
+    async def _take_columns(self, bulk: ColumnBulk) -> None:
+        """The next records of columns: by kernels, or left to be taken one by one where that does not do.
+
+        One by one go records where there is no compiler, where something is to be done with each (serializers,
+        interceptors, partitioners), where an earlier one was refused, and where one is invalid, too large, or for a
+        partition that is not known: its own way says so, or waits for it.
+        """
+        at, columns = len(bulk), bulk.columns
+        if self._slices is UNLOADED:
+            self._slices = await in_thread(_load_slices, "the encoding of records") if self._may_be_direct else None
+            self._check_open()
+        if self._slices is None or bulk.refusals:
+            bulk.one_by_one(len(columns))
+            return
+        known, partition = self._known(columns.topic), columns.partition
+        if known is None:
+            bulk.one_by_one(at + 1)  # waits for the topic
+            return
+        limit = min(self._settings.max_request_size, self._settings.buffer_memory)
+        part = self._slices.slice_of(columns, at, bulk.timestamp, limit)
+        if part is None or (partition is not None and (type(partition) is not int or partition not in known.queues)):
+            bulk.one_by_one(at + self._slices.SLICE_RECORDS)
+            return
+        if partition is not None:
+            part.to_partition(known.queues[partition])
+            await self._take_slice(bulk, part)
+            return
+        queues = [known.queues[number] for number in known.numbers]
+        some_without_key = part.by_key(queues, partial(self._routes.spread, known))
+        await self._take_slice(bulk, part)
+        if some_without_key:
+            self._routes.slice_taken(known)
+
+    async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice) -> None:
+        """Move a slice of columns into batches, one of each partition in turns.
+
+        What ends a wait for memory is the result of every record that is left.
+        """
+        groups, topic = part.groups, bulk.columns.topic
+        try:
+            while groups:
+                for group in groups:
+                    await self._fill_batch(group)
+                groups = [group for group in groups if group.left]
+        except asyncio.CancelledError:
+            cancelled = SendCancelled(f"topic {topic}: the send was cancelled")
+            part.fail(cancelled)
+            self._metrics.failed(topic, 1)
+            self._fail_transaction(cancelled)
+            raise
+        except Exception as e:
+            left = part.fail(e)
+            if isinstance(e, IllegalState):
+                raise
+            self._metrics.failed(topic, left)
+            if isinstance(e, BufferExhausted):
+                self._metrics.buffer_exhausted(left)
+            self._fail_transaction(e)
+            bulk.slice_failed(e, left)
+        finally:
+            bulk.sliced(len(part), part.spans)
+
+    async def _fill_batch(self, group: Group) -> None:
+        """Move records into the partition's open batch, then into one new batch if some are left."""
+        queue = group.queue
+        group.fill(queue.open)
+        if not group.left:
+            return
+        memory = max(self._accumulator.batch_size, group.next_size())
+        await self._acquire(queue, memory, SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms)
+        if group.fill(queue.open):  # somebody opened it in the meantime
+            self._memory.release(memory)
+            return
+        assert self._slices is not None
+        batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms(), self._slices.new_builder)
+        taken = group.fill(batch)
+        assert taken, "the first record of a batch always fits"
+        self._opened()
 
     async def _take_one(self, bulk: Bulk, record: object) -> None:
         """The next record of a bulk; what `send` would raise is its result."""
@@ -134,7 +234,7 @@ class Intake:
     def _count_refused(self, record: ProducerRecord, error: Exception) -> None:
         self._metrics.failed(record.topic, 1)
         if isinstance(error, BufferExhausted):
-            self._metrics.buffer_exhausted()
+            self._metrics.buffer_exhausted(1)
 
     def _own_error(self, record: ProducerRecord, error: Exception) -> Exception:
         """The transaction is lost to an earlier record; one that could not be sent anyway says why all the same."""
@@ -223,6 +323,23 @@ class Intake:
     async def _with_room(self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float) -> Batch:
         """The batch that the record was appended to: a new one, or one that somebody opened in the meantime."""
         memory = max(self._accumulator.batch_size, size)
+        await self._acquire(queue, memory, deadline_ms)
+        batch = queue.open
+        if batch is not None and batch.append(batch.count, *fields) is not None:
+            self._memory.release(memory)
+            return batch
+        batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms())
+        appended = batch.append(0, *fields)
+        assert appended is not None, "the first record of a batch always fits"
+        self._opened()
+        return batch
+
+    def _opened(self) -> None:
+        self._sender.batches_since_turn += 1
+        self._sender.wake()
+
+    async def _acquire(self, queue: PartitionQueue, memory: int, deadline_ms: float) -> None:
+        """Wait for the memory of a new batch of a partition."""
         if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
             await asyncio.sleep(0)
         if self._held_up.must_wait(queue, memory):
@@ -235,16 +352,6 @@ class Intake:
         except BaseException:
             self._memory.release(memory)
             raise
-        batch = queue.open
-        if batch is not None and batch.append(batch.count, *fields) is not None:
-            self._memory.release(memory)
-            return batch
-        batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms())
-        appended = batch.append(0, *fields)
-        assert appended is not None, "the first record of a batch always fits"
-        self._sender.batches_since_turn += 1
-        self._sender.wake()
-        return batch
 
     async def _choose(
         self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float

@@ -157,11 +157,11 @@ class ProducerMetrics:
         self.totals["record_error_total"] += records
         self._failures.record(records, self._now_ms())
 
-    def buffer_exhausted(self) -> None:
-        """A record was not taken because the buffer stayed full for `max_block_ms`; it has failed as well."""
-        self._exhausted.inc()
-        self.totals["buffer_exhausted_total"] += 1
-        self._exhaustions.record(1, self._now_ms())
+    def buffer_exhausted(self, records: int) -> None:
+        """Records were not taken because the buffer stayed full for `max_block_ms`; they have failed as well."""
+        self._exhausted.inc(records)
+        self.totals["buffer_exhausted_total"] += records
+        self._exhaustions.record(records, self._now_ms())
 
     def retried(self, topic: str, records: int) -> None:
         """A batch goes back into its queue."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import random
 
-from penstock.shared.clients.connection import ProduceAnswer, error_for_code
+from penstock.shared.clients.connection import ProduceAnswer, SealedBatch, error_for_code
 from penstock.shared.clients.connection.errors import DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED
 from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState, ProducerState
@@ -106,7 +106,7 @@ class Outcomes:
             return True
         return bool(queue.out) and self.ledger.is_troubled(queue.tp)
 
-    def sent(self, batch: Batch, now_ms: int) -> bytearray:
+    def sent(self, batch: Batch, now_ms: int) -> SealedBatch:
         """The bytes of a batch that was drained, for its next try."""
         if batch.attempts == 0:
             self._metrics.drained(now_ms - batch.created_ms)

@@ -23,7 +23,7 @@ from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.accumulator import RecordAccumulator
 from penstock.shared.clients.producer.batch import Callback, OnDelivery
 from penstock.shared.clients.producer.buffer_memory import BufferMemory
-from penstock.shared.clients.producer.bulk import NO_HEADERS, bulk_of
+from penstock.shared.clients.producer.bulk import NO_HEADERS, ColumnBulk, bulk_of
 from penstock.shared.clients.producer.checks import NO_VALUE, is_callback, record_of
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery
 from penstock.shared.clients.producer.held_up_share import HeldUpShare
@@ -265,8 +265,11 @@ class Producer(TransactionalCalls, Intake):
         bulk = bulk_of(records, time_ns() // 1_000_000)
         try:
             while len(bulk) < len(bulk.records):
+                if isinstance(bulk, ColumnBulk) and len(bulk) == bulk.stop:
+                    await self._take_columns(bulk)
+                    continue
                 record = bulk.fill(self._direct)
-                if len(bulk) < len(bulk.records):
+                if len(bulk) < bulk.stop:
                     await self._take_one(bulk, record)
         except BaseException:
             bulk.deliveries().cancel()  # nobody will have them

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from penstock.shared.clients.connection import Connection
 from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.checks import checked_partition
 from penstock.shared.clients.producer.partitioner import Partitioner, StickyPartition, for_key
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.records import Int64Array, ProducerRecord, TopicPartition
 
 KEY_CACHE_MAX = 65_536
 """Keys of a topic whose partition is remembered, which is cheaper than hashing. Full, the cache starts anew."""
 
 CACHED_KEY_BYTES_MAX = 128
 """A longer key is hashed each time, so that the cache of a topic stays below some 16 MiB."""
+
+RECORD_OVERHEAD = 12
+"""Bytes of a record beside key and value, as a rule: what is left over opens a batch that the next records fill."""
 
 
 class RoutedTopic:
@@ -122,6 +127,32 @@ class Routes:
         if queue is not None and queue.open is not None and queue.open is topic.sticky_batch:
             return queue
         return self._next_sticky(topic)
+
+    def spread(self, topic: RoutedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
+        """Partitions for records without a key, of these sizes: for each run of them its partition's place among the
+        topic's, and where the run ends.
+
+        A run fills the rest of the sticky batch, or a batch, as far as sizes tell.
+        """
+        queue, batch_size = topic.sticky_queue, self._accumulator.batch_size
+        if queue is None or queue.open is None or queue.open is not topic.sticky_batch:
+            queue = self._next_sticky(topic)
+        batch, ends = queue.open, np.cumsum(sizes + RECORD_OVERHEAD)
+        room = batch_size - (batch.size() if batch is not None and batch.takes_columns else 0)
+        runs: list[tuple[int, int]] = []
+        before = end = 0
+        while True:
+            end = max(end + 1, int(np.searchsorted(ends, before + room, "right")))
+            runs.append((topic.numbers.index(queue.tp.partition), end))
+            if end >= len(ends):
+                return runs
+            topic.sticky.produced(int(ends[end - 1]) - before)
+            queue, before, room = self._next_sticky(topic), int(ends[end - 1]), batch_size
+
+    def slice_taken(self, topic: RoutedTopic) -> None:
+        """Records without a key went where `spread` said: the sticky choice stays until that batch is full."""
+        if topic.sticky_queue is not None:
+            topic.sticky_batch = topic.sticky_queue.open
 
     def after_full(
         self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, queue: PartitionQueue

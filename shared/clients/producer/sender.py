@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from penstock.shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, produce_request
+from penstock.shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, SealedBatch, produce_request
 from penstock.shared.clients.producer.accumulator import RecordAccumulator
 from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.buffer_memory import BufferMemory
@@ -310,7 +310,7 @@ class Sender:
         self.outcomes.fail_transaction(error)
 
     def _request(self, batches: list[Batch], now_ms: int) -> Any:
-        topics: dict[str, list[tuple[int, bytes | bytearray]]] = defaultdict(list)
+        topics: dict[str, list[tuple[int, bytes | SealedBatch]]] = defaultdict(list)
         for batch in batches:
             topics[batch.tp.topic].append((batch.tp.partition, self.outcomes.sent(batch, now_ms)))
         return produce_request(

@@ -1,6 +1,7 @@
-"""Compiling the kernels before they are needed: some seconds once on a machine, then half a second a start.
+"""Compiling the kernels before they are needed.
 
-`python -m penstock.shared.streams.windows.compilation` does it for an installation or an image.
+`python -m penstock.shared.streams.windows.compilation` compiles all kernels, the clients' as well, for an installation
+or an image.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.shared.clients.connection import compile_decoding
+from penstock.shared.clients.producer import column_slices
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.json_fields import compile_fields
 from penstock.shared.streams.json_rows import compile_rows
@@ -17,8 +19,10 @@ from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 
 
-def compile_windows() -> None:
-    """Have every kernel of windows compiled, or read from where compiled code is kept."""
+def compile_kernels() -> None:
+    """Have every kernel compiled, or read from where compiled code is kept."""
+    compile_decoding()
+    column_slices.compile_kernels()
     times = np.array([1, 100], np.int64)
     for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0)):
         store = WindowStore("compiled", windows.rule, StateColumns([Count()]), text_keys=True)
@@ -34,5 +38,4 @@ def compile_windows() -> None:
 
 
 if __name__ == "__main__":
-    compile_decoding()
-    compile_windows()
+    compile_kernels()

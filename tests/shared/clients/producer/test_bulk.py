@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
-from penstock.shared.clients.producer.bulk import Bulk, bulk_of
+from penstock.shared.clients.producer.bulk import Bulk, ColumnBulk
 from penstock.shared.clients.producer.delivery import Delivery
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import BufferExhausted, RecordTooLarge, TransactionAborted, UnknownTopicOrPartition
@@ -145,7 +145,8 @@ def test_a_fraction_of_a_millisecond_is_no_timestamp() -> None:
         known: Any = topic()
         known.queues = dict(enumerate(known.queues))
         known.queues[1] = known.queues[0]
-        bulk = bulk_of(columns, 77)
+        bulk = ColumnBulk(columns, 77)
+        bulk.one_by_one(1)
         found = bulk.fill({"t": known})
         assert found is not None
         assert (found.timestamp, len(bulk)) == (1.5, 0)

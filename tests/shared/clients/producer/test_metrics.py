@@ -19,7 +19,7 @@ def test_by_topic_and_in_total() -> None:
     metrics.acknowledged("a", 2, 50, 10.0)
     metrics.acknowledged("b", 1, 10, 10.0)
     metrics.failed("a", 4)
-    metrics.buffer_exhausted()
+    metrics.buffer_exhausted(1)
     metrics.retried("a", 7)
     metrics.split("b")
     metrics.drained(5.0)
@@ -100,7 +100,7 @@ def test_the_figures_of_java_by_their_names() -> None:
         metrics.acknowledged("a", 20, size, 5.0)
     metrics.failed("a", 4)
     metrics.retried("a", 8)
-    metrics.buffer_exhausted()
+    metrics.buffer_exhausted(1)
     for ms in (2.0, 6.0):
         metrics.requested(ms)
         metrics.drained(10 * ms)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import COMPRESSION
 from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.places import Places
-from penstock.shared.common.errors import RecordTooLarge
+from penstock.shared.common.errors import BufferExhausted, RecordTooLarge
 from penstock.shared.common.records import TopicPartition
 
 BATCHES = 3
@@ -16,6 +17,7 @@ steps = st.one_of(
     st.lists(st.integers(0, BATCHES - 1), max_size=8),  # a run into these batches
     st.integers(0, BATCHES - 1),  # one record by itself
     st.just("refused"),
+    st.tuples(st.lists(st.integers(-1, BATCHES - 1), min_size=1, max_size=8)),  # a slice of columns; -1: not taken
     st.just("other"),  # somebody else appends between two runs
 )
 
@@ -38,14 +40,33 @@ def fill(places: Places, batches: list[Batch], numbers: list[int]) -> list[tuple
     return seen
 
 
+def fill_slice(places: Places, batches: list[Batch], numbers: list[int]) -> list[tuple[object, int]]:
+    """A slice of columns, as it is taken: each batch by itself, the records that were not taken at the end."""
+    error, seen, spans = BufferExhausted("full"), [(None, -1)] * len(numbers), []
+    for number in [*range(BATCHES), -1]:
+        rows = np.flatnonzero(np.array(numbers) == number)
+        place = error if number < 0 else batches[number]
+        first = -1 if number < 0 else batches[number].count
+        if len(rows):
+            spans.append((place, first, rows))
+        for i, row in enumerate(rows.tolist()):
+            seen[row] = (place, -1 if number < 0 else first + i)
+        if number >= 0:
+            batches[number].count += len(rows)
+    places.add_slice(len(numbers), spans)
+    return seen
+
+
 @given(st.lists(steps, min_size=1, max_size=12))
-def test_indices_are_those_of_the_appends(taken: list[list[int] | int | str]) -> None:
-    """Through runs, single records, refusals and other senders, every record has the index it was appended with."""
+def test_indices_are_those_of_the_appends(taken: list[list[int] | tuple[list[int]] | int | str]) -> None:
+    """Through runs, slices, single records, refusals and other senders, each record has the index of its append."""
     places, batches = Places(), [batch_of(number) for number in range(BATCHES)]
     seen: list[tuple[object, int]] = []
     for step in taken:
         if isinstance(step, list):
             seen += fill(places, batches, step)
+        elif isinstance(step, tuple):
+            seen += fill_slice(places, batches, step[0])
         elif isinstance(step, int):
             seen.append((batches[step], batches[step].count))
             places.add(batches[step], batches[step].count)
@@ -56,11 +77,15 @@ def test_indices_are_those_of_the_appends(taken: list[list[int] | int | str]) ->
             places.add(error, -1)
         else:
             batches[0].count += 1
-    assert list(zip(places.of, places.indices(), strict=True)) == seen
+    found = places.batches()
+    assert set(found) == {place for place, _ in seen if isinstance(place, Batch)}
+    assert len(set(found)) == len(found)
     assert len(places) == len(seen)
     if seen:
-        assert places.last_index() == seen[-1][1]
-    assert set(places.batches()) == {place for place, _ in seen if isinstance(place, Batch)}
+        assert places.last() == seen[-1]
+    assert list(zip(places.of, places.indices(), strict=True)) == seen
+    assert places.batches() == found
+    assert not seen or places.last() == seen[-1]
     assert all(batch.run is None for batch in batches)
 
 

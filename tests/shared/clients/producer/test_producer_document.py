@@ -23,6 +23,7 @@ async def test_the_document_runs() -> None:
         async with Producer(kafka) as producer:
             assert await shown["order"](producer) == 0
             assert await shown["orders"](producer, [b"1", b"2"]) == 2
+            assert await shown["orders_in_columns"](producer, [b"ann", b"bob"], [b"1", b"2"], [5, 6])
             assert await shown["in_time"](producer)
         tp = TopicPartition("orders", 0)
         async with Producer(kafka, ProducerSettings(transactional_id="brewer")) as producer:

@@ -1,0 +1,217 @@
+"""Records in columns to record batches (magic 2) by a kernel: no Python object a record.
+
+Byte for byte what aiokafka's builder writes for the same records, and full at the same record. The clients load this
+module only where numba is installed and columns are sent; see batches.py for aiokafka's builder.
+
+>>> keys, values = PackedBytes.of([b"ann", None]), PackedBytes.of([b"1", b"22"])
+>>> columns = EncodableColumns.of(keys, values, np.array([1_000, 1_001]))
+>>> builder = ColumnBatchBuilder(1_024, 1_024, transactional=False)
+>>> builder.extend(columns, np.arange(2), 0, 2), builder.count, builder.size()
+(2, 2, 81)
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.clients.connection.batches import ATTRIBUTES_AT, CRC_AT, LENGTH_FROM, MAGIC, RECORDS_AT, crc32c
+from penstock.shared.common.compiled import compiled, copy_bytes
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import NO_TIMESTAMP, Int64Array
+
+RECORD_BYTES_MAX = 61 + 21 + 5 + 5 + 1
+"""What a batch of one record has at most besides key and value: its header, and the record's lengths and deltas."""
+
+POSITION, COUNT, FIRST_TIMESTAMP, MAX_TIMESTAMP = range(4)
+"""Places in a builder's state."""
+
+_NO_LEADER_EPOCH = -1
+_TRANSACTIONAL = 16
+_header = struct.Struct(">qiibIhiqqqhii")
+_crc = struct.Struct(">I")
+
+
+@compiled
+def _zigzag(value: Any) -> Any:
+    wide = np.int64(value)
+    return np.uint64(wide << np.int64(1)) ^ np.uint64(wide >> np.int64(63))
+
+
+@compiled
+def _varint_size(unsigned: Any) -> Any:
+    size = 1
+    while unsigned >= np.uint64(128):
+        unsigned >>= np.uint64(7)
+        size += 1
+    return size
+
+
+@compiled
+def _put_varint(out: Any, at: Any, unsigned: Any) -> Any:
+    while unsigned >= np.uint64(128):
+        out[at] = np.uint8((unsigned & np.uint64(127)) | np.uint64(128))
+        unsigned >>= np.uint64(7)
+        at += 1
+    out[at] = np.uint8(unsigned)
+    return at + 1
+
+
+@compiled
+def encode_records(
+    out: Any,
+    state: Any,
+    batch_size: Any,
+    key_data: Any,
+    key_offsets: Any,
+    key_lengths: Any,
+    value_data: Any,
+    value_offsets: Any,
+    value_lengths: Any,
+    timestamps: Any,
+    rows: Any,
+    first: Any,
+    stop: Any,
+) -> Any:
+    """Write the records `rows[first:stop]` of the columns behind those that `out` has, as far as they fit.
+
+    Returns where it stopped. A record fits if the batch stays below `batch_size`; a batch's first record always does,
+    if the buffer has room for it. `state` is carried on from call to call.
+    """
+    position, count = state[POSITION], state[COUNT]
+    first_timestamp, max_timestamp = state[FIRST_TIMESTAMP], state[MAX_TIMESTAMP]
+    capacity = len(out)
+    at = first
+    while at < stop:
+        row = rows[at]
+        key_length, value_length, timestamp = key_lengths[row], value_lengths[row], timestamps[row]
+        if count == 0:
+            first_timestamp = timestamp
+            max_timestamp = timestamp
+        delta, number = _zigzag(timestamp - first_timestamp), _zigzag(count)
+        key_size, value_size = _zigzag(key_length), _zigzag(value_length)
+        # Attributes and the number of headers are a byte each.
+        size = 2 + _varint_size(delta) + _varint_size(number) + _varint_size(key_size) + _varint_size(value_size)
+        if key_length > 0:
+            size += key_length
+        if value_length > 0:
+            size += value_length
+        length = _zigzag(size)
+        end = position + _varint_size(length) + size
+        if end > capacity or (count > 0 and end >= batch_size):
+            break
+        position = _put_varint(out, position, length)
+        out[position] = 0
+        position = _put_varint(out, position + 1, delta)
+        position = _put_varint(out, position, number)
+        position = _put_varint(out, position, key_size)
+        if key_length > 0:
+            copy_bytes(out, position, key_data, key_offsets[row], key_length)
+            position += key_length
+        position = _put_varint(out, position, value_size)
+        if value_length > 0:
+            copy_bytes(out, position, value_data, value_offsets[row], value_length)
+            position += value_length
+        out[position] = 0
+        position += 1
+        max_timestamp = max(max_timestamp, timestamp)
+        count += 1
+        at += 1
+    state[POSITION], state[COUNT] = position, count
+    state[FIRST_TIMESTAMP], state[MAX_TIMESTAMP] = first_timestamp, max_timestamp
+    return at
+
+
+class EncodableColumns(NamedTuple):
+    """Keys, values and timestamps (ms, none negative) in the one form that the kernel is compiled for."""
+
+    key_data: NDArray[np.uint8]
+    key_offsets: Int64Array
+    key_lengths: Int64Array
+    value_data: NDArray[np.uint8]
+    value_offsets: Int64Array
+    value_lengths: Int64Array
+    timestamps: Int64Array
+
+    @classmethod
+    def of(cls, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array) -> EncodableColumns:
+        """The columns, which are of one length."""
+        return cls(*kernel_strings(keys), *kernel_strings(values), kernel_array(timestamps, np.int64))
+
+
+def kernel_strings(strings: PackedBytes) -> tuple[NDArray[np.uint8], Int64Array, Int64Array]:
+    """Buffer, offsets and lengths, as kernels take them."""
+    return (
+        kernel_array(strings.data, np.uint8),
+        kernel_array(strings.offsets, np.int64),
+        kernel_array(strings.lengths, np.int64),
+    )
+
+
+def kernel_array(array: NDArray[Any], of: Any) -> NDArray[Any]:
+    """The array, contiguous and read-only: a kernel would be compiled for every other kind when that is first met."""
+    view = np.ascontiguousarray(array, of).view()
+    view.flags.writeable = False
+    return view
+
+
+class ColumnBatchBuilder:
+    """Builds one record batch of records in columns: what it gives is sealed as what aiokafka's builder gives."""
+
+    __slots__ = ("_batch_size", "_buffer", "_producer_state", "_state", "_transactional")
+
+    def __init__(self, capacity: int, batch_size: int, *, transactional: bool) -> None:
+        """Takes records until `batch_size` bytes are full; or one larger record, if `capacity` has room for it."""
+        self._buffer = np.empty(max(capacity, RECORDS_AT), np.uint8)
+        self._batch_size, self._transactional = batch_size, transactional
+        self._state = np.array([RECORDS_AT, 0, NO_TIMESTAMP, NO_TIMESTAMP], np.int64)
+        self._producer_state = (-1, -1, -1)
+
+    def __repr__(self) -> str:
+        return f"<ColumnBatchBuilder {self.count} records, {self.size()} of {self._batch_size} bytes>"
+
+    @property
+    def count(self) -> int:
+        """How many records it has."""
+        return int(self._state[COUNT])
+
+    def size(self) -> int:
+        """Bytes so far, the header's included."""
+        return int(self._state[POSITION])
+
+    def extend(self, columns: EncodableColumns, rows: Int64Array, first: int, stop: int) -> int:
+        """Take the records `rows[first:stop]` of the columns, up to the first that does not fit; gives its place."""
+        return int(encode_records(self._buffer, self._state, self._batch_size, *columns, rows, first, stop))
+
+    def append(self, *_: object) -> None:
+        """No room for single records: they go into a batch of aiokafka's builder."""
+
+    def set_producer_state(self, producer_id: int, epoch: int, base_sequence: int) -> None:
+        """What is written into the header."""
+        self._producer_state = producer_id, epoch, base_sequence
+
+    def build(self) -> memoryview:
+        """The batch with header and checksum, in the builder's own buffer."""
+        position, count, first_timestamp, max_timestamp = self._state.tolist()
+        sealed = self._buffer.data[:position]
+        attributes = _TRANSACTIONAL if self._transactional else 0
+        _header.pack_into(
+            sealed,
+            0,
+            0,
+            position - LENGTH_FROM,
+            _NO_LEADER_EPOCH,
+            MAGIC,
+            0,
+            attributes,
+            max(count - 1, 0),
+            first_timestamp,
+            max_timestamp,
+            *self._producer_state,
+            count,
+        )
+        _crc.pack_into(sealed, CRC_AT, crc32c(sealed[ATTRIBUTES_AT:]))
+        return sealed

@@ -1,0 +1,214 @@
+"""Records in columns on their way into batches by kernels: some thousands at a time, no Python object for one.
+
+This module is loaded where numba is installed and columns are sent (intake.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.shared.clients.connection.record_encoding import RECORD_BYTES_MAX, ColumnBatchBuilder, EncodableColumns
+from penstock.shared.clients.producer.column_routing import NO_PARTITION, partitions_of_keys, rows_by_partition
+from penstock.shared.clients.producer.places import Span
+from penstock.shared.common.compiled import compiled
+from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of
+from penstock.shared.common.records import Int64Array, RecordColumns
+
+if TYPE_CHECKING:
+    from penstock.shared.clients.producer.accumulator import PartitionQueue
+    from penstock.shared.clients.producer.batch import Batch
+
+SLICE_RECORDS = 16_384
+"""Records that are routed at once: the event loop is held up for some milliseconds, and a full buffer is noticed."""
+
+SLICE_BYTES = 4 * 1024 * 1024
+"""Bytes of lists that are copied into one buffer at once, beside the buffer memory."""
+
+WRONG_KEYS, WRONG_VALUES, WRONG_TIMESTAMP = -1, -2, -3
+"""In the place of the largest record's size."""
+
+new_builder = ColumnBatchBuilder
+
+
+@compiled
+def _measure(
+    key_bytes: Any,
+    key_offsets: Any,
+    key_lengths: Any,
+    value_bytes: Any,
+    value_offsets: Any,
+    value_lengths: Any,
+    timestamps: Any,
+    sizes: Any,
+) -> Any:
+    """The bytes of each record's key and value; gives the most, or what is wrong."""
+    largest = np.int64(0)
+    for row in range(len(sizes)):
+        key, value = key_lengths[row], value_lengths[row]
+        if key < NULL or key_offsets[row] < 0 or key_offsets[row] + key > key_bytes:
+            return np.int64(WRONG_KEYS)
+        if value < NULL or value_offsets[row] < 0 or value_offsets[row] + value > value_bytes:
+            return np.int64(WRONG_VALUES)
+        if timestamps[row] < 0:
+            return np.int64(WRONG_TIMESTAMP)
+        sizes[row] = max(key, 0) + max(value, 0)
+        largest = max(largest, sizes[row])
+    return largest
+
+
+class Group:
+    """The records of a slice for one partition: `rows[at:]` are not in a batch yet, `full` has no room for the next."""
+
+    __slots__ = ("at", "full", "of", "queue", "rows")
+
+    def __init__(self, of: ColumnSlice, queue: PartitionQueue, rows: Int64Array) -> None:
+        self.of, self.queue, self.rows, self.at = of, queue, rows, 0
+        self.full: Batch | None = None
+
+    def __repr__(self) -> str:
+        return f"<Group of {len(self.rows)} records for {self.queue.tp}, {self.left} left>"
+
+    @property
+    def left(self) -> int:
+        """How many records are not in a batch."""
+        return len(self.rows) - self.at
+
+    def next_size(self) -> int:
+        """Bytes of a batch with the next record alone, at most."""
+        return RECORD_BYTES_MAX + int(self.of.sizes[self.rows[self.at]])
+
+    def fill(self, batch: Batch | None) -> int:
+        """Move records into a batch, as many as fit; gives how many those are."""
+        if batch is None or batch is self.full:
+            return 0
+        self.full = batch
+        first, index = self.at, batch.count
+        self.at = batch.extend(self.of.columns, self.rows, first)
+        if self.at > first:
+            self.of.spans.append((batch, index, self.rows[first : self.at]))
+        return self.at - first
+
+
+class ColumnSlice:
+    """Consecutive records of columns, ready for the kernels; `spans` says where those went that have left a group."""
+
+    __slots__ = ("columns", "groups", "keys", "largest", "sizes", "spans")
+
+    def __init__(self, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array) -> None:
+        self.keys = keys
+        self.columns = columns = EncodableColumns.of(keys, values, timestamps)
+        self.sizes = np.empty(len(keys), np.int64)
+        self.largest = int(
+            _measure(
+                len(columns.key_data),
+                columns.key_offsets,
+                columns.key_lengths,
+                len(columns.value_data),
+                columns.value_offsets,
+                columns.value_lengths,
+                columns.timestamps,
+                self.sizes,
+            )
+        )
+        self.groups: list[Group] = []
+        self.spans: list[Span] = []
+
+    def __repr__(self) -> str:
+        return f"<ColumnSlice of {len(self)} records, {sum(group.left for group in self.groups)} left>"
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def to_partition(self, queue: PartitionQueue) -> None:
+        """All records go to one partition."""
+        self.groups = [Group(self, queue, np.arange(len(self)))]
+
+    def by_key(
+        self, queues: Sequence[PartitionQueue], without_key: Callable[[Int64Array], list[tuple[int, int]]]
+    ) -> bool:
+        """Each record goes where its key belongs; gives whether there were some without a key.
+
+        `without_key` takes those records' sizes and gives, for one run of them after the other, the place of its
+        partition among the `queues` and where the run ends.
+        """
+        partitions = partitions_of_keys(self.keys, len(queues))
+        keyless = np.flatnonzero(partitions == NO_PARTITION)
+        if len(keyless):
+            begin = 0
+            for partition, end in without_key(self.sizes[keyless]):
+                partitions[keyless[begin:end]] = partition
+                begin = end
+        self.groups = [Group(self, queues[at], rows) for at, rows in rows_by_partition(partitions, len(queues))]
+        return len(keyless) > 0
+
+    def fail(self, error: Exception) -> int:
+        """The records that are left are not taken; gives how many those are."""
+        failed = sum(group.left for group in self.groups)
+        for group in self.groups:
+            if group.left:
+                self.spans.append((error, -1, group.rows[group.at :]))
+                group.at = len(group.rows)
+        return failed
+
+
+def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) -> ColumnSlice | None:
+    """The records from `first` on; `timestamp` is that of all that have none.
+
+    None where one of them has to be looked at by itself: it is not bytes, has an invalid timestamp, or may be larger
+    than `size_max` bytes. ValueError where a column of PackedBytes has strings outside of its buffer.
+    """
+    stop = min(first + SLICE_RECORDS, len(columns))
+    try:
+        values = _packed(columns.values[first:stop])
+        keys = _packed(columns.keys[first : first + len(values)])
+    except TypeError:
+        return None
+    count = len(keys)
+    timestamps = _timestamps(columns.timestamps, first, first + count, timestamp)
+    if timestamps is None or not count:
+        return None
+    part = ColumnSlice(keys, values[:count], timestamps)
+    if part.largest in (WRONG_KEYS, WRONG_VALUES):
+        what = "keys" if part.largest == WRONG_KEYS else "values"
+        raise ValueError(f"topic {columns.topic}: the {what} have strings outside of their buffer")
+    return part if 0 <= part.largest <= size_max - RECORD_BYTES_MAX else None
+
+
+def _packed(strings: Sequence[bytes | None]) -> PackedBytes:
+    """The strings, or the first of them that are SLICE_BYTES together."""
+    if isinstance(strings, PackedBytes):
+        return strings
+    lengths = lengths_of(strings)
+    ends = np.cumsum(np.maximum(lengths, 0))
+    if len(ends) > 1 and ends[-1] > SLICE_BYTES:
+        count = max(1, int(np.searchsorted(ends, SLICE_BYTES, "right")))
+        strings, lengths = strings[:count], lengths[:count]
+    return PackedBytes.of(strings, lengths)
+
+
+def _timestamps(
+    timestamps: Sequence[int] | Int64Array | None, first: int, stop: int, default: int
+) -> Int64Array | None:
+    """The timestamps of some records; None where one of them is no int64."""
+    if timestamps is None:
+        return np.full(stop - first, default, np.int64)
+    some = timestamps[first:stop]
+    if not isinstance(some, np.ndarray):
+        if set(map(type, some)) != {int}:
+            return None
+        try:
+            some = np.array(some, np.int64)
+        except OverflowError:
+            return None
+    return some if some.dtype == np.int64 and len(some) == stop - first else None
+
+
+def compile_kernels() -> None:
+    """Have the kernels compiled, or read from where compiled code is kept."""
+    some = PackedBytes.of([b"k", None])
+    rows_by_partition(np.abs(partitions_of_keys(some, 2)), 2)
+    part = ColumnSlice(some, some, np.array([1, 2], np.int64))
+    new_builder(1_000, 1_000, transactional=False).extend(part.columns, np.arange(2), 0, 2)

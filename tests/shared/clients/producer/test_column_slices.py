@@ -1,0 +1,87 @@
+"""Slices of columns: what kernels may take, and how much of it at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.producer import column_slices
+from penstock.shared.clients.producer.column_slices import slice_of
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import RecordColumns
+from tests.documents import ROOT
+
+LARGE = 10**6
+
+
+def test_a_slice_has_a_bound_of_records_and_of_copied_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists are copied up to the bound, one larger value alone; packed columns are not copied, and not bound."""
+    monkeypatch.setattr(column_slices, "SLICE_RECORDS", 10)
+    monkeypatch.setattr(column_slices, "SLICE_BYTES", 1_000)
+    for size, count in ((10, 10), (400, 2), (2_000, 1)):
+        values = [b"x" * size] * 12
+        for column, expected in ((values, count), (PackedBytes.of(values), 10)):
+            part = slice_of(RecordColumns("t", [b"k"] * 12, column), 1, 7, LARGE)
+            assert part is not None
+            assert (len(part), part.columns.timestamps.tolist()) == (expected, [7] * expected)
+    large_keys = slice_of(RecordColumns("t", [b"x" * 400] * 12, [b"v"] * 12), 0, 7, LARGE)
+    assert large_keys is not None
+    assert len(large_keys) == 2
+    rest = slice_of(RecordColumns("t", [None] * 12, [None] * 12, range(12)), 10, 7, LARGE)
+    assert rest is not None
+    assert rest.columns.timestamps.tolist() == [10, 11]
+    assert repr(rest) == "<ColumnSlice of 2 records, 0 left>"
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "times"),
+    [
+        (["text"], [b"v"], None),
+        ([b"k"], [5], None),
+        ([b"k"], [memoryview(b"abcd").cast("i")], None),
+        ([b"k"], [b"v"], [-1]),
+        ([b"k"], [b"v"], [True]),
+        ([b"k"], [b"v"], [2**63]),
+        ([b"k"], [b"v"], [None]),
+        ([b"k"], [b"v"], np.array([1.0])),
+        ([b"k"], [b"v"], np.array([], np.int64)),
+        ([b"k"], [], None),
+        ([b"k"], [b"x" * 1_001], None),
+    ],
+)
+def test_what_has_to_be_looked_at_by_itself_is_in_no_slice(keys: Any, values: Any, times: Any) -> None:
+    """It goes record by record, where its error names it."""
+    assert slice_of(RecordColumns("t", keys, values, times), 0, 7, 1_000) is None
+
+
+def test_what_is_in_a_slice_is_small_enough() -> None:
+    """By the measure that single records have."""
+    for size in range(850, 1_000):
+        value = b"x" * size
+        if slice_of(RecordColumns("t", [b"key"], [value]), 0, 7, 1_000) is not None:
+            assert record_size(b"key", value, []) <= 1_000
+    assert slice_of(RecordColumns("t", [b"key"], [b"x" * 850]), 0, 7, 1_000) is not None
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 5), (3, 2), (-1, 1), (0, -2)])
+@pytest.mark.parametrize("what", ["keys", "values"])
+def test_strings_outside_of_their_buffer_are_refused(what: str, offset: int, length: int) -> None:
+    """A kernel that reads or writes there would break the process."""
+    good, data = PackedBytes.of([b"a"]), np.zeros(4, np.uint8)
+    bad = PackedBytes(data, np.array([offset], np.int64), np.array([length], np.int64))
+    columns = RecordColumns("t", bad, good) if what == "keys" else RecordColumns("t", good, bad)
+    with pytest.raises(ValueError, match=f"topic t: the {what}"):
+        slice_of(columns, 0, 7, LARGE)
+
+
+def test_the_functions_run_without_a_compiler() -> None:
+    """With NUMBA_DISABLE_JIT=1 slices are the same, and nothing warns of an overflow."""
+    code = f"import {__name__} as these; these.test_what_is_in_a_slice_is_small_enough()"
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", code], cwd=ROOT, env=environment, check=True)

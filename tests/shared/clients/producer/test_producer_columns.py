@@ -1,0 +1,405 @@
+"""`send_many` of columns, by kernels and by aiokafka's builder: one contract for both."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings, column_slices
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common import compilation
+from penstock.shared.common.errors import (
+    BufferExhausted,
+    IllegalState,
+    InvalidTimestamp,
+    RecordTooLarge,
+    SendCancelled,
+    SerializationError,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import ProducerRecord, RecordColumns, RecordMetadata
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
+from tests.shared.clients.producer.clusters import producing as producing_one
+
+PARTITIONS = 3
+
+
+@pytest.fixture(params=["kernels", "aiokafka"], autouse=True)
+def encoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What encodes the records; a slice of seven records shows what happens between slices."""
+    name: str = request.param
+    if name == "aiokafka":
+        monkeypatch.setattr(compilation, "IS_COMPILED", False)
+    monkeypatch.setattr(column_slices, "SLICE_RECORDS", 7)
+    return name
+
+
+@asynccontextmanager
+async def producing(partitions: int = PARTITIONS, **settings: object) -> AsyncIterator[tuple[FakeCluster, Producer]]:
+    """A producer that knows the topic already, as nearly every bulk finds it."""
+    async with producing_one(1, partitions, **settings) as (cluster, producer):
+        await producer.partitions_for("t")
+        yield cluster, producer
+
+
+def stored(cluster: FakeCluster) -> dict[tuple[int, int], tuple[Any, ...]]:
+    """Each record by partition and offset."""
+    return {(r.partition, r.offset): (r.key, r.value, r.timestamp) for r in cluster.records("t")}
+
+
+def values(cluster: FakeCluster, partition: int | None = None) -> list[bytes | None]:
+    return [record.value for record in cluster.records("t", partition)]
+
+
+def some(count: int, seed: int = 1) -> tuple[list[bytes | None], list[bytes | None], list[int]]:
+    """Keys, values and timestamps, with nulls and empty ones, and times that go back."""
+    rng = random.Random(seed)
+    keys = [rng.choice([None, b"", b"k%d" % rng.randrange(9)]) for _ in range(count)]
+    return (
+        keys,
+        [rng.choice([None, b"v%d" % i, b"x" * rng.randrange(90)]) for i in range(count)],
+        [1_000 + rng.randrange(50) for _ in range(count)],
+    )
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+@pytest.mark.parametrize("form", ["lists", "arrays"])
+async def test_each_record_is_where_its_result_says(form: str, compression: str, encoder: str) -> None:
+    """Through many slices and batches: key, value and time are stored, each key's records in order in its partition."""
+    keys, of_values, times = some(200)
+    columns = RecordColumns("t", keys, of_values, times)
+    if form == "arrays":
+        columns = RecordColumns("t", PackedBytes.of(keys), PackedBytes.of(of_values), np.array(times, np.int64))
+    async with producing(batch_size=300, compression_type=compression) as (cluster, producer):
+        deliveries = await producer.send_many(columns)
+        results = await deliveries
+        at = [(r.partition, r.offset) for r in results if isinstance(r, RecordMetadata)]
+        found = stored(cluster)
+        assert [found[place] for place in at] == list(zip(keys, of_values, times, strict=True))
+        assert len(set(at)) == len(found) == 200
+        for key, (partition, _) in zip(keys, at, strict=True):
+            assert key is None or partition == for_key(key, PARTITIONS)
+        for number in range(PARTITIONS):
+            offsets = [offset for partition, offset in at if partition == number]
+            assert offsets == sorted(offsets)
+        sizes = [(r.serialized_key_size, r.serialized_value_size) for r in results if isinstance(r, RecordMetadata)]
+        assert sizes == [tuple(-1 if s is None else len(s) for s in pair) for pair in zip(keys, of_values, strict=True)]
+        assert deliveries.last() == results[-1]
+        assert await deliveries.first_error() is None
+        assert deliveries.done()
+        assert producer.metrics()["record_send_total"] == 200
+        assert (producer._slices is None) == (encoder == "aiokafka")
+
+
+@pytest.mark.parametrize("partition", [0, 2])
+async def test_a_partition_of_their_own(partition: int) -> None:
+    """All records go there in order, with the time of the bulk where they have none."""
+    async with producing(batch_size=300) as (cluster, producer):
+        columns = RecordColumns("t", PackedBytes.of([b"a"] * 50), [b"%d" % i for i in range(50)], None, partition)
+        results = await (await producer.send_many(columns))
+        assert values(cluster, partition) == [b"%d" % i for i in range(50)]
+        times = {record.timestamp for record in cluster.records("t")}
+        assert {result.timestamp for result in results if isinstance(result, RecordMetadata)} == times
+        assert len(times) == 1
+
+
+async def test_records_without_a_key_fill_batches() -> None:
+    """They stay with a partition for a batch, and go on to others."""
+    async with producing(batch_size=1_000, linger_ms=50) as (cluster, producer):
+        columns = RecordColumns("t", [None] * 60, [b"x" * 90] * 60)
+        for _ in range(5):
+            assert await (await producer.send_many(columns)).first_error() is None
+        assert len(values(cluster)) == 300
+        assert producer.metrics()["batch_size_avg"] > 600
+        assert len({record.partition for record in cluster.records("t")}) > 1
+
+
+async def test_order_with_single_records() -> None:
+    """What is sent alone, before and behind columns, stays before and behind them."""
+    async with producing(1, linger_ms=20) as (cluster, producer):
+        for i in range(5):
+            await producer.send("t", b"%d alone" % i, key=b"k")
+            await producer.send_many(RecordColumns("t", [b"k"] * 9, [b"%d in columns" % i] * 9))
+            await producer.send_many([ProducerRecord("t", b"%d in objects" % i)])
+        await producer.flush()
+        expected = [[b"%d alone" % i, *[b"%d in columns" % i] * 9, b"%d in objects" % i] for i in range(5)]
+        assert values(cluster) == [value for group in expected for value in group]
+
+
+async def test_small_bulks_share_batches() -> None:
+    """A bulk of a few records goes on where the one before it stopped."""
+    async with producing(1, linger_ms=60_000) as (cluster, producer):
+        for i in range(30):
+            await producer.send_many(RecordColumns("t", [b"k"] * 2, [b"%d" % i] * 2))
+        await producer.flush()
+        assert values(cluster) == [b"%d" % (i // 2) for i in range(60)]
+        assert producer.metrics()["batch_total"] == 1
+
+
+ODD: list[tuple[type[Exception], tuple[Any, Any, Any]]] = [
+    (SerializationError, (b"k", "text", 5)),
+    (SerializationError, ("text", b"v", 5)),
+    (SerializationError, (b"k", [b"v"], 5)),
+    (InvalidTimestamp, (b"k", b"v", -1)),
+    (InvalidTimestamp, (b"k", b"v", 1.5)),
+    (InvalidTimestamp, (b"k", b"v", True)),
+    (InvalidTimestamp, (b"k", b"v", 2**63)),
+    (RecordTooLarge, (b"k", b"x" * 3_000, 5)),
+    (RecordTooLarge, (b"x" * 3_000, None, 5)),
+]
+
+
+@pytest.mark.parametrize(("error", "odd"), ODD)
+async def test_a_wrong_record_has_its_own_result(error: type[Exception], odd: tuple[Any, Any, Any]) -> None:
+    """Wherever it is; all others are sent, in order."""
+    for at in (0, 4, 11):
+        rows: list[tuple[Any, Any, Any]] = [(b"k", b"%d" % i, 5) for i in range(12)]
+        rows[at] = odd
+        keys, of_values, times = (list(column) for column in zip(*rows, strict=True))
+        async with producing(1, max_request_size=2_000) as (cluster, producer):
+            deliveries = await producer.send_many(RecordColumns("t", keys, of_values, times))
+            results = await deliveries
+            assert [type(result) for result in results] == [
+                error if i == at else RecordMetadata for i in range(len(rows))
+            ]
+            assert values(cluster) == [b"%d" % i for i in range(12) if i != at]
+            assert await deliveries.first_error() is results[at]
+            assert producer.metrics()["record_error_total"] == 1
+
+
+async def test_wrong_times_in_an_array() -> None:
+    """Each has its own result, as those in a list; an array of fractions has no valid one."""
+    async with producing(1) as (cluster, producer):
+        for times in (np.array([5, -5, 5]), np.array([5.0, 5.5, 6.0])):
+            results = await (await producer.send_many(RecordColumns("t", [None] * 3, [b"a", b"b", b"c"], times)))
+            wrong = [isinstance(result, InvalidTimestamp) for result in results]
+            assert wrong == ([False, True, False] if times.dtype == np.int64 else [True] * 3)
+        assert values(cluster) == [b"a", b"c"]
+
+
+async def test_an_unknown_partition_or_topic() -> None:
+    """Every record's result says so, after one wait."""
+    async with producing(max_block_ms=100) as (_, producer):
+        started = asyncio.get_running_loop().time()
+        for topic, partition in (("t", 9), ("nope", None)):
+            results = await (await producer.send_many(RecordColumns(topic, [b"k"] * 20, [b"v"] * 20, None, partition)))
+            assert {type(result) for result in results} == {UnknownTopicOrPartition}
+        assert asyncio.get_running_loop().time() - started < 5
+        assert producer.metrics()["record_error_total"] == 40
+
+
+async def test_a_topic_that_is_not_known_yet() -> None:
+    """The first bulk waits for it, and goes in order."""
+    async with producing_one(1, 1) as (cluster, producer):
+        assert (
+            await (
+                await producer.send_many(RecordColumns("t", [b"k"] * 20, [b"%d" % i for i in range(20)]))
+            ).first_error()
+            is None
+        )
+        assert values(cluster) == [b"%d" % i for i in range(20)]
+
+
+async def test_a_full_buffer_ends_what_follows() -> None:
+    """What was taken is sent; the rest ends in BufferExhausted at once, is counted, and all memory comes back."""
+    async with producing(1, buffer_memory=2_000, batch_size=1_000, max_block_ms=50) as (cluster, producer):
+        gate = asyncio.Event()
+
+        async def hold(_: Any) -> None:
+            await gate.wait()
+
+        control = cluster.control(Api.PRODUCE, hold)
+        started = asyncio.get_running_loop().time()
+        deliveries = await producer.send_many(RecordColumns("t", [b"k"] * 100, [b"x" * 300] * 100))
+        assert asyncio.get_running_loop().time() - started < 5
+        gate.set()
+        control.remove()
+        results = await deliveries
+        taken = sum(isinstance(result, RecordMetadata) for result in results)
+        assert 0 < taken < 10
+        assert [type(result) for result in results] == [RecordMetadata] * taken + [BufferExhausted] * (100 - taken)
+        assert isinstance(deliveries.last(), BufferExhausted)
+        figures = producer.metrics()
+        assert figures["buffer_exhausted_total"] == figures["record_error_total"] == 100 - taken
+        assert figures["buffer_available_bytes"] == 2_000
+        assert await (await producer.send_many(RecordColumns("t", [b"k"], [b"again"]))).first_error() is None
+        assert len(values(cluster)) == taken + 1
+
+
+async def test_a_bulk_larger_than_the_buffer_waits() -> None:
+    """It is sent as memory comes back."""
+    async with producing(buffer_memory=4_000, batch_size=1_000) as (cluster, producer):
+        keys = [b"k%d" % (i % 7) for i in range(200)]
+        assert (
+            await (
+                await producer.send_many(RecordColumns("t", keys, [b"%d" % i + b"x" * 99 for i in range(200)]))
+            ).first_error()
+            is None
+        )
+        assert len(values(cluster)) == 200
+
+
+async def test_a_cancelled_bulk_is_taken_back() -> None:
+    """While it waits for memory, or afterwards: what is not under way is not sent."""
+    async with producing(1, buffer_memory=2_000, batch_size=1_000) as (cluster, producer):
+        gate = asyncio.Event()
+
+        async def hold(_: Any) -> None:
+            await gate.wait()
+
+        control = cluster.control(Api.PRODUCE, hold)
+        first = await producer.send("t", b"first")
+        bulk = asyncio.ensure_future(producer.send_many(RecordColumns("t", [b"k"] * 50, [b"x" * 300] * 50)))
+        while not producer.metrics()["buffer_waiting"]:
+            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+        bulk.cancel()
+        await asyncio.gather(bulk, return_exceptions=True)
+        gate.set()
+        control.remove()
+        await first
+        await producer.flush()
+        assert len(values(cluster)) < 5
+        assert producer.metrics()["buffer_available_bytes"] == 2_000
+    async with producing(1, linger_ms=60_000) as (cluster, producer):
+        deliveries = await producer.send_many(RecordColumns("t", [b"k"] * 20, [b"%d" % i for i in range(20)]))
+        await producer.send("t", b"another's", key=b"k")
+        assert deliveries.cancel() == 20
+        await producer.flush()
+        assert {type(result) for result in await deliveries} == {SendCancelled}
+        assert values(cluster) == [b"another's"]
+
+
+async def test_one_of_many_batches_fails() -> None:
+    """Its records have its error, the others their places."""
+    async with producing() as (cluster, producer):
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.INVALID_RECORD, partitions={("t", 1)}))
+        keys = [b"k%d" % i for i in range(40)]
+        deliveries = await producer.send_many(RecordColumns("t", keys, keys))
+        results = await deliveries
+        failed = [for_key(key, PARTITIONS) == 1 for key in keys]
+        assert [not isinstance(result, RecordMetadata) for result in results] == failed
+        assert any(failed)
+        assert await deliveries.first_error() is results[failed.index(True)]
+
+
+async def test_a_retry_and_a_split() -> None:
+    """A batch that is refused for a while is sent again, one that is too large for the broker in parts."""
+    async with producing(1, batch_size=4_000) as (cluster, producer):
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS), times=1)
+        cluster.control(Api.PRODUCE, Fail(ErrorCode.MESSAGE_TOO_LARGE), times=2)
+        of_values = [b"%d" % i for i in range(60)]
+        results = await (await producer.send_many(RecordColumns("t", [b"k"] * 60, of_values)))
+        assert [result.offset for result in results if isinstance(result, RecordMetadata)] == list(range(60))
+        assert values(cluster) == of_values
+        assert producer.metrics()["batch_split_total"] > 0
+
+
+async def test_in_transactions() -> None:
+    """A commit shows all of a bulk, an abort none; a record that was refused lets nothing be committed."""
+    async with producing(transactional_id="x", batch_size=300) as (cluster, producer):
+        await producer.init_transactions()
+        keys = [b"k%d" % i for i in range(50)]
+        async with producer.transaction():
+            await producer.send_many(RecordColumns("t", PackedBytes.of(keys), PackedBytes.of(keys)))
+        assert sorted(str(value) for value in values(cluster)) == sorted(str(key) for key in keys)
+        await producer.begin_transaction()
+        await producer.send_many(RecordColumns("t", keys, [b"aborted"] * 50))
+        await producer.abort_transaction()
+        await producer.begin_transaction()
+        wrong: list[Any] = [b"v"] * 10
+        wrong[3] = "text"
+        bulk = await producer.send_many(RecordColumns("t", keys[:10], wrong))
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        assert [type(result) for result in await bulk][3:] == [SerializationError, *[TransactionAborted] * 6]
+        assert len(values(cluster)) == 50
+        with pytest.raises(IllegalState):
+            await producer.send_many(RecordColumns("t", keys, keys))
+
+
+async def test_a_full_buffer_costs_the_transaction() -> None:
+    """A commit would leave out what was not taken."""
+    async with producing(1, transactional_id="x", buffer_memory=2_000, batch_size=1_000, max_block_ms=50) as (
+        cluster,
+        producer,
+    ):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        gate = asyncio.Event()
+
+        async def hold(_: Any) -> None:
+            await gate.wait()
+
+        control = cluster.control(Api.PRODUCE, hold)
+        bulk = await producer.send_many(RecordColumns("t", [b"k"] * 20, [b"x" * 300] * 20))
+        gate.set()
+        control.remove()
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        assert isinstance((await bulk)[-1], BufferExhausted)
+        assert values(cluster) == []
+
+
+async def test_closed_while_it_waits_for_memory() -> None:
+    """IllegalState, and what was taken is still sent."""
+    async with producing(1, buffer_memory=2_000, batch_size=1_000) as (cluster, producer):
+        gate = asyncio.Event()
+
+        async def hold(_: Any) -> None:
+            await gate.wait()
+
+        cluster.control(Api.PRODUCE, hold)
+        bulk = asyncio.ensure_future(producer.send_many(RecordColumns("t", [b"k"] * 50, [b"x" * 300] * 50)))
+        while not producer.metrics()["buffer_waiting"]:
+            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+        closing = asyncio.ensure_future(producer.close())
+        with pytest.raises(IllegalState):
+            await bulk
+        gate.set()
+        await closing
+
+
+class Upper(ProducerInterceptor):
+    """Changes every value."""
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        return ProducerRecord(record.topic, record.value.upper(), record.key)
+
+
+async def test_what_has_to_see_each_record_sees_it() -> None:
+    """Interceptors, serializers and partitioners are called for each record of columns."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", 2)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        columns = RecordColumns("t", [b"k"] * 10, [b"v"] * 10)
+        ways: list[dict[str, Any]] = [
+            {"interceptors": [Upper()]},
+            {"value_serializer": lambda _, value: value.upper()},
+            {"partitioner": lambda *_: 1},
+        ]
+        for way in ways:
+            async with Producer(kafka, ProducerSettings(linger_ms=0), **way) as producer:
+                assert await (await producer.send_many(columns)).first_error() is None
+        assert [record.value for record in cluster.records("t")].count(b"V") == 20
+        assert len(cluster.records("t", 1)) >= 10
+
+
+async def test_columns_that_are_not_of_one_length() -> None:
+    """Too few values are an IndexError, and nothing is sent."""
+    async with producing(1, linger_ms=60_000) as (cluster, producer):
+        with pytest.raises(IndexError):
+            await producer.send_many(RecordColumns("t", [b"k"] * 9, [b"v"] * 5))
+        await producer.flush()
+        assert values(cluster) == []
+        assert await (await producer.send_many(RecordColumns("t", [], []))) == []
