@@ -329,7 +329,7 @@ async def test_in_transactions() -> None:
 
 async def test_a_full_buffer_costs_the_transaction() -> None:
     """A commit would leave out what was not taken."""
-    async with producing(1, transactional_id="x", buffer_memory=2_000, batch_size=1_000, max_block_ms=50) as (
+    async with producing(1, transactional_id="x", buffer_memory=2_000, batch_size=1_000, max_block_ms=1_000) as (
         cluster,
         producer,
     ):
