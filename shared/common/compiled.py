@@ -41,14 +41,19 @@ if IS_COMPILED:
 
 
 def compiled(function: Kernel) -> Kernel:
-    """The function, compiled at its first call; it releases the GIL."""
+    """The function, compiled at its first call; it releases the GIL.
+
+    It may not make arrays, nor copy one slice into another: it runs without numba's runtime, which counts references to
+    arrays. In functions that call each other the counting takes longer than all the rest.
+    """
     if not IS_COMPILED:
         return function
     import numba
 
+    options: Any = {"nogil": True, "error_model": "numpy", "_nrt": False}
     try:
-        cached: Kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        cached: Kernel = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # there is no folder that can be written: compiled anew by each process
-        plain: Kernel = numba.njit(nogil=True, error_model="numpy")(function)
+        plain: Kernel = numba.njit(**options)(function)
         return plain
     return cached

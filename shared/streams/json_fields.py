@@ -200,10 +200,13 @@ def _read_one(
 
 @compiled
 def read_fields(
-    data, starts, lengths, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, left
+    data, starts, lengths, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, seen,
+    left,
 ):  # fmt: skip
-    """Read objects into `numbers` (`floats` is the same memory) and `has`; how many are left, and in `left` which."""
-    seen = np.zeros(len(kinds), np.int64)
+    """Read objects into `numbers` (`floats` is the same memory) and `has`; how many are left, and in `left` which.
+
+    `seen` is a place for each member, 0 at first.
+    """
     count = 0
     for i in range(len(starts)):
         if lengths[i] < 0 or not _read_one(
@@ -272,7 +275,7 @@ class JsonFields:
         left = np.empty(count, np.int64)
         lefts = read_fields(
             values.data, values.offsets, values.lengths, self._names, self._ends, self._kinds, self._nullable, _POWERS,
-            *_WORDS, numbers, numbers.view(np.float64), has, left,
+            *_WORDS, numbers, numbers.view(np.float64), has, np.zeros(members, np.int64), left,
         )  # fmt: skip
         return numbers[self._wanted], has[self._wanted], left[:lefts]
 

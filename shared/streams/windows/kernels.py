@@ -348,7 +348,8 @@ def _sort(rows, spare, n, links, cells, arena, places, sizes):
                 spare[at] = rows[b]
                 b += 1
                 at += 1
-            rows[low:high] = spare[low:high]
+            for i in range(low, high):
+                rows[i] = spare[i]
         width *= 2
 
 
@@ -661,7 +662,8 @@ def _new_window(
     if model == NONE:
         _init(program, cells, row, base)
     else:
-        cells[row, base:] = cells[model, base:]
+        for c in range(base, cells.shape[1]):
+            cells[row, c] = cells[model, c]
     if has_objects:
         _step(NEW if model == NONE else COPY, row, model, steps, meta)
     _insert(row, links, cells, heads)
@@ -873,7 +875,8 @@ def load_rows(
         rows[i] = row
         if base > 2:
             cells[row, SHOWN_START], cells[row, SHOWN_END] = starts[i], ends[i]
-        cells[row, base:] = states[i]
+        for c in range(states.shape[1]):
+            cells[row, base + c] = states[i, c]
         links[row, FLAGS] |= PERSISTED
         if keeps and ends[i] < meta[CLOSE_TIME]:
             links[row, FLAGS] |= KEPT

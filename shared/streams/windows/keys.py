@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.common.compiled import compiled
+from penstock.shared.common.compiled import compiled, copy_bytes
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 
@@ -104,7 +104,7 @@ def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, place
                 hashes[code] = h
                 places[code] = counts[_BYTES]
                 sizes[code] = length
-                arena[counts[_BYTES] : counts[_BYTES] + length] = data[at : at + length]
+                copy_bytes(arena, counts[_BYTES], data, at, length)
                 counts[_BYTES] += length
                 codes[i] = code
                 break
@@ -175,7 +175,7 @@ def _compact(arena, packed, places, sizes, used):
     for code in range(used):
         size = sizes[code]
         if size > 0:
-            packed[at : at + size] = arena[places[code] : places[code] + size]
+            copy_bytes(packed, at, arena, places[code], size)
         places[code] = at
         at += max(size, 0)
     return at

@@ -145,7 +145,8 @@ def written_of(store: WindowStore) -> Any:
     ]
     finals, gone, changed = store.finals(), store.deleted(), store.live()
     keys = [sorted(zip(part.keys, part.starts.tolist(), strict=True)) for part in (finals, changed)]
-    return rows, keys, gone, store.stream_time_ms, store.close_time_ms, len(store)
+    gone_rows = gone[0].tolist(), gone[1].tolist()
+    return rows, keys, gone_rows, store.stream_time_ms, store.close_time_ms, len(store)
 
 
 def test_a_record_that_no_aggregation_takes_was_late_in_the_same_way() -> None:
