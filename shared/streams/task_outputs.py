@@ -24,15 +24,15 @@ from penstock.shared.streams.windowed_aggregate import WindowKey
 class ResultColumns:
     """Encoded results of windows for one topic, in order; `timestamps` are ms.
 
-    `windows` are the windows they are of, `origins` the source records that brought them about, where any did. Where
-    `source_keys` are given these choose the `partitions`, and the keys do not.
+    `windows` are the windows they are of (None of a row's), `origins` the source records that brought them about, where
+    any did. Where `source_keys` are given these choose the `partitions`, and the keys do not.
     """
 
     topic: str
     keys: list[bytes | None]
     values: list[bytes | None]
     timestamps: list[int]
-    windows: Sequence[WindowKey]
+    windows: Sequence[WindowKey | None]
     origins: Sequence[RecordMetadata] = ()
     source_keys: Sequence[bytes | None] | None = None
     partitions: list[int] | None = None
