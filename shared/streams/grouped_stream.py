@@ -60,7 +60,7 @@ class GroupedStream(Generic[K, V]):
         """The named results of each key over all its records: a table, kept in a store of this name.
 
         A row is a dict of `key` (base64 of keys of bytes) and the results by name, as JSON has it. Each change goes on
-        as a record with the row as value, at the time of the key's latest record; a worker sends the last of each commit.
+        as a record with the row as value, at the time of the key's latest record; a worker sends the last of a commit.
         Without a name the store is named after the topic where the records entered the topology, such as
         `clicks-aggregate`.
         """

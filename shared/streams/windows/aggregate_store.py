@@ -24,8 +24,9 @@ from typing import Any
 from penstock.shared.streams.latest import LATEST
 from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.state.store import LiveRow
+from penstock.shared.streams.windows.keys import NONE
 from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 from penstock.shared.streams.windows.window_table import Rule
 
 
@@ -79,3 +80,11 @@ class AggregateStore(WindowStore, AggregateRows):
     def __init__(self, name: str, names: Sequence[str], columns: StateColumns, *, text_keys: bool) -> None:
         super().__init__(name, Rule("table"), columns, text_keys=text_keys)
         self.names = names
+
+    def rows_of(self, key: Any) -> list[LiveWindow]:
+        """As that of windows, without arrays of the one row that there can be: joins ask for each record."""
+        code = self._known(key)
+        if code == NONE:
+            return []
+        own = key if isinstance(key, str) == self._text_keys else self.key_of(self.index.key(code))
+        return [LiveWindow(own, 0, 0, self._states(row)) for row in self.table.rows_of(code)]
