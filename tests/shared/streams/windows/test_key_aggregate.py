@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import ConfigError, SchemaMismatch
+from penstock.shared.common.errors import ConfigError, RecordTooLarge, SchemaMismatch
+from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog_reader import check_schema
 from penstock.shared.streams.collecting import CollectList, Last
@@ -21,6 +22,8 @@ from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_outputs import OutputPlace
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -349,6 +352,47 @@ def test_a_row_that_a_node_cannot_take_is_left_out() -> None:
         )
         (letter,) = driver.read("in-dlq")
         assert (letter.value, dict(letter.headers)["penstock.dlq.store"]) == (b'{"key":"a","n":2}', b"s")
+
+
+def task_of(topology: Topology, **given: Any) -> StreamTask:
+    """A task that has taken a small list of ann's, a large one of bob's, and another one of ann's."""
+    task = StreamTask(topology, 0, application="app", **given)
+    task.initialize(0)
+    values = (("ann", 5), ("bob", 40_000), ("ann", 6))
+    records = [
+        ConsumerRecord("in", 0, at, at, key.encode(), b'{"x":"%s"}' % (b"x" * size))
+        for at, (key, size) in enumerate(values)
+    ]
+    task.process(Columns.of(records), 0)
+    return task
+
+
+def of_lists() -> Topology:
+    builder = StreamsBuilder()
+    table = builder.stream("in").group_by_key().aggregate("s", n=Count(), all=CollectList("x"))
+    table.to_stream().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("columns_min", [1, 1 << 30])
+def test_an_update_that_the_broker_refused_is_left_out_of_its_commit(columns_min: int) -> None:
+    """It is known by its topic and key; what the store has counts, and the other rows go out."""
+    first = task_of(of_lists(), columns_min=columns_min).prepare_commit(0)
+    refused = next(record for record in first.outputs if record.key == b"bob")
+    origin, window = first.source_of(refused)
+    place = OutputPlace(origin, "out", refused.key, window)
+    task = task_of(of_lists(), refused={place: RecordTooLarge("too much")}, columns_min=columns_min)
+    outputs = task.prepare_commit(0).outputs
+    assert [(record.topic, record.key) for record in outputs] == [("in-dlq", b"bob"), ("out", b"ann")]
+    assert len(task.stores["s"]) == 2
+
+
+def test_the_record_that_makes_a_state_too_large_is_refused() -> None:
+    """Where states are looked at with each record: the row is as it was, and in the store is none that was new."""
+    task = task_of(of_lists(), check_states=True, record_bytes_max=50_000)
+    assert [(r.topic, r.key) for r in task.prepare_commit(0).outputs] == [("in-dlq", b"bob"), ("out", b"ann")]
+    store: Any = task.stores["s"]
+    assert (store.get("bob"), store.get("ann")["n"], len(store)) == (None, 2, 1)
 
 
 def test_a_key_that_no_result_could_hold_is_refused() -> None:
