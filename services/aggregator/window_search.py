@@ -26,8 +26,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common.continuation import ChangelogPlace
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.streams.changelog_format import StoreSchema
-from penstock.shared.streams.changelog_reader import ROWS
+from penstock.shared.streams.changelog_format import WINDOWED, StoreSchema
 
 FINDING_MAX = 2  # questions that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
@@ -57,7 +56,7 @@ class WindowSearch:
 
     async def find(self, schema: StoreSchema, status: Status, question: StoreQuestion) -> FoundWindows:
         """A page of a store's windows; ConfigError, WrongContinuation, or Problem where it is busy."""
-        if schema.kind in ROWS:
+        if schema.kind not in WINDOWED:
             raise ConfigError(f"no store with windows {schema.name!r}")
         text = question["continuation"] or ""
         if text.startswith(OPEN):

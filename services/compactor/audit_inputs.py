@@ -44,7 +44,14 @@ from penstock.services.compactor.origins import (
 from penstock.services.compactor.settings import AuditSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import time_ms
-from penstock.shared.streams.changelog_format import FINAL, Progress, StoreSchema, decode_progress, parse_places
+from penstock.shared.streams.changelog_format import (
+    FINAL,
+    WINDOWED,
+    Progress,
+    StoreSchema,
+    decode_progress,
+    parse_places,
+)
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
 
@@ -239,7 +246,7 @@ def require_one_rule(
 
 def require_auditable(store: StoreSchema) -> None:
     """Raise NotAuditable where there are no windows, or user code stands between the source topic and them."""
-    if store.kind not in advances.WINDOWED:
+    if store.kind not in WINDOWED:
         raise NotAuditable(f"store {store.name!r} cannot be audited: it holds no windows ({store.kind})")
     if store.upstream:
         raise NotAuditable(

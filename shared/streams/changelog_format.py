@@ -64,7 +64,9 @@ BODY_BYTES_MIN = {
 }
 
 
-StoreKind = Literal["session", "tumbling", "hopping", "sliding", "table", "join"]
+StoreKind = Literal["session", "tumbling", "hopping", "sliding", "aggregate", "table", "join"]
+WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
+"""The kinds of stores that hold windows."""
 
 
 class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,6 +99,7 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     that could not be decoded or handled went to, None where there is none. `emit` says when results were forwarded.
     `upstream` names the nodes above the window, the source aside, that may drop, change or add records. `gap_ms` is a
     session's, `size_ms` and `advance_ms` are those of other windows (of a sliding one, the time difference and 0).
+    The kind `aggregate` is an aggregation without windows, `table` the last value of each key.
     """
 
     name: str
@@ -113,6 +116,11 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     upstream: tuple[str, ...] = ()
     size_ms: int = 0
     advance_ms: int = 0
+
+    @property
+    def is_table(self) -> bool:
+        """Whether a key has one row, which no time closes: it starts and ends at 0."""
+        return self.kind in ("aggregate", "table")
 
     @property
     def patience_ms(self) -> int:

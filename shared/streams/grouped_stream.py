@@ -1,4 +1,4 @@
-"""The DSL's windows: what a grouped stream can be cut into, and when the results go out."""
+"""What a grouped stream is aggregated into: a table by key, or windows, and when their results go out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregation, Count
 from penstock.shared.streams.changelog_format import AggregationSchema, StoreKind, StoreSchema
+from penstock.shared.streams.joining import Table
 from penstock.shared.streams.latest import LATEST, Latest
 from penstock.shared.streams.processor import K, V, interval_ms
 from penstock.shared.streams.refusals import require_aggregation, require_one_type
 from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.topology import ProcessorNode, StoreBuilder
 from penstock.shared.streams.windowed_aggregate import Emit, WindowKey, WindowResult
+from penstock.shared.streams.windows.key_aggregate import KeyAggregate
 from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
 from penstock.shared.streams.windows.kinds import WindowKind as Windows
 from penstock.shared.streams.windows.window_aggregate import WindowAggregate
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.shared.streams.stream import Stream
 
 RESERVED_RESULTS = frozenset(("partition", "key", "start", "end", LATEST))
+"""What rows and results of windows have beside the results of aggregations."""
 
 
 class GroupedStream(Generic[K, V]):
@@ -53,6 +56,21 @@ class GroupedStream(Generic[K, V]):
             self._stream, SlidingWindows(interval_ms(difference, "sliding_window: difference", 0), _grace_ms(grace))
         )
 
+    def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
+        """The named results of each key over all its records: a table, kept in a store of this name.
+
+        A row is a dict of `key` (base64 of keys of bytes) and the results by name, as JSON has it. Each change goes on
+        as a record with the row as value, at the time of the key's latest record; a worker sends the last of a commit.
+        Without a name the store is named after the topic where the records entered the topology, such as
+        `clicks-aggregate`.
+        """
+        stream = self._stream
+        name, bound = _bound(stream, name, "aggregate", aggregations)
+        bound = {LATEST: Latest(), **bound}
+        _add_store(stream, _schema(stream, name, _Shape("aggregate"), "on_update", bound), bound)
+        stream._builder._add(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), (stream._node,))
+        return Table(stream._derived(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
+
 
 def _grace_ms(grace: timedelta | int) -> int:
     return interval_ms(grace, "grace", 0)
@@ -80,6 +98,55 @@ def _shape(windows: Windows) -> _Shape:
             return _Shape("tumbling" if size == advance else "hopping", size_ms=size, advance_ms=advance)
 
 
+def _bound(
+    stream: Stream, name: str | None, kind: str, aggregations: Mapping[str, Aggregation[Any]]
+) -> tuple[str, Bound]:
+    """The store's name, and the aggregations as they are of the stream's values."""
+    flow = stream._flow
+    if name is None:
+        name = f"{flow.origin or flow.source.topic}-{kind}"
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"aggregate: name must be text, got {name!r}; results are named: n=Count()")
+    if not aggregations:
+        raise ConfigError(f"aggregate({name!r}): at least one aggregation is needed")
+    if reserved := RESERVED_RESULTS & aggregations.keys():
+        raise ConfigError(f"aggregate({name!r}): {', '.join(sorted(reserved))}: these names are a result's own")
+    for result, aggregation in aggregations.items():
+        require_aggregation(f"aggregate({name!r}): {result}", aggregation)
+    if not all(isinstance(aggregation, Count) for aggregation in aggregations.values()):
+        require_one_type(f"aggregate({name!r})", flow)
+    return name, {n: a.bind(flow.value) for n, a in aggregations.items()}
+
+
+def _schema(stream: Stream, name: str, shape: _Shape, emit: Emit, bound: Bound, grace_ms: int = 0) -> StoreSchema:
+    source = stream._flow.source
+    return StoreSchema(
+        name=name,
+        kind=shape.kind,
+        key=stream._flow.key,
+        gap_ms=shape.gap_ms,
+        grace_ms=grace_ms,
+        emit=emit,
+        source=source.topic,
+        results=None,
+        late=None if shape.kind == "aggregate" else source.late,
+        dead_letters=source.dead_letters,
+        aggregations=tuple(AggregationSchema.of(n, a) for n, a in bound.items()),
+        size_ms=shape.size_ms,
+        advance_ms=shape.advance_ms,
+    )
+
+
+def _add_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
+    topology, name = stream._builder._topology, schema.name
+    if name in topology.stores:
+        raise ConfigError(
+            f"aggregate({name!r}): the store {name!r} is there already; another aggregate needs a name of its "
+            "own, and one aggregate is forwarded either on_close() or on_update()"
+        )
+    topology.add_store(StoreBuilder(schema, tuple(bound.values())))
+
+
 class WindowedGroup(Generic[K, V]):
     """A grouped stream cut into windows."""
 
@@ -92,20 +159,7 @@ class WindowedGroup(Generic[K, V]):
         Without one the store is named after the topic where the records entered the topology and the kind of window,
         such as `clicks-session`: the name stays when what lies between is changed. Two stores of one name are refused.
         """
-        flow = self._stream._flow
-        if name is None:
-            name = f"{flow.origin or flow.source.topic}-{_shape(self._windows).kind}"
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"aggregate: name must be text, got {name!r}; results are named: n=Count()")
-        if not aggregations:
-            raise ConfigError(f"aggregate({name!r}): at least one aggregation is needed")
-        if reserved := RESERVED_RESULTS & aggregations.keys():
-            raise ConfigError(f"aggregate({name!r}): {', '.join(sorted(reserved))}: these names are the window's own")
-        for result, aggregation in aggregations.items():
-            require_aggregation(f"aggregate({name!r}): {result}", aggregation)
-        if not all(isinstance(aggregation, Count) for aggregation in aggregations.values()):
-            require_one_type(f"aggregate({name!r})", flow)
-        bound = {n: a.bind(flow.value) for n, a in aggregations.items()}
+        name, bound = _bound(self._stream, name, _shape(self._windows).kind, aggregations)
         if not isinstance(self._windows, SessionWindows):
             bound = {LATEST: Latest(), **bound}
         self._stream._builder._silent[name] = None
@@ -128,29 +182,10 @@ class WindowedTable(Generic[K]):
 
     def _emit(self, emit: Emit) -> Stream:
         stream, name, windows, bound = self._stream, self._name, self._windows, self._bound
-        builder, source, shape = stream._builder, stream._flow.source, _shape(windows)
-        schema = StoreSchema(
-            name=name,
-            kind=shape.kind,
-            key=stream._flow.key,
-            gap_ms=shape.gap_ms,
-            grace_ms=windows.grace_ms,
-            emit=emit,
-            source=source.topic,
-            results=None,
-            late=source.late,
-            dead_letters=source.dead_letters,
-            aggregations=tuple(AggregationSchema.of(n, a) for n, a in bound.items()),
-            size_ms=shape.size_ms,
-            advance_ms=shape.advance_ms,
-        )
-        if name in builder._topology.stores:
-            raise ConfigError(
-                f"aggregate({name!r}): the store {name!r} is there already; another aggregate needs a name of its "
-                "own, and one aggregate is forwarded either on_close() or on_update()"
-            )
+        builder = stream._builder
+        schema = _schema(stream, name, _shape(windows), emit, bound, windows.grace_ms)
+        _add_store(stream, schema, bound)
         builder._silent.pop(name, None)
-        builder._topology.add_store(StoreBuilder(schema, tuple(bound.values())))
         node = ProcessorNode(name, lambda: WindowAggregate(name, windows, bound, emit), (name,))
         builder._add(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates

@@ -14,7 +14,7 @@ of a row between the names of the columns. So an object is byte for byte what ms
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -83,6 +83,14 @@ def texts(values: Sequence[Any]) -> PackedBytes:
     starts, lengths = np.empty(len(values), np.int64), np.empty(len(values), np.int64)
     _cut_lines(data, starts, lengths)
     return PackedBytes(data, starts, lengths)
+
+
+def key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]) -> tuple[PackedBytes, bool]:
+    """Record keys as JSON, and whether they lack their quotes; `keys_of` gives them as records have them."""
+    named = keys_of(keys[:1])
+    if named and isinstance(named[0], str) and are_bare(keys):
+        return keys, True
+    return texts(keys_of(keys)), False
 
 
 def objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bool = False) -> PackedBytes:

@@ -17,6 +17,7 @@ from penstock.shared.common.records import AnyHeaders, Columns, Headers, Int64Ar
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
 if TYPE_CHECKING:
+    from penstock.shared.streams.aggregate_results import AggregateResults
     from penstock.shared.streams.window_results import WindowResults
 
 
@@ -106,9 +107,15 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def forward_results(
-        self, results: WindowResults, source: Columns | None = None, places: Int64Array | None = None
+        self,
+        results: WindowResults | AggregateResults,
+        source: Columns | None = None,
+        places: Int64Array | None = None,
     ) -> None:
-        """Hand results of many windows to all children; `places` says which records of `source` brought them about."""
+        """Hand results of many windows, or rows, to all children.
+
+        `places` says which records of `source` brought them about.
+        """
         ...
 
     def schedule(

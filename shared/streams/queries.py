@@ -24,6 +24,7 @@ import msgspec
 from penstock.shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import raw_key
+from penstock.shared.streams.changelog_format import StoreSchema
 from penstock.shared.streams.global_table import GlobalTableRows
 from penstock.shared.streams.latest import LATEST
 from penstock.shared.streams.state.persistent_stores import PersistentStore
@@ -96,7 +97,7 @@ def read_in_slices(
 
     `topology` says which stores there are where no task runs here; by default it is that of the tasks. `tables` are the
     instance's global tables. Rows have `partition` and `key`; windows `start` and `end` (ms, as the window's kind has
-    them) and their results by name, tables `value`; a global table's have no `partition`.
+    them) and their results by name, aggregates the results alone, tables `value`; a global table's have no `partition`.
     """
     if not 1 <= query.rows_max <= QUERY_ROWS_MAX:
         raise ConfigError(f"rows_max must be from 1 to {QUERY_ROWS_MAX}, got {query.rows_max}")
@@ -202,7 +203,7 @@ class _Page:
             self._bound = self._found[-1][0]
 
     def _overlaps(self, row: LiveRow) -> bool:
-        return self._builder is None or _overlaps(row, self._builder.schema.kind, self._query)
+        return self._builder is None or _overlaps(row, self._builder.schema, self._query)
 
     def _plain(self, row: LiveRow) -> dict[str, Any]:
         if self._builder is None:
@@ -231,9 +232,9 @@ def place_of_row(row: Mapping[str, Any]) -> RowPlace:
     return RowPlace(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 
-def _overlaps(row: LiveRow, kind: str, query: StoreQuery) -> bool:
-    if kind != "table":
-        last = row.end - 1 if kind in ("tumbling", "hopping") else row.end
+def _overlaps(row: LiveRow, schema: StoreSchema, query: StoreQuery) -> bool:
+    if not schema.is_table:
+        last = row.end - 1 if schema.kind in ("tumbling", "hopping") else row.end
         if (query.from_ms is not None and last < query.from_ms) or (
             query.to_ms is not None and row.start > query.to_ms
         ):
@@ -255,4 +256,5 @@ def _plain(row: LiveRow, builder: StoreBuilder) -> dict[str, Any]:
         return {"key": row.key, "value": row.states[0]}
     named = zip(builder.schema.aggregations, builder.aggregations, row.states, strict=True)
     results = {schema.name: aggregation.result(state) for schema, aggregation, state in named if schema.name != LATEST}
-    return {"key": row.key, "start": row.start, "end": row.end, **results}
+    bounds = {} if builder.schema.is_table else {"start": row.start, "end": row.end}
+    return {"key": row.key, **bounds, **results}

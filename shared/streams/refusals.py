@@ -114,7 +114,7 @@ def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
         below += [child for child in topology.children[name] if child not in below]
         node = topology.nodes[name]
         stores = node.stores if isinstance(node, ProcessorNode) else ()
-        is_windowed |= any(topology.stores[store].schema.kind != "table" for store in stores)
+        is_windowed |= any(not topology.stores[store].schema.is_table for store in stores)
     sinks = [node for node in map(topology.nodes.__getitem__, below) if isinstance(node, SinkNode)]
     found = {source.dead_letters: f"stream(..., dead_letters={source.dead_letters!r})"}
     if is_windowed:

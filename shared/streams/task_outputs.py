@@ -27,15 +27,15 @@ from penstock.shared.streams.windowed_aggregate import WindowKey
 class ResultColumns:
     """Encoded results of windows for one topic, in order; `timestamps` are ms.
 
-    `windows` are the windows they are of, `origins` the source records that brought them about, where any did. Where
-    `source_keys` are given these choose the `partitions`, and the keys do not.
+    `windows` are the windows they are of (None of a row's), `origins` the source records that brought them about, where
+    any did. Where `source_keys` are given these choose the `partitions`, and the keys do not.
     """
 
     topic: str
     keys: PackedBytes
     values: PackedBytes
     timestamps: Int64Array
-    windows: Sequence[WindowKey]
+    windows: Sequence[WindowKey | None]
     origins: Sequence[RecordMetadata] = ()
     source_keys: PackedBytes | None = None
     partitions: list[int] | None = None

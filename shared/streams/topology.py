@@ -21,6 +21,7 @@ from penstock.shared.streams.state.store import StateStore
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
+    from penstock.shared.streams.windows.aggregate_store import AggregateStore
     from penstock.shared.streams.windows.window_store import WindowStore
 
 KeyType = Literal["string", "bytes"]
@@ -98,7 +99,7 @@ class StoreBuilder:
             return KeyValueStore(schema.name)
         if schema.kind == "join":
             return JoinStore(schema.name)
-        return self.windows()
+        return self.aggregates() if schema.kind == "aggregate" else self.windows()
 
     def windows(self) -> WindowStore:
         """The store of a window, in memory."""
@@ -108,10 +109,19 @@ class StoreBuilder:
         from penstock.shared.streams.windows.window_table import Rule
 
         schema = self.schema
-        assert schema.kind != "table"
-        assert schema.kind != "join"
+        assert schema.kind in ("session", "tumbling", "hopping", "sliding")
         rule = Rule(schema.kind, schema.gap_ms or schema.size_ms, schema.grace_ms, schema.advance_ms)
         return WindowStore(schema.name, rule, StateColumns(self.aggregations), text_keys=schema.key == "string")
+
+    def aggregates(self) -> AggregateStore:
+        """The store of an aggregation without windows, in memory."""
+        # As above.
+        from penstock.shared.streams.windows.aggregate_store import AggregateStore
+        from penstock.shared.streams.windows.state_columns import StateColumns
+
+        schema = self.schema
+        names = [one.name for one in schema.aggregations]
+        return AggregateStore(schema.name, names, StateColumns(self.aggregations), text_keys=schema.key == "string")
 
 
 def _in_mermaid(text: str) -> str:
@@ -228,7 +238,7 @@ class Topology:
     def output_topics(self) -> list[str]:
         """All topics that tasks write to, the changelog aside: sinks', late and dead-letter topics, each once."""
         topics = [n.topic for n in self.nodes.values() if isinstance(n, SinkNode) and not n.is_internal]
-        is_windowed = any(store.schema.kind != "table" for store in self.stores.values())
+        is_windowed = any(not store.schema.is_table for store in self.stores.values())
         for source in self.sources():
             topics += [source.dead_letters, source.late] if is_windowed else [source.dead_letters]
         return list(dict.fromkeys(topics))

@@ -76,4 +76,15 @@ def shown_key(key: Any) -> str:
 
 def name_window(store: str | None, key: Any, start: int, end: int) -> str:
     """A window in words."""
-    return f"{f'store {store!r}, ' if store is not None else ''}key {shown_key(key)}, window {start} to {end}"
+    return f"{name_result(store, key)}, window {start} to {end}"
+
+
+def name_result(store: str | None, key: Any) -> str:
+    """A row in words, or the window that is the key of a result.
+
+    >>> name_result("s", "ann"), name_result("s", ("ann", 5, 9))
+    ("store 's', key 'ann'", "store 's', key 'ann', window 5 to 9")
+    """
+    if isinstance(key, tuple):
+        return name_window(store, *key)
+    return f"{f'store {store!r}, ' if store is not None else ''}key {shown_key(key)}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.shared.common.packed_bytes import NULL, PackedBytes
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.json_rows import are_bare, objects, texts
+from penstock.shared.streams.json_rows import key_texts, objects, texts
 from penstock.shared.streams.latest import LATEST
 from penstock.shared.streams.processor import Record
 from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
@@ -93,7 +93,7 @@ class WindowResults(Sequence[WindowKey]):
         """Keys and values, as `encode_updates` makes them, or else `encode_json`; raises what encoding raises."""
         order = self._order
         there = order if self.is_retracted is None else order[~self.is_retracted[order]]
-        keys, is_bare = self._key_texts()
+        keys, is_bare = key_texts(self.windows.keys, self.keys_of)
         bounds = self._bounds()
         results = self.columns.results([column[there] for column in self.windows.columns])[self._has_latest :]
         columns = [keys.at(there), *(column.at(there) for column in bounds), *map(texts, results)]
@@ -106,14 +106,6 @@ class WindowResults(Sequence[WindowKey]):
         if not whole_window_keys:
             return self.source_keys(), values
         return objects(BOUNDS, [keys.at(order), *(column.at(order) for column in bounds)], is_bare=is_bare), values
-
-    def _key_texts(self) -> tuple[PackedBytes, bool]:
-        """The keys as JSON, and whether they lack their quotes."""
-        keys = self.windows.keys
-        named = self.keys_of(keys[:1])
-        if named and isinstance(named[0], str) and are_bare(keys):
-            return keys, True
-        return texts(self.keys_of(keys)), False
 
     def _bounds(self) -> list[PackedBytes]:
         return [texts(column.tolist()) for column in (self.windows.starts, self.windows.ends)]

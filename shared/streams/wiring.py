@@ -23,6 +23,7 @@ from penstock.shared.common.errors import (
     StateRejected,
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
+from penstock.shared.streams.aggregate_results import AggregateResults
 from penstock.shared.streams.at_work import is_at_work
 from penstock.shared.streams.late_records import send_late
 from penstock.shared.streams.origins import origin_headers
@@ -43,7 +44,7 @@ from penstock.shared.streams.tables import Lookup
 from penstock.shared.streams.task_outputs import Origins, ResultColumns
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
 from penstock.shared.streams.user_functions import plain, require_done, require_plain_methods
-from penstock.shared.streams.window_limits import name_window
+from penstock.shared.streams.window_limits import name_result
 from penstock.shared.streams.window_results import WindowResults
 from penstock.shared.streams.windowed_aggregate import WindowKey
 
@@ -81,8 +82,8 @@ class SinkWriter:
         record_out = ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp)
         self._output(record_out, window, source_key)
 
-    def encode(self, results: WindowResults) -> ResultColumns | None:
-        """Results of windows at once; None where this sink has them encoded one by one, or one may be refused."""
+    def encode(self, results: WindowResults | AggregateResults) -> ResultColumns | None:
+        """Results at once; None where this sink has them encoded one by one, or one may be refused."""
         node = self._node
         if node.encode not in (encode_json, encode_updates):
             return None
@@ -299,9 +300,12 @@ class NodeContext:
         self._task.count_skipped(reason, records)
 
     def forward_results(
-        self, results: WindowResults, source: Columns | None = None, places: Int64Array | None = None
+        self,
+        results: WindowResults | AggregateResults,
+        source: Columns | None = None,
+        places: Int64Array | None = None,
     ) -> None:
-        """Hand results of windows to all children: as columns where there is one, a sink that can encode them so.
+        """Hand results to all children: as columns where there is one, a sink that can encode them so.
 
         `places` says which records of `source` brought them about, one for one; without, it is the one in hand.
         """
@@ -323,5 +327,5 @@ class NodeContext:
                 else:
                     self.reject_output(record, error)
             except Exception as e:
-                e.add_note(f"the result of {name_window(results.store, *record.key)}")
+                e.add_note(f"the result of {name_result(results.store, record.key)}")
                 raise

@@ -120,6 +120,16 @@ def windows(clicks: Stream[str, Click]) -> None:
     assert_type(closed.map_values(lambda result: result.end), Stream[WindowKey[str], int])
 
 
+def aggregates(clicks: Stream[str, Click], orders: Stream[str, User]) -> None:
+    """Without a window a grouped stream is a table of results by name."""
+    table = clicks.group_by_key().aggregate("totals", n=Count(), ms=Mean("ms"))
+    assert_type(table, Table[str, dict[str, Any]])
+    assert_type(table.to_stream(), Stream[str, dict[str, Any] | None])
+    assert_type(orders.join(table, lambda user, row: f"{user.name} {row['n']}"), Stream[str, str])
+    by_user = clicks.group_by(lambda record: record.value.user)
+    assert_type(by_user.aggregate(n=Count()), Table[str, dict[str, Any]])
+
+
 def joins(clicks: Stream[str, Click], users: Table[str, User], everyone: GlobalTable[str, User]) -> None:
     """The joiner has both sides; without a match a left join has None for the other."""
 

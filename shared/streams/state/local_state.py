@@ -18,6 +18,7 @@ from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import (
     CacheBudget,
+    PersistentAggregateStore,
     PersistentJoinStore,
     PersistentKeyValueStore,
     PersistentWindowStore,
@@ -93,7 +94,7 @@ class LocalState:
         """A task with these stores begins: what one before it had in memory is forgotten."""
         self._forget()
         self._numbers = {schema.name: number for number, schema in enumerate(schemas)}
-        self._indexed = frozenset(i for i, schema in enumerate(schemas) if schema.kind != "table")
+        self._indexed = frozenset(i for i, schema in enumerate(schemas) if not schema.is_table)
 
     def store(self, number: int, builder: StoreBuilder, codec: RowCodec) -> AnyPersistentStore:
         """The store of that number."""
@@ -101,6 +102,8 @@ class LocalState:
         store: AnyPersistentStore
         if schema.kind == "table":
             store = PersistentKeyValueStore(KeyValueStore(schema.name), rows, codec, self._budget)
+        elif schema.kind == "aggregate":
+            store = PersistentAggregateStore(builder.aggregates(), rows, codec, self._budget)
         elif schema.kind == "join":
             store = PersistentJoinStore(JoinStore(schema.name), rows, codec, self._budget)
         else:

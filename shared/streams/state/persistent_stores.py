@@ -21,6 +21,7 @@ from penstock.shared.streams.state.key_value_store import KeyValueStore, Row, Ro
 from penstock.shared.streams.state.row_codec import RowCodec
 from penstock.shared.streams.state.store import LiveRow
 from penstock.shared.streams.state.stored_rows import NEVER, DueIndex, Rows, Stored
+from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
 ROW_BYTES = 400
@@ -229,6 +230,22 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
         closed, rule = self.windows.close_time_ms, self.windows.rule
         return LiveWindow(key, start, end, states, rule.keeps and closed is not None and end < closed)
+
+
+class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
+    """Rows of an aggregation without windows, on disk: those of a batch's keys come to memory, and nothing is due."""
+
+    is_indexed = False
+
+    def __init__(self, cache: AggregateStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
+        super().__init__(cache, rows, codec, budget)
+        self.names, self.columns = cache.names, cache.columns
+
+    def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
+        self.fetch_ahead(keys)
+
+    def _own(self, key: Any) -> Any:
+        return self._codec.own_key(key)
 
 
 class PersistentJoinStore(PersistentStore[JoinStore]):

@@ -14,7 +14,7 @@ from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.json_fields import compile_fields
 from penstock.shared.streams.json_rows import compile_rows
 from penstock.shared.streams.windows.keys import are_ascii
-from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
+from penstock.shared.streams.windows.kinds import NoWindows, SessionWindows, SlidingWindows, TimeWindows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 
@@ -24,7 +24,7 @@ def compile_kernels() -> None:
     compile_decoding()
     column_slices.compile_kernels()
     times = np.array([1, 100], np.int64)
-    for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0)):
+    for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0), NoWindows()):
         store = WindowStore("compiled", windows.rule, StateColumns([Count()]), text_keys=True)
         store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
         store.load("c", 5, 15, [1])

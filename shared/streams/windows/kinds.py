@@ -122,4 +122,17 @@ class SlidingWindows:
         return self.difference_ms
 
 
+@dataclass(frozen=True, slots=True)
+class NoWindows:
+    """One row a key, which takes every record and is never closed."""
+
+    reach_ms = 0
+    results_before_ms = 0
+
+    @property
+    def rule(self) -> Rule:
+        """What the kernel is told."""
+        return Rule("table")
+
+
 WindowKind = SessionWindows | TimeWindows | SlidingWindows

@@ -15,13 +15,14 @@ import numpy as np
 
 from penstock.shared.common.errors import DataError, RecordTooLarge
 from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.streams.aggregate_results import AggregateResults
 from penstock.shared.streams.aggregations import Aggregation
 from penstock.shared.streams.processor import ProcessorContext, Record
 from penstock.shared.streams.window_limits import check_key
 from penstock.shared.streams.window_results import WindowResults
 from penstock.shared.streams.windowed_aggregate import NO_TIME, Emit, TimedProcessor
 from penstock.shared.streams.windows.keys import Int32Array
-from penstock.shared.streams.windows.kinds import WindowKind
+from penstock.shared.streams.windows.kinds import NoWindows, WindowKind
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import Taken, WindowStore
 from penstock.shared.streams.windows.window_table import Values
@@ -36,7 +37,11 @@ class WindowAggregate(TimedProcessor):
     store: WindowStore
 
     def __init__(
-        self, store_name: str, windows: WindowKind, aggregations: Mapping[str, Aggregation[Any]], emit: Emit
+        self,
+        store_name: str,
+        windows: WindowKind | NoWindows,
+        aggregations: Mapping[str, Aggregation[Any]],
+        emit: Emit,
     ) -> None:
         self.store_name, self.windows, self.emit = store_name, windows, emit
         self.rule = windows.rule
@@ -118,7 +123,7 @@ class WindowAggregate(TimedProcessor):
         close_time = store.close_time_ms
         self.closed_by_ms = NO_TIME if close_time is None else close_time + self.rule.waits_ms
 
-    def _results(self, windows: Any, **how: Any) -> WindowResults:
+    def _results(self, windows: Any, **how: Any) -> WindowResults | AggregateResults:
         store = self.store
         return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, **how)
 

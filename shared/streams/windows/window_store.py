@@ -285,8 +285,9 @@ class WindowStore:
         return Windows(keys, cells[:, k.START].copy(), cells[:, k.END] + self.rule.last_ms, columns)
 
     def _states(self, row: int) -> list[Any]:
-        ((_, _, _, *values),) = self._columns(np.array([row], np.int64)).tuples()
-        return self.columns.states(values)
+        cells, own = self.table.cells[row : row + 1, self.table.base :], self.columns.objects
+        columns = self.columns.of_rows(cells, [states.rows[row : row + 1] for states in own])
+        return self.columns.states([column.tolist()[0] for column in columns])
 
     def _known(self, key: Any) -> int:
         if isinstance(key, str):

@@ -163,6 +163,8 @@ class WindowTable:
         """Move time on, and close what is due."""
         meta = self.meta
         meta[k.STREAM_TIME] = max(meta[k.STREAM_TIME], stream_time_ms)
+        if self.rule.kind == "table":  # which nothing closes
+            return
         meta[k.CLOSE_TIME] = max(meta[k.CLOSE_TIME], meta[k.STREAM_TIME] - self.rule.waits_ms)
         self.close_due(index)
 

@@ -31,7 +31,7 @@ from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, offline, running, until
 
 SKETCHES = ("count_distinct", "quantiles")
-OUTPUTS = ("plain", "rich", "tumbled", "hopped", "slid", "joined", "noted")
+OUTPUTS = ("plain", "rich", "tumbled", "hopped", "slid", "counted", "joined", "noted")
 
 
 class Notes(Processor):
@@ -62,6 +62,8 @@ def every_kind() -> Topology:
     right.group_by_key().tumbling_window(50, 30).aggregate("tumbled", most=Max("id")).on_close().to("tumbled")
     by_key.hopping_window(60, 20, 30).aggregate("hopped", mean=Mean("id")).on_close().to("hopped")
     by_key.sliding_window(30, 20).aggregate("slid", n=Count(), ids=CountDistinct("id")).on_close().to("slid")
+    total = by_key.aggregate("counted", n=Count(), most=Max("id"), ids=CountDistinct("id"), last=last)
+    total.to_stream().to("counted")
     table = builder.table("rows")
     other = builder.stream("other")
     pairs = left.join(other, lambda one, two: [one["id"], two["id"]], JoinWindows.of(25, 20), value=list, name="pairs")

@@ -147,8 +147,9 @@ async def test_few_questions_at_once() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_a_store_without_windows() -> None:
+@pytest.mark.parametrize("kind", ["table", "aggregate", "join"])
+async def test_a_store_without_windows(kind: str) -> None:
     """A table's rows are asked for elsewhere."""
-    table = STORE.__class__(**{f: getattr(STORE, f) for f in STORE.__struct_fields__} | {"kind": "table"})
+    table = STORE.__class__(**{f: getattr(STORE, f) for f in STORE.__struct_fields__} | {"kind": kind})
     with pytest.raises(ConfigError, match="no store with windows 's'"):
         await search().find(table, "all", asked())

@@ -319,7 +319,7 @@ def windows_of(builder: StreamsBuilder) -> Any:
 @pytest.mark.parametrize("name", ["key", "start", "end"])
 def test_reserved_result_names(name: str) -> None:
     """A result may not be called like a part of its window."""
-    with pytest.raises(ConfigError, match=f"aggregate\\('s'\\): {name}: these names are the window's own"):
+    with pytest.raises(ConfigError, match=f"aggregate\\('s'\\): {name}: these names are a result's own"):
         windows_of(StreamsBuilder()).aggregate("s", **{name: Count()})
 
 

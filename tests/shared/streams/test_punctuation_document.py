@@ -55,7 +55,7 @@ def calls(driver: TopologyTestDriver, *stream_times: int, wall_ms: int = 0) -> l
 def test_its_blocks_run() -> None:
     """Each topology that it shows can be built, and the carts' notes are what it says."""
     shown = names_of(DOCUMENT)
-    assert len(blocks(DOCUMENT)) == 4
+    assert len(blocks(DOCUMENT)) == 5
     assert [note[0] for note in shown["notes"]] == [b"ann", b"all"]
 
 

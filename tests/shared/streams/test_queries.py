@@ -70,6 +70,19 @@ def test_all_live_windows(kind: str) -> None:
     assert {tuple(row) for row in answer.rows} == {("partition", "key", "start", "end", "n", "sum")}
 
 
+def test_rows_of_an_aggregation_without_windows() -> None:
+    """They have their results by name and no bounds; a time narrows nothing, since the row is of all times."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().aggregate("s", n=Count(), sum=Sum("x"))
+    driver = TopologyTestDriver(builder.build())
+    for name, x in (("ann", 1), ("bob", 5), ("ann", 2)):
+        driver.pipe("in", key=name.encode(), value=b'{"x":%d}' % x, timestamp=1_000)
+    answer = read_store({0: driver.task}, "s", StoreQuery(key="ann", from_ms=5, to_ms=6))
+    assert (answer.kind, answer.position) == ("aggregate", {0: {"in": 3}})
+    assert answer.rows == [{"partition": 0, "key": "ann", "n": 2, "sum": 3.0}]
+    assert len(read_store({0: driver.task}, "s", StoreQuery()).rows) == 2
+
+
 def test_by_key_and_range_of_keys() -> None:
     """One key's windows, or those of a range of keys, both ends inclusive; a key that is not there has none."""
     driver = driver_of("session")
@@ -119,7 +132,9 @@ def test_an_answer_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("store", ["memory", "disk", "disk and memory"])
-@pytest.mark.parametrize(("kind", "key_type"), [("session", "string"), ("tumbling", "bytes"), ("table", "string")])
+@pytest.mark.parametrize(
+    ("kind", "key_type"), [("session", "string"), ("tumbling", "bytes"), ("table", "string"), ("aggregate", "bytes")]
+)
 def test_pages_have_each_row_once(
     kind: str, key_type: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +144,8 @@ def test_pages_have_each_row_once(
     builder = StreamsBuilder()
     if kind == "table":
         builder.table("in", name="s")
+    elif kind == "aggregate":
+        builder.stream("in", key=key_type).group_by_key().aggregate("s", n=Count(), sum=Sum("x"))
     else:
         windowed(kind, builder, key_type).aggregate("s", n=Count(), sum=Sum("x")).on_close().to("out")
     state = None
@@ -141,7 +158,7 @@ def test_pages_have_each_row_once(
     if store != "disk":
         driver.pipe_columns("in", [(b"new%d" % i, b'{"x":1}', 70) for i in range(9)])
     tasks = {0: driver.task, 3: driver.task}
-    rows_each = 1 if kind == "table" else 2
+    rows_each = 1 if kind in ("table", "aggregate") else 2
     for bounds in ({}, {"key_from": "k00100", "key_to": "k00149", "from_ms": 50}):
         whole = read_store(tasks, "s", StoreQuery(rows_max=QUERY_ROWS_MAX, **bounds))
         for rows_max in (17, len(whole.rows) // 2, len(whole.rows) + 1):

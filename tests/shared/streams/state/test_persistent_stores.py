@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.aggregations import Aggregate, Count, Sum
 from penstock.shared.streams.collecting import CollectSet
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
@@ -72,6 +72,15 @@ def tallied() -> Topology:
     builder = StreamsBuilder()
     builder.add_store("rows")
     builder.stream("in").process(Tally, "rows").to("out")
+    return builder.build()
+
+
+def aggregated() -> Topology:
+    builder = StreamsBuilder()
+    own = Aggregate(list, lambda state, value: [*state, value["id"]][-3:], lambda a, b: a + b)
+    table = builder.stream("in").group_by_key().aggregate("s", n=Count(), ids=CollectSet("id", limit=50), own=own)
+    table.to_stream().to("out")
+    builder.stream("other").left_join(table, lambda value, row: [value["id"], row]).to("joined")
     return builder.build()
 
 
@@ -152,11 +161,11 @@ def test_windows_are_the_same_on_disk(
     compare(windowed(kind, emit), plan, cache_bytes_max)
 
 
-@pytest.mark.parametrize("build", [joined, tallied])
+@pytest.mark.parametrize("build", [joined, tallied, aggregated])
 @settings(max_examples=12, deadline=None)
 @given(plan=turns, cache_bytes_max=st.sampled_from([NONE, 2_000, ROOMY]))
 def test_joins_and_tables_are_the_same_on_disk(
     build: Any, plan: list[tuple[list[Any], str, int]], cache_bytes_max: int
 ) -> None:
-    """What a join remembers, and a processor's own rows with all that can be done to them, are as in memory."""
+    """What a join remembers, a processor's own rows with all that can be done to them, and aggregates, as in memory."""
     compare(build(), plan, cache_bytes_max)

@@ -1,0 +1,39 @@
+"""The operator of aggregations without windows: one row a key, which goes out on update.
+
+It has a time as windows have, the highest timestamp of a record with a key. Nothing closes, and no record is late.
+A row goes out at the time of its key's latest record, as with Kafka Streams' `KStreamAggregate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.shared.streams.aggregate_results import AggregateResults
+from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.windows.kinds import NoWindows
+from penstock.shared.streams.windows.window_aggregate import WindowAggregate
+
+
+class KeyAggregate(WindowAggregate):
+    """Aggregates the records of each key into its row."""
+
+    def __init__(self, store_name: str, aggregations: Mapping[str, Aggregation[Any]]) -> None:
+        super().__init__(store_name, NoWindows(), aggregations, "on_update")
+
+    def _keep_time(self) -> None:
+        self.stream_time_ms = self.closed_by_ms = self.store.stream_time_ms
+
+    def results_from_ms(self) -> int:
+        """What has changed since the commit goes out with it, also where its time is long past."""
+        return self.stream_time_ms if self._tells_each else self._changed_from_ms()
+
+    def _changed_from_ms(self) -> int:
+        """The earliest time of a row that has changed; stream time where none has."""
+        table = self.store.table
+        latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
+        return int(latest.min(initial=self.stream_time_ms))
+
+    def _results(self, windows: Any, *, by_time: bool = False, **how: Any) -> AggregateResults:
+        store = self.store
+        return AggregateResults(self.store_name, self.names, store.columns, store.keys_of, windows, by_time)
