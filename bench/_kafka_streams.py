@@ -1,5 +1,8 @@
 """Kafka Streams beside the benchmark of sessions: `KafkaStreamsSessions.java` in a JVM of its own.
 
+It processes as many records to warm up as are then measured: without them the JVM's compiler takes more CPU than the
+records do.
+
 Its jars are locked in `kafka_streams_jars.json`; `scripts/lock_jars.py` resolves them as Maven would, and they are
 downloaded from a Maven repository once a user. Java compiles the program when it starts it, so a JDK is needed. Where
 the JDK or a jar is missing, it is reported as not measured.
@@ -37,10 +40,10 @@ async def launcher() -> list[str] | str:
 async def session_count(
     name: str, launch: list[str], servers: str, topic: str, guarantee: str, commit_interval_ms: int, records: int
 ) -> Figures | None:
-    """Count the sessions of a topic's records and write those that close to `results_of(name)`, which exists."""
+    """Count sessions of a topic with twice as many records, and write those that close to `results_of(name)`."""
     times = [str(GAP_MS), str(GRACE_MS), str(commit_interval_ms)]
     with tempfile.TemporaryDirectory(prefix="kafka-streams-") as folder:
-        own = [servers, topic, results_of(name), GUARANTEES[guarantee], *times, str(records), folder]
+        own = [servers, topic, results_of(name), GUARANTEES[guarantee], *times, str(records), str(records), folder]
         return await measured(name, [*launch, *own])
 
 

@@ -8,10 +8,11 @@ with a commit every 200 ms: `count` of values left as bytes, `mean` with a mean 
 besides. Time runs from when the first task is restored to when all records are committed; CPU is the process' own. What
 comes out is checked: every record is in a closed session, in a live one, or late.
 
-Kafka Streams counts the same sessions on the first records of each topic (`_kafka_streams`), in one round: its time
-runs from the first record to the last. Bytewax and Quix Streams run beside it where an environment has them (`_peers`).
-A peer that is missing is reported. With `--workers 2` the worker processes of `penstock aggregator` share a topic of
-their own, and their CPU a record is compared with that of one (`_sessions_workers`).
+Kafka Streams counts the same sessions on the first records of each topic (`_kafka_streams`), in one round, after as
+many to warm up: its time runs from the first record that is measured to the last. Bytewax and Quix Streams run beside
+it where an environment has them (`_peers`). A peer that is missing is reported. With `--workers 2` the worker processes
+of `penstock aggregator` share a topic of their own, and their CPU a record is compared with that of one
+(`_sessions_workers`).
 
 Besides: what a live session with count and mean takes of memory, with a million of them, and how long after it was due
 a record's result can be read at 10,000 records a second (`_sessions_latency`). The exit status is 1 where a figure that
@@ -298,26 +299,39 @@ def bytes_per_session(count: int) -> float:
     return (after - before) / count
 
 
-async def run_peers(
-    kafka: KafkaSettings, python: str, names: Sequence[str], topic: str, count: int
-) -> dict[str, Figures]:
-    """One round of each peer that `python` has, on the topic."""
-    for module in PEERS.values():
-        await make_topic(kafka, f"results-{module}")
-    return await race(python, names, kafka.bootstrap_servers, topic, count)
+class Beside(NamedTuple):
+    """What runs beside ours: the Python that has peers, which of them, how many records, how many worker processes."""
+
+    python: str
+    peers: Sequence[str]
+    records: int
+    workers: int
 
 
-async def run_kafka_streams(kafka: KafkaSettings, law: str, topic: str, count: int) -> dict[str, Figures]:
-    """One round of Kafka Streams under each guarantee, on the topic."""
+async def run_peers(kafka: KafkaSettings, beside: Beside, law: str, count: int) -> dict[str, Figures]:
+    """One round of each peer in Python, on the first records."""
+    if not beside.peers:
+        return {}
+    topic = f"{topic_of(law)}-peers"
+    for each in (topic, *(f"results-{module}" for module in PEERS.values())):
+        await make_topic(kafka, each)
+    await fill(kafka, count, law, topic, beside.records)
+    return await race(beside.python, beside.peers, kafka.bootstrap_servers, topic, beside.records)
+
+
+async def run_kafka_streams(kafka: KafkaSettings, law: str, count: int, records: int) -> dict[str, Figures]:
+    """One round of Kafka Streams under each guarantee, on the first records, behind as many to warm up."""
+    launch, topic = await _kafka_streams.launcher(), f"{topic_of(law)}-kafka-streams"
+    if isinstance(launch, str):
+        print(f"{row(KAFKA_STREAMS, law)}: not measured: {launch}", file=sys.stderr)
+        return {}
+    await make_topic(kafka, topic)
+    await fill(kafka, count, law, topic, 2 * records)
     figures: dict[str, Figures] = {}
-    launch = await _kafka_streams.launcher()
     for guarantee in _kafka_streams.GUARANTEES:
         name = row(f"{KAFKA_STREAMS} {guarantee} count", law)
-        if isinstance(launch, str):
-            print(f"{name}: not measured: {launch}", file=sys.stderr)
-            continue
         await make_topic(kafka, _kafka_streams.results_of(name))
-        given = (launch, kafka.bootstrap_servers, topic, guarantee, COMMIT_INTERVAL_MS, count)
+        given = (launch, kafka.bootstrap_servers, topic, guarantee, COMMIT_INTERVAL_MS, records)
         if (of := await _kafka_streams.session_count(name, *given)) is not None:
             figures[name] = of
     return figures
@@ -365,15 +379,6 @@ async def fill_topics(kafka: KafkaSettings, count: int, laws: Sequence[str]) -> 
         await fill(kafka, count, law, topic_of(law))
 
 
-class Beside(NamedTuple):
-    """What runs beside ours: the Python that has peers, which of them, how many records, how many worker processes."""
-
-    python: str
-    peers: Sequence[str]
-    records: int
-    workers: int
-
-
 async def run(
     count: int, rounds: int, kind: str, laws: Sequence[str], beside: Beside | None = None
 ) -> tuple[dict[str, Figures], dict[Guarantee, Figures]]:
@@ -385,13 +390,9 @@ async def run(
             arguments = ["--servers", broker.bootstrap_servers, "--records", str(count), "--windows", kind]
             figures = await best_of("bench.sessions", contestants(laws), arguments, rounds)
             if beside is not None and beside.records:
-                for number, law in enumerate(laws):
-                    topic = f"{topic_of(law)}-peers"
-                    await make_topic(kafka, topic)
-                    await fill(kafka, count, law, topic, beside.records)
-                    figures |= await run_kafka_streams(kafka, law, topic, beside.records)
-                    if number == 0:
-                        figures |= await run_peers(kafka, beside.python, beside.peers, topic, beside.records)
+                for law in laws:
+                    figures |= await run_kafka_streams(kafka, law, count, beside.records)
+                figures |= await run_peers(kafka, beside, laws[0], count)
             if beside is not None and beside.workers > 1:
                 figures |= await run_workers(kafka, beside.workers, count, rounds)
             guarantees: tuple[Guarantee, ...] = ("at_least_once", "exactly_once") if kind == SESSION else ()
