@@ -40,17 +40,25 @@ def absent(python: str, found: Sequence[str]) -> list[str]:
     ]
 
 
-async def race(python: str, names: Sequence[str], servers: str, records: int) -> dict[str, Figures]:
-    """One round of each; one that fails is said, and has no figures."""
+async def race(python: str, names: Sequence[str], servers: str, topic: str, records: int) -> dict[str, Figures]:
+    """One round of each; one that fails has no figures."""
     figures: dict[str, Figures] = {}
     for name in names:
-        child = [python, str(SCRIPT), "--one", name, "--servers", servers, "--records", str(records)]
-        try:
-            done = await asyncio.to_thread(
-                subprocess.run, child, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True
-            )
-            figures[name] = json.loads(done.stdout.splitlines()[-1])
-        except (subprocess.SubprocessError, OSError, ValueError, IndexError) as e:
-            said = (getattr(e, "stderr", "") or str(e)).strip().splitlines()
-            print(f"{name}: not measured: {said[-1] if said else type(e).__name__}", file=sys.stderr)
+        own = ["--one", name, "--servers", servers, "--topic", topic, "--records", str(records)]
+        if (of := await measured(name, [python, str(SCRIPT), *own])) is not None:
+            figures[name] = of
+    return figures
+
+
+async def measured(name: str, command: Sequence[str]) -> Figures | None:
+    """The figures that a peer's process prints as its last line; if it fails, its last words are printed."""
+    try:
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True
+        )
+        figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as e:
+        said = (getattr(e, "stderr", "") or str(e)).strip().splitlines()
+        print(f"{name}: not measured: {said[-1] if said else type(e).__name__}", file=sys.stderr)
+        return None
     return figures

@@ -3,7 +3,7 @@
 Runs in the Python of an environment that has `bytewax` and `quixstreams`, which may be another than the benchmark's:
 
     python bench/_session_peers.py --list
-    python bench/_session_peers.py --one NAME --servers HOST:PORT --records N
+    python bench/_session_peers.py --one NAME --servers HOST:PORT --topic TOPIC --records N
 
 `--list` names the peers that can be imported, one a line. `--one` prints its figures as JSON in the last line: records
 per second and CPU microseconds a record of this process. Bytewax counts sessions (gap 30 min, records waited for 5 min)
@@ -24,7 +24,6 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-TOPIC = "clicks-peers"
 GAP, GRACE = timedelta(minutes=30), timedelta(minutes=5)
 IDLE_SECONDS = 5.0
 PEERS = {"bytewax session count": "bytewax", "quix tumbling count": "quixstreams"}
@@ -55,7 +54,7 @@ class Stopwatch:
         return {"records_per_second": self.records / wall, "cpu_us_per_record": cpu / self.records * 1e6}
 
 
-def bytewax_sessions(servers: str, records: int) -> dict[str, float]:
+def bytewax_sessions(servers: str, topic: str, records: int) -> dict[str, float]:
     """Session counts with Bytewax: from Kafka to Kafka, without recovery."""
     import bytewax.operators as op
     import bytewax.operators.windowing as win
@@ -78,7 +77,7 @@ def bytewax_sessions(servers: str, records: int) -> dict[str, float]:
         return KafkaSinkMessage(key.encode(), b'{"n":%d}' % count)
 
     flow = Dataflow("sessions")
-    read = kafka.input("in", flow, brokers=[servers], topics=[TOPIC], tail=False)
+    read = kafka.input("in", flow, brokers=[servers], topics=[topic], tail=False)
     by_key = op.map("keyed", read.oks, keyed)
     clock = win.EventClock(timed, wait_for_system_duration=GRACE)
     windows = win.fold_window(
@@ -89,7 +88,7 @@ def bytewax_sessions(servers: str, records: int) -> dict[str, float]:
     return watch.figures()
 
 
-def quix_tumbling(servers: str, records: int) -> dict[str, float]:
+def quix_tumbling(servers: str, topic: str, records: int) -> dict[str, float]:
     """Tumbling counts with Quix Streams: at least once, with its changelog."""
     from quixstreams import Application
 
@@ -107,7 +106,7 @@ def quix_tumbling(servers: str, records: int) -> dict[str, float]:
             loglevel=None,
             state_dir=folder,
         )
-        source = application.topic(TOPIC, value_deserializer="json", key_deserializer="str")
+        source = application.topic(topic, value_deserializer="json", key_deserializer="str")
         results = application.topic("results-quixstreams", value_serializer="json", key_serializer="str")
         frame = application.dataframe(source).update(seen)
         frame.tumbling_window(GAP, grace_ms=GRACE).count().final().to_topic(results)
@@ -124,12 +123,13 @@ def main() -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--one", choices=sorted(PEERS))
     parser.add_argument("--servers", default="localhost:9092")
+    parser.add_argument("--topic", default="")
     parser.add_argument("--records", type=int, default=0)
     given = parser.parse_args()
     if given.list or given.one is None:
         print("\n".join(name for name, module in PEERS.items() if importlib.util.find_spec(module) is not None))
         return 0
-    print(json.dumps(RUN[given.one](given.servers, given.records)), flush=True)
+    print(json.dumps(RUN[given.one](given.servers, given.topic, given.records)), flush=True)
     return 0
 
 

@@ -1,24 +1,27 @@
 """What the benchmark of sessions reads: a day of clicks, out of order by minutes, few keys with most of them.
 
-Keys follow Zipf's law (the n-th of them has 1/n of the first one's records). Event times rise over one day that ended
-an hour ago; every twentieth record is up to six minutes behind its place, so that of those one in six is behind the
-grace period. Values are JSON objects of 100 bytes.
+Each law of keys has a topic. Zipf's gives the n-th key 1/n of the first one's records, which is a tenth of all; the
+power law is flatter, with 1 % for the first one; the even one has fewer keys, of which each has as many records. Event
+times rise over one day that ended an hour ago. Every twentieth record is up to six minutes behind its place, so that of
+those one in six is behind the grace period. Values are JSON objects of 100 bytes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.random import Generator
 
+from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
-from penstock.shared.common.records import RecordColumns
+from penstock.shared.common.records import Int64Array, RecordColumns
 from penstock.shared.common.settings import KafkaSettings
 
-TOPIC = "clicks"
 PARTITIONS = 4
-KEYS = 20_000
+KEYS, EVEN_KEYS = 20_000, 2_000
+POWER = 2.2
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 GAP_MS, GRACE_MS = 30 * 60_000, 5 * 60_000
@@ -28,14 +31,28 @@ SEED = 1
 VALUE_BYTES = 100
 
 
-def clicks(count: int, seed: int = SEED, topic: str = TOPIC) -> Iterator[RecordColumns]:
-    """All records, in bulks."""
+ZIPF_SUMS = np.cumsum(1 / np.arange(1, KEYS + 1))
+LAWS: dict[str, Callable[[Generator, int], Int64Array]] = {
+    "zipf": lambda random, size: np.searchsorted(ZIPF_SUMS, random.random(size) * ZIPF_SUMS[-1]).astype(np.int64),
+    "power": lambda random, size: (KEYS * random.random(size) ** POWER).astype(np.int64),
+    "even": lambda random, size: random.integers(0, EVEN_KEYS, size),
+}
+"""Laws of keys: numbers of so many records' keys."""
+
+
+def topic_of(law: str) -> str:
+    """The topic whose keys follow this law."""
+    return f"clicks-{law}"
+
+
+def clicks(count: int, law: str, topic: str, first: int | None = None, seed: int = SEED) -> Iterator[RecordColumns]:
+    """The records of a whole day that has `count` of them, in bulks; with `first` only as many, from its beginning."""
     random = np.random.default_rng(seed)
-    weights = np.cumsum(1 / np.arange(1, KEYS + 1))
     first_ms = int(time.time() * 1000) - HOUR_MS - DAY_MS
-    for start in range(0, count, BULK):
-        size = min(BULK, count - start)
-        keys = np.searchsorted(weights, random.random(size) * weights[-1])
+    end = count if first is None else first
+    for start in range(0, end, BULK):
+        size = min(BULK, end - start)
+        keys = LAWS[law](random, size)
         times = first_ms + (np.arange(start, start + size) * DAY_MS) // count
         behind = random.random(size) < LATE_SHARE
         times = times - np.where(behind, random.integers(0, BEHIND_MS_MAX, size), 0)
@@ -55,9 +72,15 @@ def _value(user: bytes, ms: int, number: int) -> bytes:
     return body + b',"agent":"' + b"x" * (VALUE_BYTES - len(body) - 12) + b'"}'
 
 
-async def fill(kafka: KafkaSettings, count: int, topic: str = TOPIC) -> None:
-    """Write the topic, which exists."""
+async def make_topic(kafka: KafkaSettings, topic: str) -> None:
+    """An event-time topic with the benchmark's partitions."""
+    async with Admin(kafka) as admin:
+        await admin.create_topics([event_time_topic(topic, PARTITIONS)])
+
+
+async def fill(kafka: KafkaSettings, count: int, law: str, topic: str, first: int | None = None) -> None:
+    """Write the topic, which exists; see `clicks`."""
     async with Producer(kafka, ProducerSettings(batch_size=65_536, linger_ms=20)) as producer:
-        for bulk in clicks(count, topic=topic):
+        for bulk in clicks(count, law, topic, first):
             if (error := await (await producer.send_many(bulk)).first_error()) is not None:
                 raise error

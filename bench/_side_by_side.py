@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Figures = dict[str, float]
@@ -29,9 +29,18 @@ async def best_of(module: str, contestants: Iterable[str], arguments: Sequence[s
 
 
 def report(
-    title: str, figures: dict[str, Figures], wanted: Wanted, *, as_json: bool, more: dict[str, Any] | None = None
+    title: str,
+    figures: dict[str, Figures],
+    wanted: Wanted,
+    *,
+    rates: Mapping[str, float] | None = None,
+    as_json: bool,
+    more: dict[str, Any] | None = None,
 ) -> int:
-    """Print figures and ratios, with `more` in the JSON; the exit status: 1 where a ratio is missed."""
+    """Print figures, ratios and the `rates` asked for by contestant; the exit status: 1 where one is missed.
+
+    One that was not measured, as a peer may not be, is reported and not missed. `more` is for the JSON.
+    """
     print(title)
     width = max(map(len, figures))
     for contestant, of in figures.items():
@@ -40,12 +49,21 @@ def report(
             f"  {contestant:<{width}} {of['records_per_second']:>11,.0f} records/s  "
             f"{of['cpu_us_per_record']:5.2f} µs CPU a record{latency}"
         )
-    ratios, missed = {}, 0
+    ratios, missed = {}, False
     for ours, theirs, least in wanted:
+        if absent := [name for name in (ours, theirs) if name not in figures]:
+            print(f"  {ours} / {theirs}: not measured: {' and '.join(absent)} (asked for: {least})")
+            continue
         ratio = figures[ours]["records_per_second"] / figures[theirs]["records_per_second"]
         ratios[f"{ours} / {theirs}"] = ratio
-        missed += ratio < least
+        missed |= ratio < least
         print(f"  {ours} / {theirs}: {ratio:.2f} (asked for: {least})")
+    for name, least in (rates or {}).items():
+        if name not in figures:
+            print(f"  {name}: not measured (asked for: {least:,.0f} records/s)")
+            continue
+        missed |= figures[name]["records_per_second"] < least
+        print(f"  {name}: {figures[name]['records_per_second']:,.0f} records/s (asked for: {least:,.0f})")
     if as_json:
         print(json.dumps({"figures": figures, "ratios": ratios, **(more or {})}))
-    return 1 if missed else 0
+    return int(missed)

@@ -40,7 +40,7 @@ CONTESTANTS = (
     "penstock records",
 )
 WANTED = (
-    ("penstock columns", "aiokafka getmany", 3.0),
+    ("penstock columns", "aiokafka getmany", 5.0),
     ("penstock columns", "confluent-kafka consume", 1.0),
     ("penstock columns", "confluent-kafka consume, unread", 1.0),
 )
@@ -104,7 +104,7 @@ async def aiokafka(servers: str, count: int) -> Measured:
         return seen, size, *watch.read()
 
 
-def confluent(servers: str, count: int, *, unread: bool) -> Measured:
+def confluent(servers: str, count: int, topic: str = TOPIC, *, unread: bool) -> Measured:
     """confluent-kafka's Consumer.consume(10000)."""
     from confluent_kafka import OFFSET_BEGINNING
     from confluent_kafka import Consumer as Confluent
@@ -113,9 +113,9 @@ def confluent(servers: str, count: int, *, unread: bool) -> Measured:
     # By its defaults it waits a second whenever 100,000 messages are ahead.
     ahead = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 10}
     consumer = Confluent({"bootstrap.servers": servers, "group.id": "bench", "enable.auto.commit": False, **ahead})
-    consumer.list_topics(TOPIC)
+    consumer.list_topics(topic)
     watch = Stopwatch()
-    consumer.assign([ConfluentTopicPartition(TOPIC, p, OFFSET_BEGINNING) for p in range(PARTITIONS)])
+    consumer.assign([ConfluentTopicPartition(topic, p, OFFSET_BEGINNING) for p in range(PARTITIONS)])
     seen = size = 0
     while seen < count:
         messages = consumer.consume(CONSUMED, POLL_MS / 1000)

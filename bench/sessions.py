@@ -1,19 +1,28 @@
-"""Session windows from Kafka back to Kafka, beside a bare fetch of the same records into columns.
+"""Session windows from Kafka back to Kafka, beside librdkafka's bare consume and Kafka Streams.
 
-One real embedded broker; a topic of four partitions with a day of clicks (`_sessions_data`). Each contestant runs in a
-process of its own, in turns, and its best round counts. `fetch` only reads columns. The others run a stream worker with
-a session count (gap 30 min, grace 5 min) that writes closed sessions to a topic and its state to its changelog, with a
-commit every 200 ms: `count` of values left as bytes, `mean` with a mean of a field decoded from the JSON besides. Time
-runs from when the first task is restored to when all records are committed; CPU is the process' own. What comes out is
-checked: every record is in a closed session, in a live one, or late.
+One real embedded broker; topics of four partitions with a day of clicks, one for each law of keys (`_sessions_data`).
+Each contestant runs in a process of its own, in turns, and its best round counts. `confluent-kafka consume` takes
+10,000 messages at a time and leaves their values unread; `fetch` only reads columns. The others run a stream worker
+with a session count (gap 30 min, grace 5 min) that writes closed sessions to a topic and its state to its changelog,
+with a commit every 200 ms: `count` of values left as bytes, `mean` with a mean of a field decoded from the JSON
+besides. Time runs from when the first task is restored to when all records are committed; CPU is the process' own. What
+comes out is checked: every record is in a closed session, in a live one, or late.
+
+Kafka Streams counts the same sessions on the first records of each topic (`_kafka_streams`), in one round, after as
+many to warm up: its time runs from the first record that is measured to the last. Bytewax and Quix Streams run beside
+it where an environment has them (`_peers`). A peer that is missing is reported. With `--workers 2` the worker processes
+of `penstock aggregator` share a topic of their own, and their CPU a record is compared with that of one
+(`_sessions_workers`).
 
 Besides: what a live session with count and mean takes of memory, with a million of them, and how long after it was due
-a record's result can be read at 10,000 records a second (`_sessions_latency`); the exit status is 1 also where that
-rate was not held. Bytewax and Quix Streams run beside it on the same broker, where an environment has them (`_peers`);
-that one is absent is said. With `--profile` each of ours runs once under the profiler instead.
+a record's result can be read at 10,000 records a second (`_sessions_latency`). The exit status is 1 where a figure that
+is asked for is missed, or where that rate was not held. With `--profile` each of ours runs once under the profiler
+instead.
 
-With `--windows tumbling` (30 min) or `hopping` (1 h every 5 min, so that a record is in twelve) the same is measured of
-those, from Kafka back to Kafka and nothing else.
+With `--windows tumbling` (30 min), `hopping` (1 h every 5 min, so that a record is in twelve) or `sliding` (difference
+1 min, over 2,000 keys with as many records each) the same is measured of those, from Kafka back to Kafka and nothing
+else. Of sliding windows it is checked only that all results come out: how many windows hold a record follows from its
+neighbours.
 """
 
 from __future__ import annotations
@@ -30,62 +39,97 @@ import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from bench import _kafka_streams, _sessions_workers, consumer
 from bench._peers import absent, available, race
 from bench._session_peers import PEERS
-from bench._session_peers import TOPIC as PEERS_TOPIC
-from bench._sessions_data import BULK, GAP_MS, GRACE_MS, PARTITIONS, TOPIC, fill
+from bench._sessions_data import BULK, GAP_MS, GRACE_MS, LAWS, PARTITIONS, fill, make_topic, topic_of
 from bench._sessions_latency import RATE_HELD_MIN, RECORDS_PER_SECOND, latency
 from bench._side_by_side import Figures, best_of, report
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count, Mean
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.stream_task import Guarantee
+from penstock.shared.streams.stream_task import Guarantee, StreamTask
 from penstock.shared.streams.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.compilation import compile_kernels
-from penstock.shared.streams.windows.kinds import SessionWindows
-from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.window_store import WindowStore
 
 COMMIT_INTERVAL_MS = 200
 PROFILE_LINES = 30
 PEERS_SLOWER = 10  # at least: they get so many times fewer records, or would take minutes
 POLL_MS = 100
-SESSIONS, SESSION_BYTES_MAX = 1_000_000, 400
-LATENCY_SECONDS, P99_MS_MAX = 8, 250
-SESSION = "session"
+SESSIONS, SESSION_BYTES_MAX = 1_000_000, 150
+FIRST_MS = 1_700_000_000_000
+LATENCY_SECONDS = 8
+P99_MS_MAX: dict[Guarantee, int] = {"at_least_once": 121, "exactly_once": 250}
+DIFFERENCE_MS = 60_000
+WORKERS_CPU_MAX = 1.15  # of several worker processes over one, for a record
+SESSION, HOPPING, SLIDING = "session", "hopping", "sliding"
 WINDOWS: dict[str, Callable[[GroupedStream], WindowedGroup]] = {
     SESSION: lambda grouped: grouped.session_window(gap=GAP_MS, grace=GRACE_MS),
     "tumbling": lambda grouped: grouped.tumbling_window(size=GAP_MS, grace=GRACE_MS),
-    "hopping": lambda grouped: grouped.hopping_window(size=2 * GAP_MS, advance=GRACE_MS, grace=GRACE_MS),
+    HOPPING: lambda grouped: grouped.hopping_window(size=2 * GAP_MS, advance=GRACE_MS, grace=GRACE_MS),
+    SLIDING: lambda grouped: grouped.sliding_window(difference=DIFFERENCE_MS, grace=GRACE_MS),
 }
-PER_RECORD = {SESSION: 1, "tumbling": 1, "hopping": 2 * GAP_MS // GRACE_MS}
-"""How many windows a record is in."""
-FETCH = "fetch"
-CONTESTANTS = (
-    FETCH,
-    "at_least_once count",
-    "exactly_once count",
-    "at_least_once mean",
-    "exactly_once mean",
-)
+PER_RECORD = {SESSION: 1, "tumbling": 1, HOPPING: 2 * GAP_MS // GRACE_MS}
+"""How many windows a record is in, where that is known beforehand."""
+LAWS_OF = {SESSION: ("zipf", "power"), "tumbling": ("zipf",), HOPPING: ("zipf",), SLIDING: ("even",)}
+"""The laws of keys that each kind of windows is measured with, unless `--keys` names one."""
+CONSUME, FETCH, KAFKA_STREAMS = "confluent-kafka consume", "fetch", "kafka streams"
+OURS = ("at_least_once count", "exactly_once count", "at_least_once mean", "exactly_once mean")
+
+
+def row(what: str, law: str) -> str:
+    """A contestant's name.
+
+    >>> row("fetch", "zipf")
+    'fetch, zipf keys'
+    """
+    return f"{what}, {law} keys"
+
+
+def parts_of(row: str) -> tuple[str, str]:
+    """What a contestant does, and the law of its keys.
+
+    >>> parts_of("at_least_once count, power keys")
+    ('at_least_once count', 'power')
+    """
+    what, _, law = row.removesuffix(" keys").partition(", ")
+    return what, law
+
+
+def contestants(laws: Sequence[str]) -> list[str]:
+    """All that run in turns; what only reads does so on the first law's topic.
+
+    >>> contestants(["power"])[:3]
+    ['confluent-kafka consume, power keys', 'fetch, power keys', 'at_least_once count, power keys']
+    """
+    return [row(what, laws[0]) for what in (CONSUME, FETCH)] + [row(what, law) for law in laws for what in OURS]
+
+
 WANTED = (
-    ("at_least_once count", FETCH, 0.30),
-    ("exactly_once count", FETCH, 0.22),
-    ("at_least_once mean", FETCH, 0.17),
+    (row("at_least_once count", "zipf"), row(CONSUME, "zipf"), 1.8),
+    (row("exactly_once count", "zipf"), row(CONSUME, "zipf"), 1.7),
+    (row("at_least_once count", "power"), row(f"{KAFKA_STREAMS} at_least_once count", "power"), 45.0),
+    (row("exactly_once count", "power"), row(f"{KAFKA_STREAMS} exactly_once count", "power"), 70.0),
 )
+"""Of session windows: how many times the rate of the second one is asked of the first one."""
+RATES_WANTED = {
+    SESSION: {row("at_least_once mean", "zipf"): 1_300_000},
+    HOPPING: {row("at_least_once count", "zipf"): 400_000},
+    SLIDING: {row("at_least_once count", "even"): 500_000},
+}
+"""Records a second that are asked for, by the kind of windows."""
 
 
 class Click(msgspec.Struct):
@@ -94,10 +138,10 @@ class Click(msgspec.Struct):
     ms: int
 
 
-def topology(results: str, kind: str, *, mean: bool) -> Topology:
+def topology(topic: str, results: str, kind: str, *, mean: bool) -> Topology:
     """Windows by key, to the topic `results`."""
     builder = StreamsBuilder()
-    grouped = builder.stream(TOPIC, value=Click if mean else bytes).group_by_key()
+    grouped = builder.stream(topic, value=Click if mean else bytes).group_by_key()
     windows = WINDOWS[kind](grouped)
     table = (
         windows.aggregate("sessions", n=Count(), ms=Mean("ms")) if mean else windows.aggregate("sessions", n=Count())
@@ -121,19 +165,29 @@ class Stopwatch:
         return {"records_per_second": count / wall, "cpu_us_per_record": cpu / count * 1e6}
 
 
-async def fetch(kafka: KafkaSettings, count: int) -> Figures:
+def consume(kafka: KafkaSettings, topic: str, count: int) -> Figures:
+    """librdkafka's messages, with their values unread: the rate that a Python consumer on top of it starts from."""
+    seen, _, wall, cpu = consumer.confluent(kafka.bootstrap_servers, count, topic, unread=True)
+    if seen != count:
+        raise SystemExit(f"confluent-kafka consumed {seen} records instead of {count}")
+    return {"records_per_second": count / wall, "cpu_us_per_record": cpu / count * 1e6}
+
+
+async def fetch(kafka: KafkaSettings, topic: str, count: int) -> Figures:
     """The records as columns, and nothing else."""
     settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
     async with Consumer(kafka, settings) as consumer:
         watch, seen = Stopwatch(), 0
         watch.start()
-        consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+        consumer.assign([TopicPartition(topic, p) for p in range(PARTITIONS)])
         while seen < count:
             seen += sum(map(len, (await consumer.poll(POLL_MS)).values()))
         return watch.figures(count)
 
 
-async def windowed(kafka: KafkaSettings, count: int, guarantee: Any, kind: str, *, mean: bool, keep: str) -> Figures:
+async def windowed(
+    kafka: KafkaSettings, topic: str, count: int, guarantee: Any, kind: str, *, mean: bool, keep: str
+) -> Figures:
     """The stream worker, from empty to all committed. `keep` tells this round's topics from others'."""
     settings = StreamsSettings(
         application_id=f"bench-{keep}",
@@ -142,10 +196,11 @@ async def windowed(kafka: KafkaSettings, count: int, guarantee: Any, kind: str, 
         replication_factor=1,
     )
     results = f"results-{keep}"
-    async with Admin(kafka) as admin:
-        await admin.create_topics([event_time_topic(results, PARTITIONS)])
+    await make_topic(kafka, results)
     watch = Stopwatch()
-    worker = StreamWorker(kafka, settings, topology(results, kind, mean=mean), on_task=lambda task: watch.start())
+    worker = StreamWorker(
+        kafka, settings, topology(topic, results, kind, mean=mean), on_task=lambda task: watch.start()
+    )
     await worker.startup()
     try:
         while not _all_committed(worker, count):
@@ -158,8 +213,10 @@ async def windowed(kafka: KafkaSettings, count: int, guarantee: Any, kind: str, 
         figures["windows_closed"] = sum(task.metrics.closed_total for task in tasks)
     finally:
         await worker.shutdown()
-    closed = await _records_in(kafka, results, int(figures["windows_closed"]))
-    if closed + live + sum(missed) != count * PER_RECORD[kind]:
+    windows, closed = await _results_in(kafka, results, int(figures["windows_closed"]))
+    if windows != figures["windows_closed"]:
+        raise SystemExit(f"{windows} windows were written, of {figures['windows_closed']:.0f} that closed")
+    if kind in PER_RECORD and closed + live + sum(missed) != count * PER_RECORD[kind]:
         raise SystemExit(f"{closed} counted in closed windows, {live} in live ones, {sum(missed)} late: not {count}")
     return figures
 
@@ -168,28 +225,32 @@ def _all_committed(worker: StreamWorker, count: int) -> bool:
     return sum(o.task.metrics.committed.records for o in worker.tasks().values() if o.task is not None) >= count
 
 
-async def _records_in(kafka: KafkaSettings, topic: str, sessions: int) -> int:
-    """How many records are in the sessions that were written."""
+async def _results_in(kafka: KafkaSettings, topic: str, windows: int) -> tuple[int, int]:
+    """How many windows were written, of so many that are waited for, and how many records are in them."""
     settings = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed", max_poll_records=None)
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     async with Consumer(kafka, settings) as consumer:
         consumer.assign([TopicPartition(topic, p) for p in range(PARTITIONS)])
         seen = records = 0
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + 20_000
-        while seen < sessions and SYSTEM_CLOCK.monotonic_ms() < deadline_ms:
+        while seen < windows and SYSTEM_CLOCK.monotonic_ms() < deadline_ms:
             for columns in (await consumer.poll(POLL_MS)).values():
                 seen += len(columns)
                 records += sum(decode(value or b"")["n"] for value in columns.values)
-    return records
+    return seen, records
 
 
 async def contest(contestant: str, kafka: KafkaSettings, count: int, kind: str) -> Figures:
     """One round of one contestant."""
-    if contestant == FETCH:
-        return await fetch(kafka, count)
-    guarantee, what = contestant.split()
-    keep = f"{guarantee}-{what}-{time.time_ns()}".replace("_", "-")
-    return await windowed(kafka, count, guarantee, kind, mean=what == "mean", keep=keep)
+    what, law = parts_of(contestant)
+    topic = topic_of(law)
+    if what == CONSUME:
+        return consume(kafka, topic, count)
+    if what == FETCH:
+        return await fetch(kafka, topic, count)
+    guarantee, aggregations = what.split()
+    keep = f"{guarantee}-{aggregations}-{time.time_ns()}".replace("_", "-")
+    return await windowed(kafka, topic, count, guarantee, kind, mean=aggregations == "mean", keep=keep)
 
 
 def profiled(contestant: str, kafka: KafkaSettings, count: int, kind: str) -> str:
@@ -219,73 +280,136 @@ def shares(seconds: dict[str, float], count: int, lines_max: int) -> list[str]:
 
 
 def bytes_per_session(count: int) -> float:
-    """Memory of a live session with count and mean, of so many with a key each, all that the store has counted in."""
+    """Memory of a live session with count and mean, of so many with a key each: all that a task keeps after commits."""
     compile_kernels()
+    task = StreamTask(topology("clicks", "sessions", SESSION, mean=True), 0, application="bench")
+    task.initialize(FIRST_MS)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    columns = StateColumns([Count(), Mean("ms").bind(Click)])
-    store = WindowStore("sessions", SessionWindows(GAP_MS, GRACE_MS).rule, columns, text_keys=True)
     for first in range(0, count, BULK):
         numbers = np.arange(first, min(first + BULK, count))
-        codes = store.index.codes_of([b"user-%09d" % n for n in numbers.tolist()])
-        store.take(1_700_000_000_000 + numbers, codes, *columns.take([Click(1)] * len(codes), numbers))
-        store.committed()
+        keys: list[bytes | None] = [b"user-%09d" % n for n in numbers.tolist()]
+        task.process(Columns("clicks", 0, keys, [b'{"ms":1}'] * len(keys), FIRST_MS + numbers, numbers), FIRST_MS)
+        del keys  # or the last bulk's are counted
+        task.prepare_commit(FIRST_MS)
+        task.commit_succeeded()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(store) == count
+    assert len(task.stores["sessions"]) == count
     return (after - before) / count
 
 
-async def run_peers(kafka: KafkaSettings, python: str, names: Sequence[str], count: int) -> dict[str, Figures]:
-    """One round of each peer that `python` has, on a topic of their own."""
-    topics = (PEERS_TOPIC, *(f"results-{module}" for module in PEERS.values()))
-    async with Admin(kafka) as admin:
-        await admin.create_topics([event_time_topic(topic, PARTITIONS) for topic in topics])
-    await fill(kafka, count, PEERS_TOPIC)
-    return await race(python, names, kafka.bootstrap_servers, count)
+class Beside(NamedTuple):
+    """What runs beside ours: the Python that has peers, which of them, how many records, how many worker processes."""
+
+    python: str
+    peers: Sequence[str]
+    records: int
+    workers: int
 
 
-async def profile(count: int, kind: str) -> int:
+async def run_peers(kafka: KafkaSettings, beside: Beside, law: str, count: int) -> dict[str, Figures]:
+    """One round of each peer in Python, on the first records."""
+    if not beside.peers:
+        return {}
+    topic = f"{topic_of(law)}-peers"
+    for each in (topic, *(f"results-{module}" for module in PEERS.values())):
+        await make_topic(kafka, each)
+    await fill(kafka, count, law, topic, beside.records)
+    return await race(beside.python, beside.peers, kafka.bootstrap_servers, topic, beside.records)
+
+
+async def run_kafka_streams(kafka: KafkaSettings, law: str, count: int, records: int) -> dict[str, Figures]:
+    """One round of Kafka Streams under each guarantee, on the first records, behind as many to warm up."""
+    launch, topic = await _kafka_streams.launcher(), f"{topic_of(law)}-kafka-streams"
+    if isinstance(launch, str):
+        print(f"{row(KAFKA_STREAMS, law)}: not measured: {launch}", file=sys.stderr)
+        return {}
+    await make_topic(kafka, topic)
+    await fill(kafka, count, law, topic, 2 * records)
+    figures: dict[str, Figures] = {}
+    for guarantee in _kafka_streams.GUARANTEES:
+        name = row(f"{KAFKA_STREAMS} {guarantee} count", law)
+        await make_topic(kafka, _kafka_streams.results_of(name))
+        given = (launch, kafka.bootstrap_servers, topic, guarantee, COMMIT_INTERVAL_MS, records)
+        if (of := await _kafka_streams.session_count(name, *given)) is not None:
+            figures[name] = of
+    return figures
+
+
+async def run_workers(kafka: KafkaSettings, workers: int, count: int, rounds: int) -> dict[str, Figures]:
+    """One worker process and `workers` of them, `rounds` times in turns; the round that took least CPU counts."""
+    best: dict[str, Figures] = {}
+    for _ in range(rounds):
+        for number in (1, workers):
+            figures = await _sessions_workers.session_count(kafka, number, count, "zipf", COMMIT_INTERVAL_MS)
+            known = best.get(workers_row(number))
+            if known is None or figures["cpu_us_per_record"] < known["cpu_us_per_record"]:
+                best[workers_row(number)] = figures
+    return best
+
+
+def workers_row(number: int) -> str:
+    """The name of so many worker processes.
+
+    >>> workers_row(2)
+    'at_least_once count, --workers 2, zipf keys'
+    """
+    return row(f"at_least_once count, --workers {number}", "zipf")
+
+
+async def profile(count: int, kind: str, laws: Sequence[str]) -> int:
     """Each of ours once under the profiler, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as broker:
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
-            async with Admin(kafka) as admin:
-                await admin.create_topics([event_time_topic(TOPIC, PARTITIONS)])
-            await fill(kafka, count)
+            await fill_topics(kafka, count, laws)
             rest = ("--profile", "--servers", broker.bootstrap_servers, "--records", str(count), "--windows", kind)
-            for contestant in CONTESTANTS:
+            for contestant in contestants(laws)[1:]:  # the first one is not ours
                 own = (sys.executable, "-m", "bench.sessions", "--one", contestant, *rest)
                 if await (await asyncio.create_subprocess_exec(*own)).wait():
                     return 1
     return 0
 
 
-async def run(
-    count: int, rounds: int, kind: str, peers: tuple[str, Sequence[str], int] | None = None
-) -> tuple[dict[str, Figures], dict[str, Figures]]:
-    """Every contestant on one topic, `rounds` times in turns; and of sessions latencies by guarantee.
+async def fill_topics(kafka: KafkaSettings, count: int, laws: Sequence[str]) -> None:
+    """A topic with all records for each law."""
+    for law in laws:
+        await make_topic(kafka, topic_of(law))
+        await fill(kafka, count, law, topic_of(law))
 
-    `peers`: see `run_peers`.
-    """
+
+async def run(
+    count: int, rounds: int, kind: str, laws: Sequence[str], beside: Beside | None = None
+) -> tuple[dict[str, Figures], dict[Guarantee, Figures]]:
+    """Every contestant, `rounds` times in turns, and what is to run beside; and of sessions latencies by guarantee."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as broker:
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
-            async with Admin(kafka) as admin:
-                await admin.create_topics([event_time_topic(TOPIC, PARTITIONS)])
-            await fill(kafka, count)
+            await fill_topics(kafka, count, laws)
             arguments = ["--servers", broker.bootstrap_servers, "--records", str(count), "--windows", kind]
-            figures = await best_of("bench.sessions", CONTESTANTS, arguments, rounds)
-            if peers is not None:
-                figures |= await run_peers(kafka, *peers)
+            figures = await best_of("bench.sessions", contestants(laws), arguments, rounds)
+            if beside is not None and beside.records:
+                for law in laws:
+                    figures |= await run_kafka_streams(kafka, law, count, beside.records)
+                figures |= await run_peers(kafka, beside, laws[0], count)
+            if beside is not None and beside.workers > 1:
+                figures |= await run_workers(kafka, beside.workers, count, rounds)
             guarantees: tuple[Guarantee, ...] = ("at_least_once", "exactly_once") if kind == SESSION else ()
             return figures, {each: await latency(kafka, LATENCY_SECONDS, each) for each in guarantees}
 
 
-def latency_holds(figures: dict[str, float]) -> bool:
+def latency_holds(guarantee: Guarantee, figures: dict[str, float]) -> bool:
     """Whether results came soon enough, and that at the rate that was asked for."""
     is_held = figures["offered_per_second"] >= RATE_HELD_MIN * RECORDS_PER_SECOND
-    return is_held and figures["p99_ms"] <= P99_MS_MAX
+    return is_held and figures["p99_ms"] <= P99_MS_MAX[guarantee]
+
+
+def workers_missed(figures: dict[str, Figures], workers: int) -> bool:
+    """Print what a record costs several workers over one; whether that is too much."""
+    one, several = (figures[workers_row(number)]["cpu_us_per_record"] for number in (1, workers))
+    print(f"CPU a record, --workers {workers} / --workers 1: {several / one:.2f} (at most {WORKERS_CPU_MAX})")
+    return several / one > WORKERS_CPU_MAX
 
 
 def main() -> int:
@@ -294,17 +418,23 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--windows", choices=WINDOWS, default=SESSION)
+    parser.add_argument(
+        "--keys", choices=LAWS, help="one law of keys; default: those that the windows are measured with"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--profile", action="store_true", help="print where the CPU time of ours goes, and end")
     parser.add_argument(
         "--peers",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="Bytewax and Quix Streams beside it, where they are installed",
+        help="Kafka Streams beside it, and Bytewax and Quix Streams where they are installed",
     )
-    parser.add_argument("--peers-python", metavar="PATH", default=sys.executable, help="the Python that has them")
+    parser.add_argument("--peers-python", metavar="PATH", default=sys.executable, help="the Python that has the latter")
     parser.add_argument("--peer-records", type=int, help="how many records each of them gets; default: a tenth")
-    parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--workers", type=int, choices=(1, 2, 4), default=2, help="worker processes to compare with one; 1: do not"
+    )
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--servers", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -314,35 +444,40 @@ def main() -> int:
             return 0
         print(json.dumps(asyncio.run(contest(given.one, kafka, given.records, given.windows))))
         return 0
+    laws = LAWS_OF[given.windows] if given.keys is None else (given.keys,)
     if given.profile:
-        return asyncio.run(profile(given.records, given.windows))
+        return asyncio.run(profile(given.records, given.windows, laws))
+    rates = RATES_WANTED.get(given.windows, {})
     if given.windows != SESSION:
-        figures, _ = asyncio.run(run(given.records, given.rounds, given.windows))
+        figures, _ = asyncio.run(run(given.records, given.rounds, given.windows, laws))
         title = f"{given.windows} windows: {given.records:,} records, best of {given.rounds}"
-        return report(title, figures, (), as_json=given.json)
-    peer_records = given.peer_records or max(1, given.records // PEERS_SLOWER)
+        return report(title, figures, (), rates=rates, as_json=given.json)
+    peer_records = (given.peer_records or max(1, given.records // PEERS_SLOWER)) if given.peers else 0
     found = available(given.peers_python) if given.peers else []
-    peers = (given.peers_python, found, peer_records) if found else None
-    figures, latencies = asyncio.run(run(given.records, given.rounds, SESSION, peers))
+    beside = Beside(given.peers_python, found, peer_records, given.workers)
+    figures, latencies = asyncio.run(run(given.records, given.rounds, SESSION, laws, beside))
     size = bytes_per_session(SESSIONS)
     missed = size > SESSION_BYTES_MAX
     print(f"a live session of {SESSIONS:,}: {size:.0f} bytes (asked for: at most {SESSION_BYTES_MAX})")
     for guarantee, of in latencies.items():
-        missed |= not latency_holds(of)
+        missed |= not latency_holds(guarantee, of)
         rate, p50, p99 = f"{of['offered_per_second']:,.0f}", of["p50_ms"], of["p99_ms"]
         print(
             f"{guarantee}: at {rate} records/s (asked for: {RECORDS_PER_SECOND:,}) result after {p50:.0f} ms, "
-            f"p99 {p99:.0f} ms (at most {P99_MS_MAX})"
+            f"p99 {p99:.0f} ms (at most {P99_MS_MAX[guarantee]})"
         )
-    title = f"{given.records:,} records, best of {given.rounds}"
     if given.peers:
+        share = f"{peer_records / given.records:.0%} of ours, which are so much faster"
         lines = absent(given.peers_python, found)
-        if found:
-            share = f"{peer_records / given.records:.0%} of ours, which are so much faster"
-            lines.append(f"peers: one round of {peer_records:,} records each, {share}; rates are by what each took")
+        lines.append(
+            f"peers: one round of the first {peer_records:,} records each, {share}; rates are by what each took"
+        )
         print("\n".join(lines))
+    title = f"{given.records:,} records, best of {given.rounds}"
+    if given.workers > 1:
+        missed |= workers_missed(figures, given.workers)
     more = {"bytes_per_session": size, "latency": latencies}
-    return report(title, figures, WANTED, as_json=given.json, more=more) or int(missed)
+    return report(title, figures, WANTED, rates=rates, as_json=given.json, more=more) or int(missed)
 
 
 if __name__ == "__main__":

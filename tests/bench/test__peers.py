@@ -38,7 +38,7 @@ async def test_a_peer_that_fails_has_no_figures(
         encoding="utf-8",
     )
     monkeypatch.setattr(_peers, "SCRIPT", script)
-    assert await race(sys.executable, ["good", NAME], "here:1", 5) == {"good": {"x": 1}}
+    assert await race(sys.executable, ["good", NAME], "here:1", "clicks", 5) == {"good": {"x": 1}}
     assert f"{NAME}: not measured: no broker there" in capsys.readouterr().err
 
 

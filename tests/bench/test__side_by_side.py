@@ -46,3 +46,21 @@ def test_a_ratio_that_is_missed_is_status_one(least: float, status: int, capsys:
     assert "p99     7.0 ms" in lines[2]
     assert lines[3] == f"  ours / theirs: 2.00 (asked for: {least})"
     assert json.loads(lines[-1]) == {"figures": figures, "ratios": {"ours / theirs": 2.0}}
+
+
+@pytest.mark.parametrize(("least", "status"), [(200.0, 0), (200.1, 1)])
+def test_a_rate_that_is_missed_is_status_one(least: float, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A contestant may be held to a rate of its own."""
+    figures = {"ours": {"records_per_second": 200.0, "cpu_us_per_record": 1.5}}
+    assert report("title", figures, (), rates={"ours": least}, as_json=False) == status
+    assert capsys.readouterr().out.splitlines()[-1].startswith("  ours: 200 records/s (asked for:")
+
+
+def test_what_was_not_measured_is_reported_and_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A peer may be absent: what is asked for beside it is named, and says nothing about ours."""
+    figures = {"ours": {"records_per_second": 200.0, "cpu_us_per_record": 1.5}}
+    assert report("title", figures, [("ours", "theirs", 9.0)], rates={"others": 1.0}, as_json=True) == 0
+    *_, ratio, rate, as_json = capsys.readouterr().out.splitlines()
+    assert ratio == "  ours / theirs: not measured: theirs (asked for: 9.0)"
+    assert rate == "  others: not measured (asked for: 1 records/s)"
+    assert json.loads(as_json)["ratios"] == {}

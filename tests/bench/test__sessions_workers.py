@@ -1,0 +1,25 @@
+"""Worker processes in the benchmark of sessions: what is measured of them without a broker."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from bench import _sessions_workers
+
+
+def test_cpu_of_processes_is_what_they_used() -> None:
+    """As much as Python says of this process, in the kernel's ticks; of two processes the sum."""
+    before, used = _sessions_workers.cpu_seconds([os.getpid()]), time.process_time()
+    while time.process_time() < used + 0.2:
+        pass
+    grown = _sessions_workers.cpu_seconds([os.getpid()]) - before
+    assert 0.15 < grown < 1.0
+    assert _sessions_workers.cpu_seconds([os.getpid(), os.getppid()]) >= _sessions_workers.cpu_seconds([os.getpid()])
+
+
+def test_the_topology_is_loaded_by_its_name() -> None:
+    """The aggregator is given `module:function` and texts; it counts sessions of one topic into another."""
+    topology = _sessions_workers.topology(topic="clicks", results="sessions")
+    assert [source.topic for source in topology.sources()] == ["clicks"]
+    assert set(topology.stores) == {"sessions"}
