@@ -178,11 +178,15 @@ class StreamJoin(TimedProcessor):
             Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
             for then, other in joined
         ]
+        there = self._stores[side].fetch(record.key, at)
+        rows = (remembered,) if there is None else (*there.states[0], remembered)
+        if (check := self._stores[side].check) is not None:
+            check(record.key, [rows])
         self.stream_time_ms = stream_time
         self._settle()
         if self._left and side == RIGHT:
             self._mark_joined(found)
-        self._remember(side, record, remembered)
+        self._stores[side].put(record.key, at, at, [rows])
         for result in results:
             self.context.forward(result)
 
@@ -221,8 +225,3 @@ class StreamJoin(TimedProcessor):
             if not all(remembered.joined for remembered in row.states[0]):
                 states = [tuple(remembered._replace(joined=True) for remembered in row.states[0])]
                 self._stores[LEFT].put(row.key, row.start, row.end, states)
-
-    def _remember(self, side: int, record: Record, row: Remembered) -> None:
-        store, at = self._stores[side], record.timestamp
-        there = store.fetch(record.key, at)
-        store.put(record.key, at, at, [(row,) if there is None else (*there.states[0], row)])
