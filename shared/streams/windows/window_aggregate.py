@@ -37,7 +37,6 @@ class WindowAggregate(TimedProcessor):
         self, store_name: str, windows: WindowKind, aggregations: Mapping[str, Aggregation[Any]], emit: Emit
     ) -> None:
         self.store_name, self.windows, self.emit = store_name, windows, emit
-        self.rule = windows.rule
         self.names = tuple(aggregations)
         self.stream_time_ms = NO_TIME
 
@@ -47,8 +46,7 @@ class WindowAggregate(TimedProcessor):
         self._columns: StateColumns = self.store.columns
         self._state_bytes_max, self._key_bytes_max = context.state_bytes_max, context.key_bytes_max
         self._tells_each = self.emit == "on_update" and not context.deduplicate_updates
-        close_time = None if self.closed_by_ms == NO_TIME else self.closed_by_ms - self.rule.waits_ms
-        self.store.begin(self.stream_time_ms, close_time)
+        self.store.begin(self.stream_time_ms, self.close_time_ms)
         self._one_time = np.zeros(1, np.int64)
         self._one = self._columns.no_values(1)
         self.takes_one_by_one = self._columns.calls_users
@@ -125,10 +123,7 @@ class WindowAggregate(TimedProcessor):
             self.context.forward_results(self._results(taken.updates, is_retracted=taken.is_retracted))
 
     def _keep_time(self) -> None:
-        store = self.store
-        self.stream_time_ms = store.stream_time_ms
-        close_time = store.close_time_ms
-        self.closed_by_ms = NO_TIME if close_time is None else close_time + self.rule.waits_ms
+        self.stream_time_ms, self.close_time_ms = self.store.stream_time_ms, self.store.close_time_ms
 
     def _results(self, windows: Any, **how: Any) -> WindowResults:
         store = self.store
@@ -142,7 +137,7 @@ class WindowAggregate(TimedProcessor):
             self._told(self.store.advance(stream_time_ms))
 
     def results_from_ms(self) -> int:
-        return self.closed_by_ms - self.rule.waits_ms - self.windows.results_before_ms
+        return NO_TIME if self.close_time_ms is None else self.close_time_ms - self.windows.results_before_ms
 
     def commit(self) -> None:
         if self.emit == "on_update" and self.context.deduplicate_updates:
