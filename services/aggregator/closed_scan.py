@@ -99,7 +99,5 @@ class ClosedScan:
         store = self._wanted.store
         if store.kind not in WINDOWS or self.progress is None:
             return False
-        closed_ms = self.progress.close_time_ms(store.name)
-        was = next((one.grace_ms for one in self.progress.stores if one.name == store.name), 0)
-        again_ms = max(0, store.grace_ms - was)  # by a longer grace earlier releases opened windows again
-        return closed_ms is not None and closed_ms - again_ms > self._wanted.reach[1] + store.size_ms
+        closed_ms = self.progress.close_times_ms.get(store.name)
+        return closed_ms is not None and closed_ms > self._wanted.reach[1] + store.size_ms

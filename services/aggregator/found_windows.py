@@ -131,6 +131,8 @@ def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
             return state[function] if state["n"] else None
         case "mean":
             return state["sum"] / state["n"] if state["n"] else None
+        case "first" | "last" if aggregation.result != "json":
+            return state["value"] if state["at_ms"] >= 0 else None
         case "count_distinct":
             return round(datasketches.hll_sketch.deserialize(state["hll"]).get_estimate())
     text = state.get("json")

@@ -30,7 +30,8 @@ KINDS = frozenset(("session", "tumbling", "hopping"))
 TRAVELS = (errors, *map(import_module, ("penstock.errors", "penstock.streams")), numbers, collecting, quantiles, latest)
 """The modules of which classes go to workers by value, beside this one."""
 _OF_FIELD: dict[str, Any] = {"sum": Sum, "mean": Mean, "min": Min, "max": Max, "count_distinct": CountDistinct}
-_OF_FIELD |= {"first": First, "last": Last}
+_BY_TIME: dict[str, Any] = {"first": First, "last": Last}
+_OF_FIELD |= _BY_TIME
 _NUMBERS = frozenset(("sum", "mean", "min", "max"))
 _TOLD: dict[str, Callable[[str, tuple[float, ...]], Aggregation[Any]]] = {
     "collect_list": lambda field, told: CollectList(field, int(told[0])),
@@ -98,6 +99,8 @@ def aggregation_of(schema: AggregationSchema) -> Aggregation[Any]:
     made = _OF_FIELD[schema.function](schema.field)
     if schema.function in _NUMBERS:
         made.type = schema.state[0][1]
+    if schema.function in _BY_TIME and schema.result != "json":
+        made.type = schema.result
     return made  # type: ignore[no-any-return]
 
 

@@ -298,6 +298,8 @@ def _result(aggregation: AggregationSchema, state: str) -> str:
             return f"hll_sketch_estimate({column('hll')})"
         case "aggregate" | "collect_list" | "collect_set" | "quantiles":
             return f"CAST({column('json')} AS STRING)"
+        case "first" | "last" if aggregation.result != "json":
+            return f"IF({column('at_ms')} >= 0, {column('value')}, NULL)"
         case "first" | "last":
             return f"NULLIF(CAST({column('json')} AS STRING), '')"
     raise SchemaMismatch(

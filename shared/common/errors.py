@@ -279,10 +279,6 @@ class ProcessingFailed(FatalError):
     """
 
 
-class StateRejected(ProcessingFailed):
-    """A window's state cannot be encoded; a task that checks states finds the record that made it so."""
-
-
 class RecordTooSlow(PenstockError):
     """A record takes longer than the group waits for a heartbeat, so that nothing of it is ever committed."""
 

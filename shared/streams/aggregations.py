@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import datasketches
 
 ColumnType = Literal["int64", "float64", "binary"]
+NumberType = Literal["int64", "float64"]
 ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
@@ -169,6 +170,24 @@ class OfField(Aggregation[State]):
         except (KeyError, TypeError, AttributeError):
             raise DataError(f"{self.function}({self.field!r}): the value has no field {self.field!r}") from None
 
+    def _as_number(self, got: Any, type_: NumberType) -> float | int:
+        """A field's value as a number of this type; DataError where it is none."""
+        if not isinstance(got, int | float):
+            raise DataError(f"{self.function}({self.field!r}): {got!r} is not a number")
+        if type_ == "float64":
+            try:
+                return float(got)
+            except OverflowError:
+                raise DataError(f"{self.function}({self.field!r}): the integer does not fit into a float64") from None
+        if not isinstance(got, int):
+            raise DataError(f"{self.function}({self.field!r}): {got!r} is not an integer")
+        return self._in_64_bits(int(got))
+
+    def _in_64_bits(self, number: int) -> int:
+        if not INT64_MIN <= number <= INT64_MAX:
+            raise DataError(f"{self.function}({self.field!r}): {number} does not fit into 64 bits")
+        return number
+
 
 Number = tuple[float | int, int]
 """A number and how many values it was made of."""
@@ -179,10 +198,10 @@ class _OfNumber(OfField[Number]):
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
-        self.type: Literal["int64", "float64"] = "float64"
+        self.type: NumberType = "float64"
 
     def _bind_field(self, hint: Any) -> None:
-        options = {t for t in (typing.get_args(hint) if _is_union(hint) else (hint,)) if t is not types.NoneType}
+        options = types_of(hint)
         if options == {int} or options == {bool}:
             self.type = "int64"
         elif not options <= {int, float, bool}:
@@ -199,35 +218,26 @@ class _OfNumber(OfField[Number]):
     def initial(self) -> Number:
         return (0, 0)
 
-    def add(self, state: Number, value: Any) -> Number:
+    def number(self, value: Any) -> float | int | None:
+        """What a record brings, None where it brings nothing; DataError where that is no number."""
         got = self._value(value)
         if got is None:
-            return state
-        if not isinstance(got, int | float):
-            raise DataError(f"{self.function}({self.field!r}): {got!r} is not a number")
-        if self.type == "int64" and not isinstance(got, int):
-            raise DataError(f"{self.function}({self.field!r}): {got!r} is not an integer")
-        return self.merge(state, (self._number(got), 1))
+            return None
+        return self._as_number(got, self.type) + 0  # there is one zero only: -0.0 becomes 0.0
+
+    def add(self, state: Number, value: Any) -> Number:
+        got = self.number(value)
+        return state if got is None else self.merge(state, (got, 1))
 
     def merge(self, earlier: Number, later: Number) -> Number:
         if later[1] == 0:
             return earlier
         if earlier[1] == 0:
             return later
-        return (self._checked(self._combine(earlier[0], later[0])), earlier[1] + later[1])
-
-    def _number(self, got: float | int) -> float | int:
+        combined = self._combine(earlier[0], later[0])
         if self.type == "int64":
-            return self._checked(int(got))
-        try:
-            return float(got) + 0.0  # there is one zero only: -0.0 becomes 0.0
-        except OverflowError:
-            raise DataError(f"{self.function}({self.field!r}): the integer does not fit into a float64") from None
-
-    def _checked(self, number: float | int) -> float | int:
-        if self.type == "int64" and not INT64_MIN <= number <= INT64_MAX:
-            raise DataError(f"{self.function}({self.field!r}): {number} does not fit into 64 bits")
-        return number
+            self._in_64_bits(int(combined))
+        return (combined, earlier[1] + later[1])
 
     @abstractmethod
     def _combine(self, a: float | int, b: float | int) -> float | int: ...
@@ -396,5 +406,11 @@ _VERBATIM_TYPES = (
 )
 
 
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+def types_of(hint: Any) -> set[Any]:
+    """The types that a field may have, None aside.
+
+    >>> types_of(int | None)
+    {<class 'int'>}
+    """
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return {t for t in (typing.get_args(hint) if is_union else (hint,)) if t is not types.NoneType}

@@ -97,6 +97,7 @@ class BatchValues:
         assert self._fields is not None
         values = PackedBytes.of(columns.values)
         cells, has, left = self._fields.read(values)
+        self._store.columns.settle_zeros(cells)
         if not len(left):
             return Values(cells, has)
         if len(left) > len(values) * LEFT_SHARE_MAX:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import (
@@ -54,7 +55,7 @@ from penstock.shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
 from penstock.shared.streams.source_offsets import own_offset
 from penstock.shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
 from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
+from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs, partition_of
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task_metrics import RestoreMetrics
@@ -71,28 +72,28 @@ Bulk = list[ProducerRecord] | RecordColumns
 
 
 class RecordRefused(DataError):
-    """The producer or the broker does not take `record`, one of a commit's; nothing of the commit holds."""
+    """The producer or the broker does not take one of a commit's records, though it was measured."""
 
-    def __init__(self, record: ProducerRecord, reason: BaseException) -> None:
-        size = len(record.key or b"") + len(record.value or b"")
+    def __init__(self, record: ProducerRecord, partition: int | None, bytes_max: int, reason: BaseException) -> None:
+        size = record_size(record.key, record.value, list(record.headers))
+        where = f"topic {record.topic}, partition {'unknown' if partition is None else partition}"
+        advice = f"max_request_size={bytes_max} must not be above the topic's max.message.bytes"
+        if isinstance(reason, InvalidTimestamp):
+            advice = "max_future_ms must not be above the topic's message.timestamp.after.max.ms"
         super().__init__(
-            f"topic {record.topic}: the record of key {(record.key or b'')[:KEY_BYTES_SHOWN]!r}, {size} bytes, "
-            f"timestamp {record.timestamp}, was refused: {reason}"
+            f"{where}: the record of key {(record.key or b'')[:KEY_BYTES_SHOWN]!r}, {size} bytes, timestamp "
+            f"{record.timestamp}, was refused: {reason}; {advice}"
         )
-        self.record = record
 
 
-def _raise_refusal(records: Bulk, results: list[RecordMetadata | Exception]) -> None:
-    """Raise for the one record that explains a refusal: a broker refuses a batch, and the rest of it is innocent."""
+def _refused(records: Bulk, results: list[RecordMetadata | Exception]) -> tuple[ProducerRecord, Exception] | None:
+    """The one record that explains a refusal: a broker refuses a batch, and the rest of it is innocent."""
     pairs = list(zip(records, results, strict=True))
     large = [(r, e) for r, e in pairs if isinstance(e, RecordTooLarge)]
     untimely = [(r, e) for r, e in pairs if isinstance(e, InvalidTimestamp)]
     if large:
-        record, reason = max(large, key=lambda pair: len(pair[0].key or b"") + len(pair[0].value or b""))
-        raise RecordRefused(record, reason) from reason
-    if untimely:
-        record, late = max(untimely, key=lambda pair: pair[0].timestamp or 0)
-        raise RecordRefused(record, late) from late
+        return max(large, key=lambda pair: len(pair[0].key or b"") + len(pair[0].value or b""))
+    return max(untimely, key=lambda pair: pair[0].timestamp or 0) if untimely else None
 
 
 class ChangelogPartition:
@@ -122,7 +123,7 @@ class ChangelogPartition:
             ProducerSettings(
                 transactional_id=transactional,
                 transaction_timeout_ms=settings.transaction_timeout_ms,
-                # Results are held to max_request_size at their sinks; a refused record must fit as it came.
+                # Outputs and entries are measured when they are made; a refused record must fit as it came.
                 max_request_size=max(settings.max_request_size + REFUSAL_BYTES_MAX, refusal_bytes_max),
                 batch_size=PRODUCER_BATCH_BYTES,
                 linger_ms=0,
@@ -260,8 +261,12 @@ class ChangelogPartition:
         deliveries = [(bulk, await self._producer.send_many(bulk)) for bulk in bulks if len(bulk)]
         errors = [await delivery.first_error() for _, delivery in deliveries]
         for (bulk, delivery), error in zip(deliveries, errors, strict=True):
-            if error is not None:
-                _raise_refusal(bulk, await delivery)
+            if error is not None and (found := _refused(bulk, await delivery)) is not None:
+                record, reason = found
+                partition = record.partition
+                if partition is None and record.key is not None:
+                    partition = partition_of(record.key, await self._producer.partitions_for(record.topic))
+                raise RecordRefused(record, partition, self._settings.max_request_size, reason) from reason
         for error in errors:
             if error is not None:
                 raise error

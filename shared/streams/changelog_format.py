@@ -157,11 +157,11 @@ class Progress(msgspec.Struct, frozen=True):
     """What ends every commit: how far the task is, and all that a restart needs beside the windows.
 
     `sources` maps each source topic to the next offset to read in this partition; `stream_time_ms` is the task's,
-    `operator_times_ms` that of each store's operator, -1 where no record came yet; `grids_ms` the next due time of each
+    `operator_times_ms` that of each store's operator, -1 where no record came yet; `close_times_ms` the watermark by
+    which each store's windows were closed, none where no record came yet; `grids_ms` the next due time of each
     named punctuation schedule (see `task_schedules`); `guarantee` is the processing guarantee of the owner; `wall_ms`
     is when the commit was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic
-    without one was not recorded. `idle` is there where time was moved on without a record. `close_times_ms` has the
-    stores of which `close_time_ms` is not the operator's time less gap and grace: these were changed.
+    without one was not recorded. `idle` is there where time was moved on without a record.
     """
 
     application: str
@@ -175,15 +175,7 @@ class Progress(msgspec.Struct, frozen=True):
     version: int = FORMAT_VERSION
     source_ids: dict[str, str] = {}
     idle: IdleTime | msgspec.UnsetType = msgspec.UNSET
-    close_times_ms: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-
-    def close_time_ms(self, store: str) -> int | None:
-        """By which close time the store's windows were closed, and by no later one; None where no record came yet."""
-        if self.close_times_ms is not msgspec.UNSET and store in self.close_times_ms:
-            return self.close_times_ms[store]
-        time_ms = self.operator_times_ms.get(store, -1)
-        waited = next((one.patience_ms for one in self.stores if one.name == store), 0)
-        return None if time_ms == -1 else time_ms - waited
+    close_times_ms: dict[str, int] = {}
 
 
 class Takeover(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 `First` and `Last` go by event time, so they say the same whatever the order of arrival; of several records of one
 moment the first that came is the first, and the last that came the last. Lists are in the order of arrival, an earlier
-session's values before a later one's. Values are kept as JSON; None is not a value.
+session's values before a later one's. Values are kept as JSON; those of `First` and `Last` of a field that is typed
+`int` or `float` are kept as int64 or float64. None is not a value.
 
 >>> last = Last("page").bind(dict)
 >>> state = last.add_at(last.add_at(last.initial(), {"page": "b"}, 20), {"page": "a"}, 10)
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import ConfigError, DataError
-from penstock.shared.streams.aggregations import Column, ColumnValue, OfField
+from penstock.shared.streams.aggregations import Column, ColumnValue, NumberType, OfField, ResultType, types_of
 
 COLLECT_LIMIT = 1_000  # values of one window, unless told otherwise: each is written anew with every change
 
@@ -30,10 +31,23 @@ Kept = tuple[int, Any]
 
 
 class _ByTime(OfField[Kept]):
-    """State: one value and when it was."""
+    """State: one value and when it was. `type` is that of a field of numbers, None where it may be anything."""
 
-    state_columns = (Column("at_ms", "int64"), Column("json", "binary"))
-    result_type = "json"
+    type: NumberType | None = None
+
+    def _bind_field(self, hint: Any) -> None:
+        # A field that may be a bool, or an int as well as a float, is kept as it is: True is not 1, and 3 is not 3.0.
+        options = types_of(hint)
+        self.type = "int64" if options == {int} else "float64" if options == {float} else None
+
+    @property
+    def state_columns(self) -> tuple[Column, ...]:
+        value = Column("json", "binary") if self.type is None else Column("value", self.type)
+        return (Column("at_ms", "int64"), value)
+
+    @property
+    def result_type(self) -> ResultType:
+        return self.type or "json"
 
     def initial(self) -> Kept:
         return (-1, None)
@@ -43,7 +57,12 @@ class _ByTime(OfField[Kept]):
         return self.add_at(state, value, 0)
 
     def add_at(self, state: Kept, value: Any, timestamp_ms: int) -> Kept:
-        return self.merge(state, (timestamp_ms, self._value(value)))
+        return self.merge(state, (timestamp_ms, self._value(value) if self.type is None else self.number(value)))
+
+    def number(self, value: Any) -> float | int | None:
+        """What a record brings, where the field is of numbers; DataError where it is something else."""
+        got = self._value(value)
+        return got if got is None or self.type is None else self._as_number(got, self.type)
 
     def merge(self, earlier: Kept, later: Kept) -> Kept:
         if later[1] is None:
@@ -54,9 +73,13 @@ class _ByTime(OfField[Kept]):
     def _replaces(self, new_ms: int, old_ms: int) -> bool: ...
 
     def to_columns(self, state: Kept) -> tuple[ColumnValue, ...]:
+        if self.type is not None:
+            return (state[0], 0 if state[1] is None else state[1])
         return (state[0], b"" if state[1] is None else msgspec.json.encode(state[1]))
 
     def from_columns(self, columns: Sequence[Any]) -> Kept:
+        if self.type is not None:
+            return (int(columns[0]), columns[1] if columns[0] >= 0 else None)
         return (int(columns[0]), _decode(columns[1]) if columns[1] else None)
 
     def result(self, state: Kept) -> Any:

@@ -4,8 +4,9 @@ Where a source feeds one window and nothing else (`column_paths`), keys become n
 once, and the operator's kernel takes them. What it closes is handed on when the batch is done, so nothing below the
 window may tell the time: a processor of the user's own there has its source taken record by record.
 
-What no column holds, such as a value that cannot be decoded or that an aggregation refuses, takes the way of single
-records, and is refused there: the batch is cut before it and after it, and where a STREAM_TIME schedule is due.
+What no column holds, such as a value that cannot be decoded or that an aggregation refuses, and what may make a state
+too large to be written, takes the way of single records, and is refused there: the batch is cut before it and after it,
+and where a STREAM_TIME schedule is due.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class ColumnPath:
             self._take_records(columns)
             return
         self._operator.store.prepare(columns.keys, int(columns.timestamps.max()))
+        if in_doubt := self._operator.in_doubt(values.codes, values.got):
+            values.odd = sorted({*values.odd, *in_doubt})
         self._take_values(columns[: len(values.codes)], values)
 
     def _take_records(self, columns: Columns) -> None:

@@ -169,7 +169,7 @@ def _read_one(
                 if digits >= 1_000_000_000_000_000:
                     return False
                 value = digits / powers[after_point]
-                floats[field, i] = (-value if is_negative else value) + 0.0
+                floats[field, i] = -value if is_negative else value
                 has[field, i] = 1
             elif kind != -1:
                 return False

@@ -115,7 +115,7 @@ def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int
     said = (close_time_ms, operator_time_ms, store, task.application, task.changelog_id)
     record, source = task.source_record(), task.source_node(node)
     if record is not None:
-        task.outputs.add(late_record(record, source.late, *said), task.record_metadata)
+        task.outputs.add(late_record(record, source.late, *said))
         task.late_records += 1
         task.metrics.refused_at["late"] = place_of(record)
         return

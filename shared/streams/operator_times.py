@@ -8,10 +8,10 @@ the earliest of the marks (`time_marks`) of all tasks that write to a topic abov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from penstock.shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.streams.changelog_format import Progress
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.time_marks import NO_LIMIT, TimeMark
 from penstock.shared.streams.topology import SinkNode, SourceNode, Topology
@@ -42,24 +42,16 @@ class OperatorTimes:
         """Each operator's time under the name of its store."""
         return {operator.store_name: operator.stream_time_ms for operator in self.operators}
 
-    def restore(self, progress: Progress, stores: Sequence[StoreSchema]) -> None:
-        """Take up the operators' times, and what was closed; `stores` have the gaps and graces of now.
+    def close_times(self) -> dict[str, int]:
+        """Each operator's close time under the name of its store, where it has one."""
+        times = {operator.store_name: operator.close_time_ms for operator in self.operators}
+        return {name: time_ms for name, time_ms in times.items() if time_ms is not None}
 
-        By time less a longer one windows would be open again that were closed, and what came then would close them a
-        second time; by time less a shorter one windows would count as closed that nothing closed yet.
-        """
-        waits = {store.name: store.patience_ms for store in stores}
+    def restore(self, progress: Progress) -> None:
+        """Take up the operators' times."""
         for operator in self.operators:
-            name = operator.store_name
-            close_time = progress.close_time_ms(name)
-            operator.stream_time_ms = progress.operator_times_ms.get(name, NO_TIME)
-            operator.closed_by_ms = NO_TIME if close_time is None else close_time + waits[name]
-
-    def close_times_ms(self, stores: Sequence[StoreSchema]) -> dict[str, int]:
-        """By which close times windows were closed, of stores of which their time does not say it."""
-        waits = {store.name: store.patience_ms for store in stores}
-        apart = (operator for operator in self.operators if operator.closed_by_ms != operator.stream_time_ms)
-        return {operator.store_name: operator.closed_by_ms - waits[operator.store_name] for operator in apart}
+            operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
+            operator.close_time_ms = progress.close_times_ms.get(operator.store_name)
 
     def take(self, topic: str, mark: TimeMark) -> None:
         """A mark was read: all that its task wrote before it to this partition was read too."""

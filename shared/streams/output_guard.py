@@ -156,6 +156,6 @@ class OutputGuard:
             return
         origin = task.source_node(node)
         topic, limit = origin.dead_letters, task.record_bytes_max
-        task.outputs.add(refused_output(topic, emitted, source, stage, error, task.application, limit), None)
+        task.outputs.add(refused_output(topic, emitted, source, stage, error, task.application, limit))
         task.metrics.dead_letter(origin.topic, stage)
         task.metrics.refused_at["dead_letters"] = str(emitted)

@@ -78,8 +78,8 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     @property
-    def state_bytes_max(self) -> int | None:
-        """Where set, states are encoded with every record, and one that cannot be or is larger refuses the record."""
+    def state_bytes_max(self) -> int:
+        """What a key and its states may take in the changelog; what would make them larger refuses the record."""
         ...
 
     @property

@@ -21,16 +21,13 @@ from penstock.shared.streams.windows.window_store import WindowStore
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
-    """Check the schema that the state was written under, and take up time, offsets and grids; before `initialize`.
-
-    What was closed stays closed and nothing else is, whatever gap and grace are now.
-    """
+    """Check the schema that the state was written under, and take up times, offsets and grids; before `initialize`."""
     check_schema(progress.stores, task.topology.schemas())
     task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)
     task.source_ids = dict(progress.source_ids)
     task.idle = IdleAdvances(progress.idle)
     task.schedules.restored = dict(progress.grids_ms)
-    task.times.restore(progress, task.topology.schemas())
+    task.times.restore(progress)
 
 
 def restore_change(task: StreamTask, change: Change) -> None:

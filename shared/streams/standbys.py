@@ -113,7 +113,7 @@ class Standbys:
             self._labelled.discard(str(partition))
             self._lag.remove(str(partition))
         restoring = standby.restoring
-        if restoring is not None and (restoring.reader.next_offset is None or self._maker.must_refuse(partition)):
+        if restoring is not None and restoring.reader.next_offset is None:
             _close(restoring)
             return None
         return restoring

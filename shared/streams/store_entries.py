@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.shared.common.errors import StateRejected
+from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations import Aggregation
@@ -40,7 +40,7 @@ class StoreEntries:
         self._name, self._number, self._codec, self._aggregations = name, number, codec, aggregations
 
     def encode(self, changes: Changes, epoch: int, commit: int) -> Entries:
-        """Finals and deletions, then live windows. StateRejected names the window whose state cannot be encoded."""
+        """Finals and deletions, then live windows. ProcessingFailed names the window whose state cannot be encoded."""
         number, state = self._number, self._state
         entries: list[tuple[bytes | None, bytes]] = [
             (_key(f.key), encode_final(number, epoch, commit, f.start, f.end, f.closed_at, state(f)))
@@ -55,7 +55,7 @@ class StoreEntries:
             states = zip(self._aggregations, window.states, strict=True)
             return self._codec.pack([value for a, s in states for value in a.to_columns(s)])
         except Exception as e:
-            raise StateRejected(_said(self._name, window.key, window.start, window.end, e)) from e
+            raise ProcessingFailed(_said(self._name, window.key, window.start, window.end, e)) from e
 
 
 def _key(key: str | bytes) -> bytes:
@@ -98,7 +98,7 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
 
 
 def _states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
-    """The state columns of windows; StateRejected names the window whose state cannot be encoded."""
+    """The state columns of windows; ProcessingFailed names the window whose state cannot be encoded."""
     columns = store.columns
     try:
         return columns.to_changelog(windows.columns)
@@ -108,7 +108,7 @@ def _states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
                 for aggregation, state in zip(columns.aggregations, columns.states(cells), strict=True):
                     aggregation.to_columns(state)
             except Exception as e:
-                raise StateRejected(_said(store.name, store.key_of(raw), start, end, e)) from e
+                raise ProcessingFailed(_said(store.name, store.key_of(raw), start, end, e)) from e
         raise
 
 

@@ -7,7 +7,8 @@ could be joined with.
 
 In a left join a left record that was joined with nothing is forwarded with None once its window and the grace have
 passed: nothing can come then that would make it untrue. One without a key is forwarded so at once, and moves no time.
-What was settled so stays settled where the grace is made longer: a record that would need it is late.
+Both go by the close time, which is stream time less the grace and never goes back: under a longer grace a record that
+would need what is settled is late.
 
 >>> JoinWindows.of(10, grace=5)
 JoinWindows(before_ms=10, after_ms=10, grace_ms=5)
@@ -70,13 +71,13 @@ class JoinWindows:
         """How far before and after a record of that side the other side's may lie."""
         return (self.before_ms, self.after_ms) if side == LEFT else (self.after_ms, self.before_ms)
 
-    def limit(self, side: int, stream_time_ms: int) -> int:
+    def limit(self, side: int, close_time_ms: int) -> int:
         """A record of that side which is earlier than this is late, and is remembered no longer.
 
         A left record counts until its window and the grace have passed, a right one as long as such a left record can
         be joined with it.
         """
-        left = stream_time_ms - self.grace_ms - max(0, self.after_ms)
+        left = close_time_ms - max(0, self.after_ms)
         return left if side == LEFT else left - self.before_ms
 
 
@@ -163,14 +164,14 @@ class StreamJoin(TimedProcessor):
         if not self.context.takes_time(record.timestamp, max(self.windows.before_ms, self.windows.after_ms, 0)):
             return
         at, stream_time = record.timestamp, max(self.stream_time_ms, record.timestamp)
-        closing = self.closing_ms(stream_time)
-        if at < self.windows.limit(side, closing):
-            self.context.emit_late(record._replace(value=value), closing - self.windows.grace_ms, stream_time)
+        close_time = self._close_time(stream_time)
+        if at < self.windows.limit(side, close_time):
+            self.context.emit_late(record._replace(value=value), close_time, stream_time)
             self._settle()
             return
         check_key(record.key, self._store_names[side], self.context.key_bytes_max)
         before, after = self.windows.reach(side)
-        earliest = max(at - before, self.windows.limit(1 - side, closing))
+        earliest = max(at - before, self.windows.limit(1 - side, close_time))
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]
         remembered = Remembered(detached(value), bool(joined))  # before the joiner, which may change what it is given
@@ -178,11 +179,15 @@ class StreamJoin(TimedProcessor):
             Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
             for then, other in joined
         ]
+        there = self._stores[side].fetch(record.key, at)
+        rows = (remembered,) if there is None else (*there.states[0], remembered)
+        if (check := self._stores[side].check) is not None:
+            check(record.key, [rows])
         self.stream_time_ms = stream_time
         self._settle()
         if self._left and side == RIGHT:
             self._mark_joined(found)
-        self._remember(side, record, remembered)
+        self._stores[side].put(record.key, at, at, [rows])
         for result in results:
             self.context.forward(result)
 
@@ -191,16 +196,21 @@ class StreamJoin(TimedProcessor):
             self.stream_time_ms = stream_time_ms
             self._settle()
 
+    def _close_time(self, stream_time_ms: int) -> int:
+        due, known = stream_time_ms - self.windows.grace_ms, self.close_time_ms
+        return due if known is None or due > known else known
+
     def _settle(self) -> None:
         """Forward the left records that nothing can be joined with any more; forget what is of no more use."""
-        if self.closed_by_ms >= self.stream_time_ms:
+        close_time = self._close_time(self.stream_time_ms)
+        if close_time == self.close_time_ms:
             return
-        self.closed_by_ms = self.stream_time_ms
-        for row in self._stores[LEFT].take_before(self.windows.limit(LEFT, self.closed_by_ms)):
+        self.close_time_ms = close_time
+        for row in self._stores[LEFT].take_before(self.windows.limit(LEFT, close_time)):
             for remembered in row.states[0] if self._left else ():
                 if not remembered.joined:
                     self._forward_alone(Record(row.key, remembered.value, row.start))
-        self._stores[RIGHT].take_before(self.windows.limit(RIGHT, self.closed_by_ms))
+        self._stores[RIGHT].take_before(self.windows.limit(RIGHT, close_time))
 
     def _forward_alone(self, record: Record) -> None:
         try:
@@ -211,7 +221,10 @@ class StreamJoin(TimedProcessor):
         self.context.forward(joined)
 
     def results_from_ms(self) -> int:
-        return min(self.windows.limit(side, self.closed_by_ms) for side in (LEFT, RIGHT))
+        close_time = self.close_time_ms
+        if close_time is None:
+            return NO_TIME
+        return min(self.windows.limit(side, close_time) for side in (LEFT, RIGHT))
 
     def _join(self, side: int, value: Any, other: Any) -> Any:
         return self._joiner(value, other) if side == LEFT else self._joiner(other, value)
@@ -221,8 +234,3 @@ class StreamJoin(TimedProcessor):
             if not all(remembered.joined for remembered in row.states[0]):
                 states = [tuple(remembered._replace(joined=True) for remembered in row.states[0])]
                 self._stores[LEFT].put(row.key, row.start, row.end, states)
-
-    def _remember(self, side: int, record: Record, row: Remembered) -> None:
-        store, at = self._stores[side], record.timestamp
-        there = store.fetch(record.key, at)
-        store.put(record.key, at, at, [(row,) if there is None else (*there.states[0], row)])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -51,23 +52,29 @@ from penstock.shared.streams.origins import original, without_origin
 from penstock.shared.streams.processor import Record, RecordMetadata
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.join_store import JoinStore
+from penstock.shared.streams.state.key_value_store import KeyValueStore
+from penstock.shared.streams.state.persistent_stores import PersistentJoinStore, PersistentKeyValueStore
 from penstock.shared.streams.store_entries import encode_stores
 from penstock.shared.streams.tables import Lookup
 from penstock.shared.streams.task_metrics import TaskMetrics
-from penstock.shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit, TaskOutputs
+from penstock.shared.streams.task_outputs import TaskCommit, TaskOutputs
 from penstock.shared.streams.task_progress import progress_of
 from penstock.shared.streams.task_schedules import NOT_INITIALIZED, TaskSchedules
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 from penstock.shared.streams.turn_time import HasTime, always
 from penstock.shared.streams.user_functions import plain
-from penstock.shared.streams.window_limits import default_key_bytes_max
-from penstock.shared.streams.windowed_aggregate import NO_TIME, TimedProcessor, WindowKey
+from penstock.shared.streams.window_limits import check_states, default_key_bytes_max, default_state_bytes_max
+from penstock.shared.streams.windowed_aggregate import NO_TIME, TimedProcessor
 from penstock.shared.streams.wiring import NodeContext, Wiring
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
 
 Guarantee = Literal["exactly_once", "at_least_once"]
+
+ROW_STORES = (KeyValueStore, JoinStore, PersistentKeyValueStore, PersistentJoinStore)
+"""The stores that are given rows, each measured before a store has it."""
 
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
@@ -87,9 +94,9 @@ class StreamTask:
 
     With `local` its state is on disk, otherwise in memory.
 
-    `handlers` say what becomes of a record that cannot be handled; `refused` are outputs that cannot be written, as a
-    commit found; `check_states` has states encoded with every record, to find the one whose state cannot be written;
-    `columns_min` records or more are taken as columns where the topology allows it.
+    `handlers` say what becomes of a record that cannot be handled. No output may take more than `record_bytes_max` as a
+    record; for the key and states of a changelog entry `state_bytes_max` is what that leaves. `columns_min` records or
+    more are taken as columns where the topology allows it.
     """
 
     def __init__(
@@ -104,8 +111,6 @@ class StreamTask:
         handlers: ErrorHandlers = DEAD_LETTERS,
         record_bytes_max: int = RECORD_BYTES_MAX,
         key_bytes_max: int | None = None,
-        refused: Refusals | None = None,
-        check_states: bool = False,
         columns_min: int = COLUMNS_MIN,
         registry: CollectorRegistry | None = None,
         local: LocalState | None = None,
@@ -128,10 +133,14 @@ class StreamTask:
         self.max_future_ms: int | None = None
         self.has_time: HasTime = always
         self._source_record: ConsumerRecord | None = None
-        self.handlers, self.refused = handlers, refused or {}
-        self.check_states, self.record_bytes_max, self.columns_min = check_states, record_bytes_max, columns_min
+        self.handlers, self.record_bytes_max, self.columns_min = handlers, record_bytes_max, columns_min
+        self.state_bytes_max = default_state_bytes_max(record_bytes_max)
         self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
-        self._wiring = Wiring(topology, record_bytes_max, self._output, self.source_record)
+        for name, store in self.stores.items():
+            if isinstance(store, ROW_STORES):
+                aggregations = topology.stores[name].aggregations
+                store.check = partial(check_states, name, aggregations, bytes_max=self.state_bytes_max)
+        self._wiring = Wiring(topology, record_bytes_max, self.add_output, self.source_record)
         self._processors = self._wiring.processors
         self.times = OperatorTimes(topology, self._processors)
         self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
@@ -152,8 +161,7 @@ class StreamTask:
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
             plain(f"{name!r}: init()", processor.init)(NodeContext(self, node, self._wiring))
-        if not (self.check_states or self.refused):
-            self.column_paths = column_paths(self, self._wiring)
+        self.column_paths = column_paths(self, self._wiring)
 
     def close(self) -> None:
         """Call the processors' `close`, of all of them; ProcessingFailed names those that raised."""
@@ -241,9 +249,6 @@ class StreamTask:
                 self.stream_time_ms = record.timestamp
             headers = without_origin(record.headers) if source.is_internal else record.headers
             forward(Record(key, value, record.timestamp, headers))
-            if self.refused:
-                stage, known = STAGE_PRODUCE, self.source_record() or record
-                self._require_taken(OutputPlace(self.record_metadata, source.late, known.key))
         except Exception as e:
             if any(store.touched for store in self.stores.values()):
                 raise self.spoilt(e) from e
@@ -263,7 +268,7 @@ class StreamTask:
             self.count_skipped(f"{stage} error")
             return
         letter = DeadLetter.of(record, stage, error, 1, self.application)
-        self._output(dead_letter_record(source.dead_letters, letter, self.changelog_id))
+        self.outputs.add(dead_letter_record(source.dead_letters, letter, self.changelog_id))
         self.metrics.dead_letter(record.topic, stage)
         self.metrics.refused_at["dead_letters"] = place_of(record)
 
@@ -397,18 +402,13 @@ class StreamTask:
 
     # --- inside ---
 
+    def add_output(self, record: ProducerRecord, source_key: bytes | None = None) -> None:
+        """A record for a topic; its partition is chosen by `source_key`, if not by its own."""
+        self.outputs.add(record, source_key)
+
     def operators(self) -> list[TimedProcessor]:
         """The processors that have a time of their own."""
         return self.times.operators
-
-    def _output(self, record: ProducerRecord, window: WindowKey | None = None, source_key: bytes | None = None) -> None:
-        if self.refused:
-            self._require_taken(OutputPlace(self.record_metadata, record.topic, record.key, window))
-        self.outputs.add(record, self.record_metadata, window, source_key)
-
-    def _require_taken(self, place: OutputPlace) -> None:
-        if place in self.refused:
-            raise self.refused[place]
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count the record in hand, and others of its batch before it, as skipped."""

@@ -48,7 +48,7 @@ from penstock.shared.streams.standby_assignor import STRATEGIES
 from penstock.shared.streams.standbys import Standbys
 from penstock.shared.streams.strangers import name_strangers
 from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.task_commits import Ended, Failure, SourceRefused, TaskCommits
+from penstock.shared.streams.task_commits import Ended, Failure, TaskCommits
 from penstock.shared.streams.task_maker import TaskMaker
 from penstock.shared.streams.task_metrics import RestoreMetrics
 from penstock.shared.streams.topics import Prepared, prepare_topics
@@ -98,7 +98,7 @@ class StreamWorker(RebalanceListener):
         self._restores = RestoreMetrics(self._registry)
         self._positions = SourcePositions(kafka, settings, self._registry)
         self._commits = TaskCommits(settings, clock, self._registry)
-        self._maker = TaskMaker(settings, self.topology, self._commits, clock, self._registry)
+        self._maker = TaskMaker(settings, self.topology, clock, self._registry)
         self._standbys = Standbys(kafka, settings, self._maker, clock, self._registry)
         replicas, strategy = settings.num_standby_replicas, settings.partition_assignment_strategy
         self._assignor = STRATEGIES[strategy](replicas, self._standbys.warm)
@@ -416,9 +416,7 @@ class StreamWorker(RebalanceListener):
         stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)
         if stops or self._leaving:
             raise error
-        attempt = self._failures.get(partition, 0)
-        if not isinstance(error, SourceRefused):  # each one is of another record, and so there is an end to them
-            attempt = self._failures[partition] = attempt + 1
+        attempt = self._failures[partition] = self._failures.get(partition, 0) + 1
         if attempt > self._settings.restore_attempts_max:
             raise error
         log.warning("task failed: restoring it", partition=partition, attempt=attempt, reason=str(error))

@@ -1,9 +1,8 @@
 """Commits of one instance's tasks: side by side, each for itself.
 
-A record that the producer or the broker refuses cannot be left out of a transaction that is open. The task is restored
-instead and comes to it anew, this time as to one that its sink cannot write: the source record is refused as a whole
-where no store took it, behind a store that output alone (`output_guard`). A window's state that cannot be encoded, or
-is too large to be written, has no such record: the next task encodes states with every record, and so finds it.
+Everything that a commit writes was measured when it was made (`stream_task`). Where the producer or the broker refuses
+a record in spite of that, nothing of the commit holds, and the worker stops with an error that names the record: the
+limit of its topic is lower than that of the application, or its timestamp is none that the topic takes.
 """
 
 from __future__ import annotations
@@ -18,13 +17,10 @@ from prometheus_client import CollectorRegistry
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (
-    DataError,
     IllegalState,
     KafkaTimeout,
     PenstockError,
     ProcessingFailed,
-    RecordTooLarge,
-    StateRejected,
 )
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import histogram
@@ -35,8 +31,7 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.source_offsets import own_offset
 from penstock.shared.streams.state.checkpoint import LogReplaced
 from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.task_outputs import OutputPlace, Refusals, TaskCommit
-from penstock.shared.streams.window_limits import name_window
+from penstock.shared.streams.task_outputs import TaskCommit
 
 log = get_logger(__name__)
 
@@ -56,27 +51,13 @@ class Ended(NamedTuple):
     failed: list[Failure]
 
 
-class SourceRefused(PenstockError):
-    """A commit did not hold because of one output or state; a task restored as `TaskCommits` says does without it."""
-
-
 class TaskCommits:
-    """Commits tasks and remembers the outputs that kept a commit from holding."""
+    """Commits tasks, all at once, and says what came of each."""
 
     def __init__(self, settings: StreamsSettings, clock: Clock, registry: CollectorRegistry) -> None:
         self._settings, self._clock = settings, clock
-        self._refused: dict[int, dict[OutputPlace, DataError]] = {}
-        self._check_states: set[int] = set()
         self._under_way: asyncio.Task[Ended] | None = None
         self._seconds = histogram(registry, "streams_commit_seconds", "Duration of a commit.")
-
-    def refused(self, partition: int) -> Refusals:
-        """What a task of this partition has to refuse."""
-        return dict(self._refused.get(partition, {}))
-
-    def checks_states(self, partition: int) -> bool:
-        """Whether a task of this partition has to look for the record whose state cannot be written."""
-        return partition in self._check_states
 
     async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> Ended:
         """Commit those that have something to, and wait until it is known what came of it."""
@@ -121,10 +102,6 @@ class TaskCommits:
                 continue
             try:
                 prepared.append((one, task, task.prepare_commit(self._clock.now_ms())))
-            except StateRejected as e:
-                refused = self._look_for_record(task, e)
-                refused.__cause__ = e
-                prepared.append((one, task, refused))
             except Exception as e:
                 prepared.append((one, task, e))
         return prepared
@@ -184,39 +161,13 @@ class TaskCommits:
         try:
             place = await owned.changelog.commit(commit, consumer.group_metadata())
         except RecordRefused as e:
-            raise self._refuse(task, commit, e) from e
+            before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
+            raise ProcessingFailed(f"the commit of what lies before {before}: {e}") from e
         except LogReplaced as e:
             owned.spoilt = str(e)
             raise
         task.commit_succeeded(place)
-        self._refused.pop(task.partition, None)
-        self._check_states.discard(task.partition)
         owned.refusals.say(task.metrics, self._clock.monotonic_ms())
-
-    def _look_for_record(self, task: StreamTask, error: PenstockError) -> PenstockError:
-        if task.check_states:
-            return error
-        self._check_states.add(task.partition)
-        return SourceRefused(f"{error}; the record that made it so is looked for")
-
-    def _refuse(self, task: StreamTask, commit: TaskCommit, error: RecordRefused) -> PenstockError:
-        origin, window = commit.source_of(error.record)
-        known = self._refused.setdefault(task.partition, {})
-        place = OutputPlace(origin, error.record.topic, error.record.key, window)
-        may_be_left_out = place.topic in task.topology.sink_topics() or (
-            origin is not None and place.topic in {source.late for source in task.topology.sources()}
-        )
-        if place in known or not may_be_left_out:
-            before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
-            failed = ProcessingFailed(f"the commit of what lies before {before}: {error}")
-            is_entry = error.record.topic == self._settings.changelog_topic
-            is_entry &= isinstance(error.__cause__, RecordTooLarge)
-            return self._look_for_record(task, failed) if is_entry else failed
-        known[place] = error
-        if window is not None:
-            error.add_note(f"the result of {name_window(None, *window)}")
-        of = "a commit" if origin is None else f"{origin.topic}-{origin.partition}@{origin.offset}"
-        return SourceRefused(f"{of}: what came of it was refused: {error}")
 
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
         """For lag to be seen; the task itself resumes from its progress record."""

@@ -14,7 +14,6 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.tables import Lookup
-from penstock.shared.streams.task_commits import TaskCommits
 from penstock.shared.streams.task_metrics import TaskMetrics
 from penstock.shared.streams.task_schedules import NOT_INITIALIZED
 from penstock.shared.streams.topology import Topology
@@ -38,11 +37,10 @@ class TaskMaker:
         self,
         settings: StreamsSettings,
         topology: Topology,
-        commits: TaskCommits,
         clock: Clock,
         registry: CollectorRegistry,
     ) -> None:
-        self._settings, self._topology, self._commits, self._registry = settings, topology, commits, registry
+        self._settings, self._topology, self._registry = settings, topology, registry
         self._clock, self._clean_due_ms = clock, clock.monotonic_ms() + CLEAN_INTERVAL_MS
         if settings.lake is not None:
             require_lake_names(topology.schemas())
@@ -85,10 +83,6 @@ class TaskMaker:
         )
         return task
 
-    def must_refuse(self, partition: int) -> bool:
-        """Whether a task of this partition has records to refuse, as only one that is made now knows."""
-        return bool(self._commits.refused(partition)) or self._commits.checks_states(partition)
-
     def start(self, task: StreamTask, global_tables: Mapping[str, Lookup]) -> None:
         """A task is restored and begins; one that stood by is counted from now on."""
         task.global_tables = global_tables
@@ -106,8 +100,6 @@ class TaskMaker:
             handlers=self._settings.error_handlers,
             record_bytes_max=self._settings.max_request_size,
             key_bytes_max=self._settings.key_bytes_max,
-            refused=self._commits.refused(partition),
-            check_states=self._commits.checks_states(partition),
             registry=None if is_standby else self._registry,
             local=local,
         )

@@ -15,28 +15,22 @@ import msgspec
 import numpy as np
 
 from penstock.shared.clients.producer.partitioner import for_key
-from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, ProducerRecord, RecordColumns
 from penstock.shared.streams.changelog_entries import Entries
-from penstock.shared.streams.processor import RecordMetadata
-from penstock.shared.streams.windowed_aggregate import WindowKey
 
 
 @dataclass(slots=True)
 class ResultColumns:
     """Encoded results of windows for one topic, in order; `timestamps` are ms.
 
-    `windows` are the windows they are of (None of a row's), `origins` the source records that brought them about, where
-    any did. Where `source_keys` are given these choose the `partitions`, and the keys do not.
+    Where `source_keys` are given these choose the `partitions`, and the keys do not.
     """
 
     topic: str
     keys: PackedBytes
     values: PackedBytes
     timestamps: Int64Array
-    windows: Sequence[WindowKey | None]
-    origins: Sequence[RecordMetadata] = ()
     source_keys: PackedBytes | None = None
     partitions: list[int] | None = None
 
@@ -65,63 +59,24 @@ class ResultColumns:
 Output = ProducerRecord | ResultColumns
 
 
-class OutputPlace(NamedTuple):
-    """An output by what tells it from others: its source record, topic, key and the window whose result it is."""
-
-    origin: RecordMetadata | None
-    topic: str
-    key: bytes | None
-    window: WindowKey | None = None
-
-
-Refusals = Mapping[OutputPlace, DataError]
-"""Outputs that were refused when they were to be written, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origins(Sequence[RecordMetadata]):
-    """Where records of one partition were read, made when asked for."""
-
-    topic: str
-    partition: int
-    offsets: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # of one place only
-        return RecordMetadata(self.topic, self.partition, int(self.offsets[index]))
-
-
 @dataclass(slots=True)
 class TaskOutputs:
-    """Outputs in order, each with its origin (the source record in hand, if any), the window whose result it is, and
-    the key that chooses its partition where that is not its own."""
+    """Outputs in order, each with the key that chooses its partition where that is not its own."""
 
     items: list[Output] = field(default_factory=list)
-    origins: list[RecordMetadata | None] = field(default_factory=list)
-    windows: list[WindowKey | None] = field(default_factory=list)
     source_keys: list[bytes | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def add(
-        self,
-        output: Output,
-        origin: RecordMetadata | None = None,
-        window: WindowKey | None = None,
-        source_key: bytes | None = None,
-    ) -> None:
-        """Append one; of results in columns origins, windows and source keys are their own."""
+    def add(self, output: Output, source_key: bytes | None = None) -> None:
+        """Append one; results in columns have source keys of their own."""
         self.items.append(output)
-        self.origins.append(origin)
-        self.windows.append(window)
         self.source_keys.append(source_key)
 
     def take_back(self, length: int) -> None:
         """Forget what came after there were `length`."""
-        del self.items[length:], self.origins[length:], self.windows[length:], self.source_keys[length:]
+        del self.items[length:], self.source_keys[length:]
 
     def topics_by_source_key(self) -> set[str]:
         """The topics of outputs whose source keys choose their partitions."""
@@ -179,18 +134,6 @@ class TaskCommit(NamedTuple):
             else:
                 keys.append(source_key)
         return keys
-
-    def source_of(self, record: ProducerRecord) -> tuple[RecordMetadata | None, WindowKey | None]:
-        """The source record that brought an output about, and the window whose result it is; None for neither."""
-        produced = self.produced
-        for item, origin, window in zip(produced.items, produced.origins, produced.windows, strict=True):
-            if item is record:
-                return origin, window
-            if isinstance(item, ResultColumns) and item.topic == record.topic:
-                for i, (key, value) in enumerate(zip(item.keys, item.values, strict=True)):
-                    if key == record.key and value == record.value:
-                        return (item.origins[i] if item.origins else None), item.windows[i]
-        return None, None
 
     def _records(self) -> Iterator[ProducerRecord]:
         for item in self.produced.items:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
-
 from penstock.shared.streams.changelog_format import Progress
 
 if TYPE_CHECKING:
@@ -14,17 +12,16 @@ if TYPE_CHECKING:
 
 def progress_of(task: StreamTask, now_ms: int) -> Progress:
     """How far a task is, and all that a restart needs beside its stores; what it kept of idle times is taken out."""
-    stores = task.topology.schemas()
     return Progress(
         application=task.application,
         guarantee=task.guarantee,
         sources=dict(task.sources),
         stream_time_ms=task.stream_time_ms,
         operator_times_ms=task.times.by_store(),
+        close_times_ms=task.times.close_times(),
         grids_ms=task.schedules.grids_ms(),
-        stores=stores,
+        stores=task.topology.schemas(),
         wall_ms=now_ms,
         source_ids=dict(task.source_ids),
         idle=task.idle.take(),
-        close_times_ms=task.times.close_times_ms(stores) or UNSET,
     )

@@ -1,9 +1,10 @@
-"""How large a window's key may be, and how a window is named in what is said about it.
+"""How large a window's key and states may be, and how a window is named in what is said about it.
 
 A key that is taken into a store must come out of it again, and may then stand twice in one record: a result has the
 window's key as its own and as a field of its JSON. If that record cannot be written, no commit that closes the window
 can, and the partition stands still because of a record that lies far back. So a key is measured before a store has it,
-as large as it can get: twice as JSON, where control characters grow sixfold and bytes by a third.
+as large as it can get: twice as JSON, where control characters grow sixfold and bytes by a third. So are key and states
+of a changelog entry, before a store has them.
 
 >>> key_bytes("ann"), key_bytes(b"ann"), key_bytes("\\0")
 (10, 12, 16)
@@ -13,14 +14,25 @@ as large as it can get: twice as JSON, where control characters grow sixfold and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.shared.common.errors import DataError, RecordTooLarge
+from penstock.shared.streams.aggregations import Aggregation
 
 RESULT_BYTES_SPARE = 16 * 1024
 """Of a result, for all that is not its key: names and numbers of the aggregations, bounds, headers."""
+
+ENTRY_BYTES_SPARE = 256
+"""Of a changelog entry, for its envelope, the bounds of its window, and the record and batch around it."""
+
+NUMBER_BYTES = 8
+"""What an int64 or float64 takes in a changelog entry."""
+
+LENGTH_BYTES = 4
+"""What stands before bytes in a changelog entry."""
 
 KEY_GROWTH_MAX = 12
 """A key of n characters or bytes takes no more than this times n, and the quotes: twice six, as JSON escapes."""
@@ -29,12 +41,21 @@ KEY_SHOWN_MAX = 100
 
 
 def default_key_bytes_max(record_bytes_max: int) -> int:
-    """What is left of a record for its key; of a small one half.
+    """What is left of a result for its key; of a small one half.
 
     >>> default_key_bytes_max(1024 * 1024), default_key_bytes_max(1000)
     (1032192, 500)
     """
     return record_bytes_max - min(RESULT_BYTES_SPARE, record_bytes_max // 2)
+
+
+def default_state_bytes_max(record_bytes_max: int) -> int:
+    """What is left of a changelog entry for its key and states; of a small one half.
+
+    >>> default_state_bytes_max(1024 * 1024), default_state_bytes_max(100)
+    (1048320, 50)
+    """
+    return record_bytes_max - min(ENTRY_BYTES_SPARE, record_bytes_max // 2)
 
 
 def key_bytes(key: str | bytes) -> int:
@@ -59,6 +80,20 @@ def check_key(key: Any, store: str, key_bytes_max: int) -> None:
         raise RecordTooLarge(
             f"store {store!r}: the key {shown_key(key)} takes {size} bytes in a result, where it stands twice as JSON; "
             f"key_bytes_max={key_bytes_max}"
+        )
+
+
+def check_states(
+    store: str, aggregations: Sequence[Aggregation[Any]], key: str | bytes, states: Sequence[Any], *, bytes_max: int
+) -> None:
+    """Refuse a row that no changelog entry can hold: RecordTooLarge, or what encoding a state raises."""
+    columns = [column for one, state in zip(aggregations, states, strict=True) for column in one.to_columns(state)]
+    size = len(key if isinstance(key, bytes) else key.encode())
+    size += sum(LENGTH_BYTES + len(c) if isinstance(c, bytes) else NUMBER_BYTES for c in columns)
+    if size > bytes_max:
+        raise RecordTooLarge(
+            f"store {store!r}: key {shown_key(key)}: key and state take {size} bytes in the changelog; at most "
+            f"{bytes_max} fit, which is max_request_size less what stands around them"
         )
 
 

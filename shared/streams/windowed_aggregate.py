@@ -39,19 +39,16 @@ class WindowResult(msgspec.Struct, Generic[K], frozen=True):
 
 
 class TimedProcessor(Processor):
-    """A processor with a time of its own, which is state: the task keeps it under the name of the store."""
+    """A processor with times of its own, which are state: the progress record has them under the name of the store.
+
+    `stream_time_ms` is the highest timestamp of a record, moved on where the source is idle. `close_time_ms` is the
+    watermark by which windows were closed: stream time less the grace, and less the gap of sessions; None before the
+    first record. It never goes back: under a longer grace it stands still until stream time has got as far.
+    """
 
     store_name: str
     stream_time_ms: int = NO_TIME
-    closed_by_ms: int = NO_TIME
-    """What this time closes was closed, and no more: set by what closes. It is the stream time, but where a gap or
-    grace was changed: later after longer ones, until time has reached it; earlier after shorter ones, until a record or
-    an advance closes what is due."""
-
-    def closing_ms(self, stream_time_ms: int) -> int:
-        """The time by which windows close at a stream time."""
-        closed_by_ms = self.closed_by_ms
-        return stream_time_ms if stream_time_ms > closed_by_ms else closed_by_ms  # noqa: FURB136  (once a record: max is slow)
+    close_time_ms: int | None = None
 
     @abstractmethod
     def advance_time(self, stream_time_ms: int) -> None:
@@ -59,4 +56,4 @@ class TimedProcessor(Processor):
 
     @abstractmethod
     def results_from_ms(self) -> int:
-        """No result still to come has an earlier timestamp, by what was closed; there must be a time."""
+        """No result still to come has an earlier timestamp, by the close time; NO_TIME where any may come."""

@@ -20,7 +20,6 @@ from penstock.shared.common.errors import (
     IllegalState,
     ProcessingFailed,
     RecordTooLarge,
-    StateRejected,
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
 from penstock.shared.streams.aggregate_results import AggregateResults
@@ -41,7 +40,7 @@ from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Sch
 from penstock.shared.streams.result_encoders import encode_json, encode_key, encode_updates
 from penstock.shared.streams.state.store import StateStore
 from penstock.shared.streams.tables import Lookup
-from penstock.shared.streams.task_outputs import Origins, ResultColumns
+from penstock.shared.streams.task_outputs import ResultColumns
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
 from penstock.shared.streams.user_functions import plain, require_done, require_plain_methods
 from penstock.shared.streams.window_limits import name_result
@@ -51,8 +50,8 @@ from penstock.shared.streams.windowed_aggregate import WindowKey
 if TYPE_CHECKING:
     from penstock.shared.streams.stream_task import StreamTask
 
-Output = Callable[[ProducerRecord, WindowKey | None, bytes | None], None]
-"""Takes a record for a topic, the window whose result it is, and the key that chooses its partition if not its own."""
+Output = Callable[[ProducerRecord, bytes | None], None]
+"""Takes a record for a topic, and the key that chooses its partition if not its own."""
 InHand = Callable[[], ConsumerRecord | None]
 """Gives the source record in hand, if there is one."""
 
@@ -77,10 +76,9 @@ class SinkWriter:
         if size > self._record_bytes_max:
             topic, limit = self._node.topic, self._record_bytes_max
             raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; max_request_size={limit}")
-        window = record.key if isinstance(record.key, WindowKey) else None
-        source_key = None if window is None or not self._has_window_keys else encode_key(window.key)
-        record_out = ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp)
-        self._output(record_out, window, source_key)
+        is_window = self._has_window_keys and isinstance(record.key, WindowKey)
+        source_key = encode_key(record.key.key) if is_window else None
+        self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
 
     def encode(self, results: WindowResults | AggregateResults) -> ResultColumns | None:
         """Results at once; None where this sink has them encoded one by one, or one may be refused."""
@@ -95,7 +93,7 @@ class SinkWriter:
         if record_size(longest[0], longest[1], []) > self._record_bytes_max:
             return None
         source_keys = results.source_keys() if self._has_window_keys else None
-        return ResultColumns(node.topic, keys, values, results.timestamps(), results, source_keys=source_keys)
+        return ResultColumns(node.topic, keys, values, results.timestamps(), source_keys=source_keys)
 
 
 class UserNode:
@@ -184,9 +182,9 @@ class Wiring:
         """The error that ends the task, with the node it came from, else `node`."""
         where = self.node_of(error) or node
         kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
-        make = StateRejected if isinstance(error, StateRejected) else ProcessingFailed
         about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-        return make(f"{f'node {where!r}: ' if where else ''}{what} cannot be processed: {about}{kind}{error}")
+        prefix = f"node {where!r}: " if where else ""
+        return ProcessingFailed(f"{prefix}{what} cannot be processed: {about}{kind}{error}")
 
 
 class NodeContext:
@@ -210,8 +208,8 @@ class NodeContext:
         return self._task.deduplicate_updates
 
     @property
-    def state_bytes_max(self) -> int | None:
-        return self._task.record_bytes_max if self._task.check_states else None
+    def state_bytes_max(self) -> int:
+        return self._task.state_bytes_max
 
     @property
     def key_bytes_max(self) -> int:
@@ -309,15 +307,9 @@ class NodeContext:
 
         `places` says which records of `source` brought them about, one for one; without, it is the one in hand.
         """
-        if len(self._ways) == 1 and self._writers and not self._task.refused:
-            encoded = self._writers[0].encode(results)
-            if encoded is not None:
-                if source is not None and places is not None:
-                    encoded.origins = Origins(source.topic, source.partition, source.offsets[places])
-                elif (own := self._task.record_metadata) is not None:
-                    encoded.origins = (own,) * len(encoded)
-                self._task.outputs.add(encoded)
-                return
+        if len(self._ways) == 1 and self._writers and (encoded := self._writers[0].encode(results)) is not None:
+            self._task.outputs.add(encoded)
+            return
         for i, (record, error) in enumerate(results.records()):
             if source is not None and places is not None:
                 self._task.in_hand(source.record(int(places[i])))

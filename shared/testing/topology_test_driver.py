@@ -34,7 +34,7 @@ from penstock.shared.streams.restore import restore_change, restore_progress
 from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPlace
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.stream_task import Guarantee, StreamTask
+from penstock.shared.streams.stream_task import RECORD_BYTES_MAX, Guarantee, StreamTask
 from penstock.shared.streams.task_inputs import TaskInputs
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.manual_clock import ManualClock
@@ -63,7 +63,8 @@ class TopologyTestDriver:
     with its cache off. Of `pipe_columns` at least `columns_min` records are taken as columns, where the topology allows
     it. The wall clock stands at `now_ms` until it is advanced; records further ahead of it than `max_future_ms` (as in
     production a day) are dead letters. Without `now_ms` it stands at 0, where every record lies in the future: then
-    none is too far ahead, unless `max_future_ms` says so. With `state` its stores are on disk: `crash` closes them
+    none is too far ahead, unless `max_future_ms` says so. `max_request_size` limits results and states, as the
+    application's setting of that name does. With `state` its stores are on disk: `crash` closes them
     as they are, and `restore` opens them again and reads the changelog from where they are. `close` gives the
     folder back.
     """
@@ -81,6 +82,7 @@ class TopologyTestDriver:
         max_future_ms: int | Literal["as_in_production"] | None = "as_in_production",
         idle_timeout_ms: int | None = None,
         columns_min: int = COLUMNS_MIN,
+        max_request_size: int = RECORD_BYTES_MAX,
         state: StateDirectory | None = None,
     ) -> None:
         self.topology = topology = topology.of_application(APPLICATION)
@@ -93,7 +95,7 @@ class TopologyTestDriver:
         self._raises = not isinstance(errors, ErrorHandlers)
         self.handlers = errors if isinstance(errors, ErrorHandlers) else _Raise()
         self.max_future_ms, self.idle_timeout_ms = max_future_ms, idle_timeout_ms
-        self.columns_min, self.state = columns_min, state
+        self.columns_min, self.max_request_size, self.state = columns_min, max_request_size, state
         self._local: LocalState | None = None
         self.restored_entries = 0
         """Changelog records that the last restore read."""
@@ -220,6 +222,7 @@ class TopologyTestDriver:
             guarantee=self.guarantee,
             deduplicate_updates=self.deduplicate_updates,
             handlers=self.handlers,
+            record_bytes_max=self.max_request_size,
             columns_min=self.columns_min,
             local=self._local,
         )

@@ -466,55 +466,32 @@ async def make_narrow(chain: Chain, topic: str) -> None:
         await admin.create_topics([NewTopic(topic, 1, configs={"max.message.bytes": "10000"})])
 
 
-async def test_a_result_that_the_broker_refuses_becomes_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A result larger than its topic takes costs its source record alone, and a restore; all others are written."""
+async def test_a_result_that_only_its_topic_refuses_stops_the_worker(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A topic that takes less than `max_request_size` is named with partition, key, size and limit."""
     builder = StreamsBuilder()
-    builder.stream(topic_name).map_values(lambda value: "x" * value["size"]).to(f"{topic_name}-out")
+    builder.stream(topic_name).map_values(lambda value: "x" * value["size"]).to(out := f"{topic_name}-out")
     async with chain_of(kafka, topic_name, 1) as chain:
-        await make_narrow(chain, f"{topic_name}-out")
-        sizes = [5, 20_000, 6, 30_000, 7]
+        await make_narrow(chain, out)
         async with Producer(chain.kafka) as producer:
-            for size in sizes:
+            for size in (5, 20_000, 6):
                 await (await producer.send(topic_name, b'{"size":%d}' % size, key=b"k", partition=0))
-        worker = chain.worker(builder.build())
-        async with running(worker):
-            await until_position(worker, chain, 5)
-        assert [len(record.value or b"") - 2 for record in await chain.read(f"{topic_name}-out")] == [5, 6, 7]
-        letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
-        assert [(letter.record.offset, letter.stage) for letter in letters] == [(1, "produce"), (3, "produce")]
-        assert all("RecordRefused" in letter.exception for letter in letters)
-
-
-async def test_a_result_of_state_that_the_broker_refuses_is_left_out(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """Its window counts as emitted and the dead letter names it; with `fail` the worker ends at record and window."""
-    builder = StreamsBuilder()
-    every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
-    windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS, GRACE_MS)
-    windows.aggregate("s", all=every).on_close().to(f"{topic_name}-out")
-    async with chain_of(kafka, topic_name, 1) as chain:
-        await make_narrow(chain, f"{topic_name}-out")
-        async with Producer(chain.kafka) as producer:
-            for at in (0, 1, 1_000, 1_001):
-                value = b'"%s"' % (b"x" * 6_000)
-                await (await producer.send(topic_name, value, key=b"k", partition=0, timestamp=at))
         said = (
-            rf"{topic_name}-0@2, which a store had taken, .*: the result of key 'k', window 0 to 1: .*"
-            rf"topic {topic_name}-out: the record of key b'k'"
+            rf"the commit of what lies before {topic_name}-0@3: topic {out}, partition 0: the record of key b'k', "
+            r"\d+ bytes, timestamp \d+, was refused: .*max_request_size=1048576 must not be above"
         )
         for _ in range(2):
             with pytest.raises(ProcessingFailed, match=said):
-                async with running(chain.worker(builder.build(), production_exception_handler="fail")) as loop:
+                async with running(chain.worker(builder.build())) as loop:
                     await asyncio.wait_for(loop, WAIT_SECONDS)
-        async with running(worker := chain.worker(builder.build())):
-            await until_position(worker, chain, 4)
-        (letter,) = await chain.read(f"{topic_name}-dlq")
-        headers = dict(letter.headers)
-        assert (letter.key, headers["penstock.dlq.window_end"], headers["penstock.origin.offset"]) == (b"k", b"1", b"2")
-        assert await chain.read(f"{topic_name}-out") == []
+        async with running(worker := chain.worker(builder.build(), max_request_size=10_000)):
+            await until_position(worker, chain, 3)
+        assert [len(record.value or b"") - 2 for record in await chain.read(out)] == [5, 6]
+        letters = [parse_dead_letter(record) for record in await chain.read(f"{topic_name}-dlq")]
+        assert [(letter.record.offset, letter.stage) for letter in letters] == [(1, "produce")]
 
 
 async def test_the_record_that_spoils_a_state_becomes_a_dead_letter(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A state that cannot be encoded costs the record that made it so, and a restore; the window goes on without it."""
+    """A state that cannot be encoded costs the record that would make it so; the window goes on without it."""
     builder = StreamsBuilder()
     every = Aggregate(list, lambda state, value: [*state, value or object()], lambda a, b: a + b)
     windows = builder.stream(topic_name).group_by_key().session_window(GAP_MS, GRACE_MS)

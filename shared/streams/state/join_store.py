@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from penstock.shared.streams.state.key_value_store import Check
+
 _start = attrgetter("start")
 
 HEAP_SPARE = 1_024
@@ -49,6 +51,8 @@ class JoinStore:
 
     def __init__(self, name: str) -> None:
         self.name, self.touched = name, False
+        self.check: Check | None = None
+        """Raises where the changelog cannot hold a row; its owner calls it before anything is changed."""
         self._rows: dict[Any, list[JoinRow]] = {}
         self._open: list[tuple[int, int, JoinRow]] = []
         self._pushed = self._count = 0

@@ -11,13 +11,16 @@ What is put in and what is handed out are copies: only `put` changes a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple
 
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.streams.state.detached import detached
+
+Check = Callable[[str | bytes, list[Any]], None]
+"""Raises where the changelog cannot hold a row of this key and these states."""
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
@@ -49,6 +52,7 @@ class KeyValueStore(Generic[K, V]):
 
     def __init__(self, name: str) -> None:
         self.name, self.touched = name, False
+        self.check: Check | None = None
         self._rows: dict[Any, Row] = {}
         self._dirty: dict[Any, Row | None] = {}
 
@@ -64,12 +68,15 @@ class KeyValueStore(Generic[K, V]):
         return None if row is None else detached(row.states[0])
 
     def put(self, key: K, value: V | None) -> None:
-        """Set a row; None deletes it. DataError for a key that is neither text nor bytes."""
+        """Set a row; None deletes it. DataError for a key that is neither text nor bytes, RecordTooLarge for a row that
+        the changelog cannot hold, and whatever encoding the value raises."""
         if value is None:
             self.delete(key)
             return
         if not isinstance(key, str | bytes):
             raise DataError(f"store {self.name!r}: a key must be text or bytes, got {type(key).__name__}")
+        if self.check is not None:
+            self.check(key, [value])
         value, row = detached(value), self._rows.get(key)
         if row is None:
             # A row that was deleted since the last commit is still in the changelog.

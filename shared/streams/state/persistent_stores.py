@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.state.join_store import JoinChanges, JoinRow, JoinStore
-from penstock.shared.streams.state.key_value_store import KeyValueStore, Row, RowChanges
+from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, Row, RowChanges
 from penstock.shared.streams.state.row_codec import RowCodec
 from penstock.shared.streams.state.store import LiveRow
 from penstock.shared.streams.state.stored_rows import NEVER, DueIndex, Rows, Stored
@@ -251,6 +251,15 @@ class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
 class PersistentJoinStore(PersistentStore[JoinStore]):
     """What a join remembers, on disk; used as `JoinStore` is."""
 
+    @property
+    def check(self) -> Check | None:
+        """As of `JoinStore`."""
+        return self._cache.check
+
+    @check.setter
+    def check(self, check: Check | None) -> None:
+        self._cache.check = check
+
     def fetch(self, key: Any, start: int) -> JoinRow | None:
         """The key's window that starts there, None where there is none."""
         self._fetch(key)
@@ -288,6 +297,15 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
     """A table's rows on disk; used as `KeyValueStore` is."""
 
     is_indexed = False
+
+    @property
+    def check(self) -> Check | None:
+        """As of `KeyValueStore`."""
+        return self._cache.check
+
+    @check.setter
+    def check(self, check: Check | None) -> None:
+        self._cache.check = check
 
     def get(self, key: Any) -> Any:
         """The row's value, None where there is none."""

@@ -41,7 +41,9 @@ START, END, SHOWN_START, SHOWN_END = range(4)
 """Bounds, and of a session those that the last commit had."""
 
 # --- what an aggregation does ---
-COUNT, LATEST, SUM_INT, SUM_FLOAT, MIN_INT, MIN_FLOAT, MAX_INT, MAX_FLOAT, OBJECT = range(9)
+COUNT, LATEST, SUM_INT, SUM_FLOAT, MIN_INT, MIN_FLOAT, MAX_INT, MAX_FLOAT, FIRST, LAST, OBJECT = range(11)
+"""FIRST and LAST have a time and a value, whose bits they copy; the time is -1 where there is no value yet. All others
+of two cells have a number and how many values are in it."""
 
 # --- steps: what Python carries out for aggregations whose states are objects ---
 NEW, ADD, MERGE, COPY, CLOSE, KEEP, DROP, UPDATE = range(8)
@@ -69,6 +71,8 @@ def _init(program, cells, row, base):
             cells[row, cell] = 0
         elif op == LATEST:
             cells[row, cell] = -1
+        elif op in (FIRST, LAST):
+            cells[row, cell], cells[row, cell + 1] = -1, 0
         elif op != OBJECT:
             cells[row, cell] = 0
             cells[row, cell + 1] = 0
@@ -100,6 +104,12 @@ def _refused_by(program, cells, row, other, base, values, has, i):
 
 
 @compiled
+def _replaces(op, new, old):
+    """Whether a value of this time takes the place of one of that time (-1: of none)."""
+    return old < 0 or (new < old if op == FIRST else new >= old)
+
+
+@compiled
 def _add(program, cells, floats, row, base, values, float_values, has, i, timestamp):
     for a in range(len(program)):
         op, cell, v = program[a, 0], base + program[a, 1], program[a, 2]
@@ -111,6 +121,10 @@ def _add(program, cells, floats, row, base, values, float_values, has, i, timest
                 cells[row, cell] = timestamp
             continue
         if op == OBJECT or not has[v, i]:
+            continue
+        if op in (FIRST, LAST):
+            if _replaces(op, timestamp, cells[row, cell]):
+                cells[row, cell], cells[row, cell + 1] = timestamp, values[v, i]
             continue
         n = cells[row, cell + 1]
         cells[row, cell + 1] = n + 1
@@ -144,6 +158,10 @@ def _merge(program, cells, floats, row, other, base):
             continue
         if op == LATEST:
             cells[row, cell] = max(cells[row, cell], cells[other, cell])
+            continue
+        if op in (FIRST, LAST):
+            if cells[other, cell] >= 0 and _replaces(op, cells[other, cell], cells[row, cell]):
+                cells[row, cell], cells[row, cell + 1] = cells[other, cell], cells[other, cell + 1]
             continue
         if op == OBJECT or cells[other, cell + 1] == 0:
             continue

@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations import EMPTY_TEXT, INT64_MAX, INT64_MIN, Aggregation, CountDistinct
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
 from penstock.shared.streams.quantiles import Quantiles
@@ -27,6 +29,17 @@ from penstock.shared.streams.windows import kernels as k
 
 ChangelogColumn = NDArray[Any] | list[bytes]
 """One column of a state as the changelog has it: numbers, or bytes."""
+
+ESCAPED_BYTES_MAX = 6
+"""What a character of ASCII takes in JSON, at most."""
+AROUND_TEXT_BYTES = 5
+"""What stands around it: two quotes and a comma; or null and a comma, of a missing one."""
+NUMBER_TEXT_BYTES_MAX = 26
+"""What an int64, a float64, a bool or null takes in JSON with a comma, at most."""
+HLL_BYTES_MAX = 4 * 1024
+"""What a sketch of `CountDistinct` takes, at most: 2,088 bytes."""
+KLL_BYTES_MAX = 16 * 1024
+"""What a sketch of `Quantiles` takes, at most, with its quantiles: 5,324 bytes after 40 million values."""
 
 SINGLY_MAX = 4
 """So few numbers are put into a sketch one by one: to hand it an array costs as much as five of them."""
@@ -46,12 +59,15 @@ class Done(NamedTuple):
 
 
 class ObjectStates:
-    """The states of one aggregation; `rows` has them by row, None where there is none."""
+    """The states of one aggregation; `rows` has them by row, None where there is none.
+
+    No state takes more than `bytes_max` in the changelog; None where a state grows with its records.
+    """
 
     def __init__(self, aggregation: Aggregation[Any]) -> None:
         self.aggregation = aggregation
         self.calls_users = type(aggregation) not in _KINDS
-        self._take, self._feed = _KINDS.get(type(aggregation), (_take_all, _feed_each))
+        self._take, self._feed, self.bytes_max = _KINDS.get(type(aggregation), (_take_all, _feed_each, None))
         self.rows: list[Any] = []
 
     def __repr__(self) -> str:
@@ -72,6 +88,21 @@ class ObjectStates:
         except Exception:
             self.aggregation.add(self.aggregation.initial(), value)  # says why
             raise
+
+    def growth(self, got: Sequence[Any]) -> Int64Array:
+        """By how many bytes each record lengthens a state in the changelog, at most; raises what encoding it raises."""
+        kinds = set(map(type, got))
+        if kinds <= _TEXTS:
+            texts = [text or "" for text in got]
+            if "".join(texts).isascii():
+                return np.fromiter(map(len, texts), np.int64, len(texts)) * ESCAPED_BYTES_MAX + AROUND_TEXT_BYTES
+        elif kinds <= _NUMBERS and all(INT64_MIN <= g <= INT64_MAX for g in got if type(g) is int):
+            return np.full(len(got), NUMBER_TEXT_BYTES_MAX, np.int64)
+        return np.fromiter((len(msgspec.json.encode(g)) + 1 for g in got), np.int64, len(got))
+
+    def encoded_bytes(self, row: int) -> int:
+        """The bytes of a row's state in the changelog that are not of a fixed size."""
+        return sum(len(c) for c in self.aggregation.to_columns(self.rows[row]) if isinstance(c, bytes))
 
     def carry_out(
         self, steps: Iterable[Step], got: Sequence[Any], times: Sequence[int], undo: list[tuple[int, Any]] | None = None
@@ -217,12 +248,13 @@ def _feed_collected(aggregation: Any, state: Any, got: Sequence[Any], times: Seq
 _Take = Callable[[Any, Sequence[Any]], list[Any]]
 _Feed = Callable[[Any, Any, Sequence[Any], Sequence[int]], Any]
 
-_KINDS: dict[type, tuple[_Take, _Feed]] = {
-    First: (_take_field, _feed_moments),
-    Last: (_take_field, _feed_moments),
-    CountDistinct: (_take_distinct, _feed_distinct),
-    Quantiles: (_take_quantiles, _feed_quantiles),
-    CollectList: (_take_field, _feed_collected),
-    CollectSet: (_take_encodable, _feed_collected),
+_KINDS: dict[type, tuple[_Take, _Feed, int | None]] = {
+    First: (_take_field, _feed_moments, None),
+    Last: (_take_field, _feed_moments, None),
+    CountDistinct: (_take_distinct, _feed_distinct, HLL_BYTES_MAX),
+    Quantiles: (_take_quantiles, _feed_quantiles, KLL_BYTES_MAX),
+    CollectList: (_take_field, _feed_collected, None),
+    CollectSet: (_take_encodable, _feed_collected, None),
 }
-"""Of the aggregations whose records are known to be refused or not before a kernel sees them."""
+"""Of the aggregations whose records are known to be refused or not before a kernel sees them; the last is the largest
+size of a state, None where it grows."""

@@ -1,8 +1,8 @@
 """The states of a store's aggregations as columns: numbers in the cells of a table's rows, objects beside them.
 
-Count, Sum, Mean, Min and Max are carried out by the kernels, cell by cell. All other aggregations have states that are
-Python objects, one a row (`ObjectStates`); the kernels say step by step what is to be done with them. A number of which
-there is none yet has 0 in its cells.
+Count, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float` are carried out by the kernels,
+cell by cell. All other aggregations have states that are Python objects, one a row (`ObjectStates`); the kernels say
+step by step what is to be done with them. A number of which there is none yet has 0 in its cells.
 
 >>> from penstock.shared.streams.aggregations import Count, Min
 >>> columns = StateColumns([Count(), Min("ms").bind(dict)])
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations import Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.collecting import First, Last
 from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.object_states import ChangelogColumn, ObjectStates, objects
@@ -37,6 +38,7 @@ _NUMBERS: dict[type, tuple[int, int]] = {
     Min: (k.MIN_INT, k.MIN_FLOAT),
     Max: (k.MAX_INT, k.MAX_FLOAT),
 }
+_BY_TIME: dict[type, int] = {First: k.FIRST, Last: k.LAST}
 _PLAIN: dict[type, int] = {Count: k.COUNT, Latest: k.LATEST}
 """Aggregations that look at no value."""
 _TAKEN = {"int64": frozenset((int, bool)), "float64": frozenset((int, float, bool))}
@@ -75,6 +77,11 @@ class StateColumns:
                 types += [number.type, "int64"]
                 self.numbers.append(number)
                 self.cells += 2
+            elif kind in _BY_TIME and (of_number := getattr(aggregation, "type", None)) is not None:
+                self.program.append((_BY_TIME[kind], self.cells, len(self.numbers)))
+                types += ["int64", of_number]
+                self.numbers.append(aggregation)
+                self.cells += 2
             else:
                 self.program.append((k.OBJECT, self.cells, k.NONE))
                 types.append("object")
@@ -96,10 +103,17 @@ class StateColumns:
         for at, number in enumerate(self.numbers):
             assert values is not None
             _take_numbers(number, values, taken.cells[at], taken.has[at])
+        self.settle_zeros(taken.cells)
         try:
             return taken, [states.take(values or ()) for states in self.objects]
         except Exception as e:  # a value's own methods may raise anything
             raise Unfit from e
+
+    def settle_zeros(self, cells: Int64Array) -> None:
+        """Make -0.0 to 0.0 where numbers are added or compared: there is one zero only. `cells` are those of `take`."""
+        for own, number in zip(cells, self.numbers, strict=True):
+            if number.type == "float64" and type(number) not in _BY_TIME:
+                own.view(np.float64)[:] += 0.0
 
     def no_values(self, count: int) -> Values:
         """So many records that bring nothing."""
@@ -109,9 +123,10 @@ class StateColumns:
     def take_one(self, value: Any, into: Values) -> None:
         """As `take`, of one record into `into`; DataError where an aggregation refuses its value."""
         for at, number in enumerate(self.numbers):
-            got, n = number.add(number.initial(), value)
-            into.cells[at, 0] = got if number.type == "int64" else np.float64(got).view(np.int64)
-            into.has[at, 0] = n
+            got = number.number(value)
+            into.has[at, 0] = got is not None
+            if got is not None:
+                into.cells[at, 0] = got if number.type == "int64" else np.float64(got).view(np.int64)
 
     # --- windows ---
 
@@ -167,6 +182,8 @@ class StateColumns:
                 found.append(list(map(aggregation.result, own[0])))
             elif len(own) == 1:
                 found.append(own[0])
+            elif type(aggregation) in _BY_TIME:
+                found.append([number if at_ms >= 0 else None for at_ms, number in zip(*own, strict=True)])
             elif type(aggregation) is Mean:
                 found.append([number / n if n else None for number, n in zip(*own, strict=True)])
             else:
@@ -211,4 +228,3 @@ def _take_numbers(aggregation: Any, values: Sequence[Any], cells: Int64Array, ha
         column[:] = np.fromiter(got, type_, count)
     except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise Unfit from e
-    column += 0  # there is one zero only: -0.0 becomes 0.0

@@ -8,17 +8,18 @@ window, and a window is retracted (value None) only if an earlier commit had sho
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from penstock.shared.common.errors import DataError, RecordTooLarge
+from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregate_results import AggregateResults
 from penstock.shared.streams.aggregations import Aggregation
 from penstock.shared.streams.processor import ProcessorContext, Record
-from penstock.shared.streams.window_limits import check_key
+from penstock.shared.streams.window_limits import check_key, check_states
 from penstock.shared.streams.window_results import WindowResults
 from penstock.shared.streams.windowed_aggregate import NO_TIME, Emit, TimedProcessor
 from penstock.shared.streams.windows.keys import Int32Array
@@ -26,9 +27,6 @@ from penstock.shared.streams.windows.kinds import NoWindows, WindowKind
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import Taken, WindowStore
 from penstock.shared.streams.windows.window_table import Values
-
-FIXED_COLUMN_BYTES = 8
-STATE_BYTES_SPARE = 16 * 1024  # of a changelog entry, for its envelope and what changes its state in place
 
 
 class WindowAggregate(TimedProcessor):
@@ -44,7 +42,6 @@ class WindowAggregate(TimedProcessor):
         emit: Emit,
     ) -> None:
         self.store_name, self.windows, self.emit = store_name, windows, emit
-        self.rule = windows.rule
         self.names = tuple(aggregations)
         self.stream_time_ms = NO_TIME
 
@@ -54,11 +51,10 @@ class WindowAggregate(TimedProcessor):
         self._columns: StateColumns = self.store.columns
         self._state_bytes_max, self._key_bytes_max = context.state_bytes_max, context.key_bytes_max
         self._tells_each = self.emit == "on_update" and not context.deduplicate_updates
-        close_time = None if self.closed_by_ms == NO_TIME else self.closed_by_ms - self.rule.waits_ms
-        self.store.begin(self.stream_time_ms, close_time)
+        self.store.begin(self.stream_time_ms, self.close_time_ms)
         self._one_time = np.zeros(1, np.int64)
         self._one = self._columns.no_values(1)
-        self.takes_one_by_one = self._columns.calls_users or bool(self._state_bytes_max and self._columns.objects)
+        self.takes_one_by_one = self._columns.calls_users
 
     # --- records ---
 
@@ -76,8 +72,10 @@ class WindowAggregate(TimedProcessor):
         self._one_time[0] = record.timestamp
         self.store.prepare((raw,), record.timestamp)
         codes = self.store.index.codes_of((raw,))
-        if self.takes_one_by_one:
-            check = None if self._state_bytes_max is None else self._checked(raw, self._state_bytes_max)
+        if self.takes_one_by_one or self.in_doubt(codes, got):
+            check = functools.partial(
+                check_states, self.store_name, self._columns.aggregations, key, bytes_max=self._state_bytes_max
+            )
             taken = self.store.take_one(self._one_time, codes, self._one, got, check, updates=self._tells_each)
         else:
             taken = self.store.take(self._one_time, codes, self._one, got, updates=self._tells_each)
@@ -101,6 +99,18 @@ class WindowAggregate(TimedProcessor):
         self._told(taken, columns, places)
         return taken.count
 
+    def in_doubt(self, codes: Int32Array, got: list[list[Any]]) -> list[int]:
+        """The places of records with which a state may get too large to be written, or that have no JSON.
+
+        Each of them has to be taken by itself: then it is measured, and refused where it must be.
+        """
+        if not self._columns.objects:
+            return []
+        try:
+            return self.store.sizes.in_doubt(codes, got, self._state_bytes_max)
+        except Exception:  # a value has no JSON: which one is found one by one
+            return list(range(len(codes)))
+
     def overflow(self, refused_by: int) -> DataError:
         """Why an aggregation refuses a record that every check of its value lets pass."""
         aggregation: Any = self._columns.aggregations[refused_by]
@@ -118,24 +128,11 @@ class WindowAggregate(TimedProcessor):
             self.context.forward_results(self._results(taken.updates, is_retracted=taken.is_retracted))
 
     def _keep_time(self) -> None:
-        store = self.store
-        self.stream_time_ms = store.stream_time_ms
-        close_time = store.close_time_ms
-        self.closed_by_ms = NO_TIME if close_time is None else close_time + self.rule.waits_ms
+        self.stream_time_ms, self.close_time_ms = self.store.stream_time_ms, self.store.close_time_ms
 
     def _results(self, windows: Any, **how: Any) -> WindowResults | AggregateResults:
         store = self.store
         return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, **how)
-
-    def _checked(self, raw: bytes, bytes_max: int) -> Any:
-        def check(states: list[Any]) -> None:
-            columns = [c for a, s in zip(self._columns.aggregations, states, strict=True) for c in a.to_columns(s)]
-            size = len(raw) + sum(len(c) if isinstance(c, bytes) else FIXED_COLUMN_BYTES for c in columns)
-            if size > bytes_max - STATE_BYTES_SPARE:
-                said = f"a key and a state of {size} bytes; max_request_size={bytes_max}"
-                raise RecordTooLarge(f"store {self.store_name!r}: {said}")
-
-        return check
 
     # --- time and commits ---
 
@@ -145,7 +142,7 @@ class WindowAggregate(TimedProcessor):
             self._told(self.store.advance(stream_time_ms))
 
     def results_from_ms(self) -> int:
-        return self.closed_by_ms - self.rule.waits_ms - self.windows.results_before_ms
+        return NO_TIME if self.close_time_ms is None else self.close_time_ms - self.windows.results_before_ms
 
     def commit(self) -> None:
         if self.emit == "on_update" and self.context.deduplicate_updates:

@@ -28,6 +28,7 @@ from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.keys import Int32Array
 from penstock.shared.streams.windows.object_states import Done
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.state_sizes import StateSizes
 from penstock.shared.streams.windows.window_columns import EMPTY, Windows, joined
 from penstock.shared.streams.windows.window_table import NEVER, Rule, Values, WindowTable
 
@@ -79,6 +80,7 @@ class WindowStore:
         self.name, self.rule, self.columns = name, rule, columns
         self.table = WindowTable(rule, columns.program, columns.cells)
         self.index = self.table.keys
+        self.sizes = StateSizes(self.table, columns)
         self.touched = False
         self.fetch: Callable[[Iterable[bytes], int], None] | None = None
         """As `prepare`, where windows are on disk."""
@@ -147,13 +149,13 @@ class WindowStore:
         codes: Int32Array,
         values: Values,
         got: Sequence[Sequence[Any]],
-        check: Callable[[list[Any]], None] | None,
+        check: Callable[[list[Any]], None],
         *,
         updates: bool = False,
     ) -> Taken:
         """As `take`, of one record; raises what an aggregation raises, or `check`, and then nothing has changed.
 
-        `check` gets the states of each window that took the record.
+        `check` is called with the states of each window that took the record.
         """
         table = self.table
         table.logs_updates = updates
@@ -162,7 +164,7 @@ class WindowStore:
         try:
             count, refused_by = table.take(times, codes, values, closes=False)
             done = self._carry_out(got, times, undo)
-            if check is not None and not len(self._late()):
+            if not len(self._late()):
                 for row in {row for step, row, _ in table.steps[: table.meta[k.STEPS]].tolist() if step == k.ADD}:
                     check(self._states(row))
         except Exception:
@@ -390,6 +392,8 @@ class WindowStore:
     def _load(self, windows: Windows) -> None:
         cells, states = self.columns.to_rows(windows.columns)
         codes = self.index.codes_of(windows.keys)
+        if self.columns.objects:
+            self.sizes.forget(codes)
         ends = np.asarray(windows.ends, np.int64) - self.rule.last_ms
         rows = self.table.load(codes, np.asarray(windows.starts, np.int64), ends, cells)
         for objects, own in zip(self.columns.objects, states, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 import pytest
@@ -23,6 +23,13 @@ from penstock.shared.streams.collecting import CollectList, CollectSet, First, L
 from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.quantiles import Quantiles
 
+
+class Numbers(TypedDict):
+    """A value of which the number's type is known."""
+
+    x: float
+
+
 ALL: dict[str, Any] = {
     "latest": Latest(),
     "n": Count(),
@@ -33,6 +40,7 @@ ALL: dict[str, Any] = {
     "places": CountDistinct("place"),
     "first": First("place"),
     "last": Last("place"),
+    "first_x": First("x").bind(Numbers),
     "list": CollectList("place", 3),
     "set": CollectSet("place"),
     "quantiles": Quantiles("x", (0.25, 0.75)),

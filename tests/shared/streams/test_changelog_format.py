@@ -48,6 +48,7 @@ PROGRESS = Progress(
     stores=(SCHEMA,),
     wall_ms=1_000,
     source_ids={"flights": "2ia3basOR-KblWWPsTuLbw"},
+    close_times_ms={"banks": 53},
 )
 PROGRESS_JSON = (
     b'{"application":"app","guarantee":"exactly_once","sources":{"flights":7},"stream_time_ms":99,'
@@ -55,7 +56,8 @@ PROGRESS_JSON = (
     b'"key":"string","gap_ms":30,"grace_ms":15,"emit":"on_close","source":"flights","results":"out",'
     b'"late":"flights-late","dead_letters":"flights-dlq","aggregations":[{"name":"n","function":"count","field":null,'
     b'"state":[["n","int64"]],"result":"int64"},{"name":"delay","function":"mean","field":"dep_delay",'
-    b'"state":[["sum","float64"],["n","int64"]],"result":"float64"}]}],"wall_ms":1000,"version":1,"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"}}'
+    b'"state":[["sum","float64"],["n","int64"]],"result":"float64"}]}],"wall_ms":1000,"version":1,"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"},'
+    b'"close_times_ms":{"banks":53}}'
 )
 TAKEOVER_JSON = b'{"application":"app","instance":"host-1","wall_ms":5,"version":1}'
 

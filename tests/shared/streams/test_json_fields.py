@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations import Max, Sum
+from penstock.shared.streams.collecting import First
 from penstock.shared.streams.json_fields import JsonFields
 from penstock.shared.streams.windows.state_columns import StateColumns, Unfit
 
@@ -99,6 +100,7 @@ def test_what_it_reads_is_what_msgspec_reads(kind: str, value: bytes) -> None:
     fields = JsonFields.of(value_type, wanted)
     assert fields is not None
     cells, has, left = fields.read(PackedBytes.of([value, value]))
+    StateColumns([Sum(name).bind(value_type) for name in wanted]).settle_zeros(cells)
     if len(left):
         assert left.tolist() == [0, 1]
         assert not cells.any()
@@ -158,6 +160,19 @@ class Checked(msgspec.Struct):
 def test_types_that_msgspec_alone_can_check_are_left_to_it(value_type: Any) -> None:
     """Constraints, nested structs, tags, unknown fields that are forbidden, and checks of the user's own."""
     assert JsonFields.of(value_type, []) is None
+
+
+def test_a_first_value_keeps_its_sign() -> None:
+    """-0.0 is read as it stands: where numbers are added up it becomes 0.0 afterwards."""
+    fields = JsonFields.of(Click, ["score"])
+    assert fields is not None
+    raw = PackedBytes.of([b'{"ms":5,"score":-0.0,"path":"","ok":null,"rate":1}'])
+    by_type = {}
+    for kind in (Sum, First):
+        cells, _, _ = fields.read(raw)
+        StateColumns([kind("score").bind(Click)]).settle_zeros(cells)
+        by_type[kind] = np.signbit(cells.view(np.float64)).tolist()
+    assert by_type == {Sum: [[False]], First: [[True]]}
 
 
 def test_one_field_may_be_wanted_twice() -> None:

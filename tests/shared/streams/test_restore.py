@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import UNSET
 
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Columns, ConsumerRecord
@@ -304,20 +303,6 @@ def pipe_columns(driver: TopologyTestDriver, *records: tuple[bytes, int]) -> Non
 def pipe_singly(driver: TopologyTestDriver, *records: tuple[bytes, int]) -> None:
     for key, time in records:
         driver.pipe("in", key=key, value=b"{}", timestamp=time)
-
-
-def test_progress_has_the_true_time() -> None:
-    """Progress has the operator's time as it is, and beside it what was closed, as long as that matters."""
-    first = kinds_driver("grace", SHORT_MS)
-    first.pipe("in", key=b"k", value=b"{}", timestamp=5_000)
-    assert progress_of(first).close_times_ms is UNSET
-    driver = gone_on_with(first, cut("grace", LONG_MS))
-    driver.pipe("in", key=b"k", value=b"{}", timestamp=5_003)
-    assert progress_of(driver).operator_times_ms == {"s": 5_003}
-    assert progress_of(driver).close_times_ms == {"s": 5_000 - SIZE_MS - SHORT_MS}
-    assert progress_of(gone_on_with(driver, cut("grace", 2 * LONG_MS))).close_times_ms == {"s": 4_985}
-    driver.pipe("in", key=b"k", value=b"{}", timestamp=4_985 + LONG_MS + SIZE_MS)
-    assert progress_of(driver).close_times_ms is UNSET
 
 
 def progress_of(driver: TopologyTestDriver) -> Progress:

@@ -6,18 +6,14 @@ from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
 import pytest
-from msgspec import UNSET
 
-from penstock.shared.streams import changelog_format as fmt
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.test_restore import (
     KINDS,
     LONG_MS,
     SHORT_MS,
-    SIZE_MS,
     closed,
     cut,
     directory_of,
@@ -100,7 +96,6 @@ def test_what_is_due_by_a_shorter_patience_is_closed_by_what_comes_next(kind: st
                 driver.advance_wall_clock(ms)
         found = closed(driver)
         assert {row[0] for row in found} == {"a"}
-        assert progress_of(driver).close_times_ms is UNSET
         driver = gone_on_with(driver, cut(kind, LONG_MS))
         windows, late = ended(driver, pipe)
         assert late == [(b"a", 4_505)]
@@ -108,33 +103,16 @@ def test_what_is_due_by_a_shorter_patience_is_closed_by_what_comes_next(kind: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_progress_says_what_was_closed_where_the_time_does_not(kind: str) -> None:
-    """Until something is closed it is earlier than time less the shorter patience; a restore takes it as it is."""
-    first = begun(kind, pipe_singly)
-    closed_ms = 5_000 - first.topology.schemas()[0].patience_ms
-    assert progress_of(first).close_times_ms is UNSET
-    driver = gone_on_with(first, cut(kind, SHORT_MS))
+def test_the_close_time_never_goes_back(kind: str) -> None:
+    """Progress has it beside the operator's time; only what closes windows moves it, whatever the grace is."""
+    driver = begun(kind, pipe_singly)
+    closed_ms = 5_000 - driver.topology.schemas()[0].patience_ms
+    for grace_ms in (SHORT_MS, LONG_MS, 2 * LONG_MS):
+        driver = gone_on_with(driver, cut(kind, grace_ms))
+        assert progress_of(driver).close_times_ms == {"s": closed_ms}
+        assert progress_of(driver).operator_times_ms == {"s": 5_000}
+    driver.pipe("in", key=b"b", value=b"{}", timestamp=5_001)
     assert progress_of(driver).close_times_ms == {"s": closed_ms}
-    assert progress_of(driver).operator_times_ms == {"s": 5_000}
-    driver = gone_on_with(driver, cut(kind, LONG_MS))
-    assert progress_of(driver).close_times_ms is UNSET
-    driver = gone_on_with(driver, cut(kind, 2 * LONG_MS))
-    assert progress_of(driver).close_times_ms == {"s": closed_ms}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@PIPES
-def test_a_commit_that_does_not_say_what_was_closed_had_closed_by_its_time(kind: str, pipe: Pipe) -> None:
-    """As those of earlier releases, under a patience that had become shorter: what its time and patience close is
-    closed with the next record, whatever the patience is then."""
-    driver = gone_on_with(begun(kind, pipe), cut(kind, SHORT_MS))
-    no_record(driver)
-    key, value = driver.changelog[-1]
-    entry = fmt.decode(value)
-    said = msgspec.structs.replace(fmt.decode_progress(entry.body), close_times_ms=UNSET)
-    driver.changelog[-1] = (key, fmt.encode_progress(entry.epoch, entry.commit, said))
-    driver = gone_on_with(driver, cut(kind, LONG_MS))
-    pipe(driver, (b"b", 5_001))
-    assert closed(driver)
-    assert {row[0] for row in closed(driver)} == {"a"}
-    assert {row[2] for row in closed(driver)} <= set(range(4_500, 4_500 + SIZE_MS + 1))
+    driver = gone_on_with(driver, cut(kind, SHORT_MS))
+    driver.pipe("in", key=b"b", value=b"{}", timestamp=5_001)
+    assert progress_of(driver).close_times_ms == {"s": 5_001 - driver.topology.schemas()[0].patience_ms}

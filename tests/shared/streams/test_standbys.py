@@ -11,15 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.processor import RecordMetadata
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.standbys import Standbys
-from penstock.shared.streams.task_commits import TaskCommits
 from penstock.shared.streams.task_maker import TaskMaker
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.fake_broker import FakeCluster
@@ -44,8 +41,7 @@ class Instance:
         self._kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         self._driver, self._written = TopologyTestDriver(topology()), 0
         settings, self.registry = StreamsSettings(application_id="app"), CollectorRegistry()
-        self.commits = TaskCommits(settings, SYSTEM_CLOCK, self.registry)
-        maker = TaskMaker(settings, topology(), self.commits, SYSTEM_CLOCK, self.registry)
+        maker = TaskMaker(settings, topology(), SYSTEM_CLOCK, self.registry)
         self.standbys = Standbys(self._kafka, settings, maker, SYSTEM_CLOCK, self.registry)
 
     async def own(self, partition: int, *keys: str) -> None:
@@ -100,17 +96,6 @@ async def test_it_follows_the_owner_and_hands_over_what_it_has() -> None:
         assert restoring.reader.progress.sources == {"in": 3}
         assert (one.shown(), one.standbys.warm(), one.sample(1)) == ([], set(), None)
         assert await one.standbys.hand_over(1) is None
-
-
-async def test_nothing_is_handed_over_that_a_new_task_has_to_know_better() -> None:
-    """Where a record is to be refused by the task that takes over, that one is made anew and restored as a whole."""
-    async with instance() as one:
-        await one.own(0, "ann")
-        await one.standbys.stand_by([0])
-        await one.until(lambda: one.shown() == [(0, "current", 1)])
-        one.commits._refused[0] = {RecordMetadata("in", 0, 0): DataError("too large")}  # type: ignore[assignment]
-        assert await one.standbys.hand_over(0) is None
-        assert one.shown() == []
 
 
 async def test_it_stands_by_for_what_it_is_told_alone() -> None:

@@ -16,7 +16,6 @@ from penstock.shared.common.errors import (
     DataError,
     IllegalState,
     ProcessingFailed,
-    RecordTooLarge,
     SchemaMismatch,
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
@@ -24,13 +23,12 @@ from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct
 from penstock.shared.streams.changelog_format import FINAL, LIVE, PROGRESS, decode, decode_progress
 from penstock.shared.streams.dsl import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record, RecordMetadata
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.stream_join import JoinWindows
 from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.task_outputs import OutputPlace
 from penstock.shared.streams.task_progress import progress_of
 from penstock.shared.streams.topology import ProcessorNode, Topology
-from penstock.shared.streams.windowed_aggregate import WindowKey
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -285,7 +283,6 @@ def test_a_dead_letter_takes_back_what_was_sent_on(first: str) -> None:
     task.process(columns("in", (0, b"k", b"{}", 0)), 0)
     commit = task.prepare_commit(0)
     assert [record.topic for record in commit.outputs] == ["in-dlq"]
-    assert commit.produced.origins == [("in", 0, 0)]
 
 
 def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None:
@@ -313,9 +310,9 @@ def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
     every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
     stream.group_by_key().session_window(10).aggregate("s", all=every).on_close().to("out")
     task = task_of(builder.build(), record_bytes_max=1_000, handlers=ErrorHandlers(produce="fail"))
-    large = b'"%s"' % (b"x" * 600)
+    key, large = b"k" * 200, b'"%s"' % (b"x" * 260)
     with pytest.raises(ProcessingFailed, match=r"node 'sink-2': in-0@2, .* RecordTooLarge: topic out"):
-        task.process(columns("in", (0, b"k", large, 0), (1, b"k", large, 1), (2, b"k", b"0", 100)), 0)
+        task.process(columns("in", (0, key, large, 0), (1, key, large, 1), (2, b"k", b"0", 100)), 0)
 
 
 LARGE_KEY = b"\x01" * 800  # much larger in a result: twice six bytes of JSON a character
@@ -348,18 +345,21 @@ def test_a_key_that_no_result_could_hold_is_refused_before_the_store(emit: str, 
     assert sum(len(key or b"") == len(fits) for key, _ in commit.changelog) == 1
 
 
-def test_the_entry_that_is_looked_for_is_the_whole_of_it() -> None:
+def test_the_entry_that_is_measured_is_the_whole_of_it() -> None:
     """What spoils a changelog entry may be small in itself: key and all states together are held to the limit."""
     builder, stream = plain()
     add = Aggregate(str, lambda state, value: state + value, lambda a, b: a + b)
     stream.group_by_key().session_window(10).aggregate("s", a=add, b=add).on_close().to("out")
-    task = task_of(builder.build(), check_states=True, record_bytes_max=50_000)
-    key, value = b"k" * 15_000, b'"%s"' % (b"x" * 10_000)
+    task = task_of(builder.build(), record_bytes_max=50_000)
+    key, value = b"k" * 15_000, b'"%s"' % (b"x" * 17_400)
     task.process(columns("in", (0, key, value, 0), (1, key[1:], b'"x"', 0), (2, b"k", value, 0)), 0)
     (dead,) = task.prepare_commit(0).outputs
     letter = parse_dead_letter(as_consumed(dead))
     assert (letter.record.offset, letter.stage) == (0, "process")
-    assert letter.message == "store 's': a key and a state of 35004 bytes; max_request_size=50000"
+    assert letter.message.startswith(
+        f"store 's': key '{'k' * 100}'... (15000 characters): key and state take 49812 bytes"
+    )
+    assert "at most 49744 fit" in letter.message
 
 
 def test_a_setting_may_leave_less_to_a_key() -> None:
@@ -399,8 +399,8 @@ def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_m
     windows = stream.group_by_key().session_window(10).aggregate("s", all=every)
     getattr(windows, emit)().to("out")
     task = task_of(builder.build(), record_bytes_max=2_000, handlers=ErrorHandlers(produce="fail"))
-    key, large = b"k" * 120, b'"%s"' % (b"x" * 950)
-    shown = f"'{'k' * 100}'... (120 characters)"
+    key, large = b"k" * 250, b'"%s"' % (b"x" * 740)
+    shown = f"'{'k' * 100}'... (250 characters)"
     records = columns("in", (0, key, large, 0), (1, key, large, 1), (2, b"a", b"0", time_moves))
     if emit == "on_update":
         task.process(records, 0)
@@ -413,71 +413,14 @@ def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_m
     assert "max_request_size=2000" in said
 
 
-def test_a_record_whose_result_the_broker_refused_becomes_a_dead_letter() -> None:
-    """What a commit could not write is told to the next task, which refuses the source record at stage `produce`."""
-    origin = RecordMetadata("in", 0, 1)
-    refused: dict[OutputPlace, DataError] = {OutputPlace(origin, "out", b"k"): RecordTooLarge("too much")}
-    builder, stream = plain()
-    stream.to("out")
-    task = task_of(builder.build(), refused=refused)
-    task.process(columns("in", (0, b"k", b"0", 0), (1, b"k", b"1", 0), (2, b"k", b"2", 0)), 0)
-    outputs = task.prepare_commit(0).outputs
-    assert [(record.topic, record.value) for record in outputs] == [("out", b"0"), ("in-dlq", b"1"), ("out", b"2")]
-    letter = parse_dead_letter(as_consumed(outputs[1]))
-    assert (letter.stage, letter.message, letter.record.offset) == ("produce", "too much", 1)
-
-
-def test_a_result_of_state_that_the_broker_refused_is_left_out() -> None:
-    """Behind a store it is that result alone: its window is closed, others that the same record closes are written."""
-    closing = RecordMetadata("in", 0, 2)
-    builder, stream = plain()
-    stream.group_by_key().hopping_window(10, 5).aggregate("s", n=Count()).on_close().to("out")
-    place = OutputPlace(closing, "out", b"k", WindowKey("k", 0, 10))
-    task = task_of(builder.build(), refused={place: RecordTooLarge("too much")})
-    task.process(columns("in", (0, b"k", b"0", 2), (1, b"k", b"1", 7), (2, b"k", b"2", 50)), 0)
-    outputs = task.prepare_commit(0).outputs
-    assert [(record.topic, record.value) for record in outputs] == [
-        ("in-dlq", b'{"key":"k","start":0,"end":10,"n":2}'),
-        ("out", b'{"key":"k","start":5,"end":15,"n":1}'),
-    ]
-    headers = dict(outputs[0].headers)
-    assert (headers["penstock.dlq.stage"], headers["penstock.dlq.message"]) == (b"produce", b"too much")
-    assert [headers[f"penstock.dlq.{name}"] for name in ("store", "window_start", "window_end")] == [b"s", b"0", b"10"]
-    assert len(task.stores["s"]) == 2
-
-
-def test_a_late_record_that_the_broker_refused_becomes_a_dead_letter() -> None:
-    """What its late topic does not take is a dead letter of the source record at stage `produce`."""
-    late = OutputPlace(RecordMetadata("in", 0, 1), "in-late", b"k")
-    task = task_of(sessions(), refused={late: RecordTooLarge("too much")})
-    task.process(columns("in", (0, b"k", b"{}", 1_000), (1, b"k", b"{}", 0)), 0)
-    (dead,) = task.prepare_commit(0).outputs
-    letter = parse_dead_letter(as_consumed(dead))
-    assert (dead.topic, letter.stage, letter.record.offset) == ("in-dlq", "produce", 1)
-
-
-def test_a_state_that_cannot_be_encoded_names_store_key_and_window() -> None:
-    """A user's aggregate whose state JSON cannot hold fails its commit by name, and the task with it."""
-    builder, stream = plain()
-    odd = Aggregate(int, lambda state, value: object(), lambda a, b: a)
-    stream.group_by_key().session_window(10).aggregate("s", odd=odd).on_close().to("out")
-    task = task_of(builder.build())
-    task.process(columns("in", (0, b"k", b"{}", 5)), 0)
-    said = "before in-0@1 cannot be processed: store 's', key 'k', window 5 to 5: the state cannot be encoded: TypeE"
-    for _ in range(2):
-        with pytest.raises(ProcessingFailed, match=said):
-            task.prepare_commit(0)
-    assert not task.needs_commit
-
-
 @pytest.mark.parametrize(("value", "exception"), [(b'"odd"', "TypeError"), (b'"large"', "RecordTooLarge")])
-def test_a_task_that_checks_states_refuses_the_record_that_spoils_one(value: bytes, exception: str) -> None:
+def test_the_record_that_spoils_a_state_is_refused(value: bytes, exception: str) -> None:
     """The record that makes a state unwritable is the dead letter; the window is as it was before it."""
-    spoil = {"odd": object(), "large": "x" * 40_000}
+    spoil = {"odd": object(), "large": "x" * 50_000}
     builder, stream = plain()
     add = Aggregate(list, lambda state, value: [*state, spoil.get(value, value)], lambda a, b: a + b)
     stream.group_by_key().session_window(10).aggregate("s", all=add, n=Count()).on_close().to("out")
-    task = task_of(builder.build(), check_states=True, record_bytes_max=50_000)
+    task = task_of(builder.build(), record_bytes_max=50_000)
     task.process(columns("in", (0, b"k", b"1", 0), (1, b"k", value, 1), (2, b"k", b"2", 2)), 0)
     commit = task.prepare_commit(0)
     letter = parse_dead_letter(as_consumed(commit.outputs[0]))
@@ -909,3 +852,38 @@ def raising_sum() -> Topology:
     builder, stream = plain()
     stream.group_by_key().session_window(10).aggregate("s", x=Sum("x")).on_close().to("out")
     return builder.build()
+
+
+class Keeper(Processor):
+    """Puts each record into a store of its own."""
+
+    def process(self, record: Record) -> None:
+        self.context.store("own").put(record.key, record.value)
+
+
+def _of_table(builder: StreamsBuilder) -> None:
+    builder.table("in")
+
+
+def _of_own_store(builder: StreamsBuilder) -> None:
+    builder.add_store("own")
+    builder.stream("in").process(Keeper, "own")
+
+
+def _of_join(builder: StreamsBuilder) -> None:
+    builder.stream("in").join(builder.stream("other"), lambda a, b: a, JoinWindows.of(10), name="join").to("out")
+
+
+@pytest.mark.parametrize("kind", [_of_table, _of_own_store, _of_join])
+def test_a_row_that_the_changelog_cannot_hold_is_refused_before_the_store(kind: Any) -> None:
+    """Of a table, a processor's own store and a join: the record is a dead letter, and all others are kept."""
+    builder = StreamsBuilder()
+    kind(builder)
+    task = task_of(builder.build(), record_bytes_max=2_000)
+    task.process(columns("in", (0, b"k", b'"%s"' % (b"x" * 1_800), 0), (1, b"k", b'"fits"', 1)), 0)
+    commit = task.prepare_commit(0)
+    (letter,) = [record for record in commit.outputs if record.topic == "in-dlq"]
+    headers = dict(letter.headers)
+    assert headers["penstock.dlq.offset"] == b"0"
+    assert b"at most 1744 fit" in (headers["penstock.dlq.message"] or b"")
+    assert sum(key == b"k" for key, _ in commit.changelog) == 1

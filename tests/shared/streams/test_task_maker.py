@@ -15,7 +15,6 @@ from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
-from penstock.shared.streams.task_commits import TaskCommits
 from penstock.shared.streams.task_maker import CLEAN_INTERVAL_MS, TaskMaker
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.testing.manual_clock import ManualClock
@@ -26,7 +25,7 @@ def maker(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -> TaskM
     builder = StreamsBuilder()
     sessions = builder.stream("in").group_by_key().session_window(10)
     sessions.aggregate("s", **{result: Count()}).on_close().to("out")
-    return TaskMaker(settings, builder.build(), TaskCommits(settings, clock, registry), clock, registry)
+    return TaskMaker(settings, builder.build(), clock, registry)
 
 
 def test_state_is_in_memory_unless_it_is_asked_for() -> None:

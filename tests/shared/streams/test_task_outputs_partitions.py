@@ -22,7 +22,6 @@ from penstock.shared.streams.changelog_entries import Entries
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windowed_aggregate import WindowKey
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, running, until
 
@@ -44,10 +43,10 @@ def updates(kind: str, key: str = "string") -> Topology:
     return builder.build()
 
 
-def results_in(topic: str, keys: list[bytes], values: list[bytes | None], window: WindowKey) -> ResultColumns:
-    """Results of one window, at 1 ms and later."""
+def results_in(topic: str, keys: list[bytes], values: list[bytes | None]) -> ResultColumns:
+    """Results at 1 ms and later."""
     times = np.arange(1, len(keys) + 1)
-    return ResultColumns(topic, PackedBytes.of(keys), PackedBytes.of(values), times, [window] * len(keys))
+    return ResultColumns(topic, PackedBytes.of(keys), PackedBytes.of(values), times)
 
 
 async def send(chain: Chain, times: range) -> None:
@@ -129,13 +128,13 @@ async def test_closed_windows_are_in_their_source_keys_partition(kind: str, part
 
 def test_the_partition_is_set_by_the_source_key_alone() -> None:
     """Of records one by one and in columns; what has no source key is left to the producer."""
-    outputs, window = TaskOutputs(), WindowKey("b", 0, 1)
+    outputs = TaskOutputs()
     outputs.add(ProducerRecord("late", b"x", b"a"))
-    outputs.add(ProducerRecord(OUT, b"1", b"window 1"), None, window, b"b")
-    columns = results_in(OUT, [b"w2", b"w3", b"w4"], [b"2", None, b"4"], window)
+    outputs.add(ProducerRecord(OUT, b"1", b"window 1"), b"b")
+    columns = results_in(OUT, [b"w2", b"w3", b"w4"], [b"2", None, b"4"])
     columns.source_keys = PackedBytes.of([b"c", b"b", b"c"])
     outputs.add(columns)
-    outputs.add(results_in("closed", [b"k"], [b"5"], window))
+    outputs.add(results_in("closed", [b"k"], [b"5"]))
     assert outputs.topics_by_source_key() == {OUT}
     of_b, of_c = (for_key(key, 7) for key in (b"b", b"c"))
     assert of_b != of_c
@@ -148,5 +147,3 @@ def test_the_partition_is_set_by_the_source_key_alone() -> None:
         (of_c, [b"2", b"4"], [1, 3]),
         (of_b, [None], [2]),
     ]
-    assert commit.source_of(commit.outputs[1]) == (None, window)
-    assert commit.source_of(bulks[1][0]) == (None, window)

@@ -40,21 +40,21 @@ def test_an_error_from_elsewhere_is_of_no_node() -> None:
     """An error that was raised outside of the nodes names none."""
     builder = StreamsBuilder()
     builder.stream("in").to("out")
-    assert Wiring(builder.build(), 1_000, lambda record, window, source_key: None).node_of(KeyError()) is None
+    assert Wiring(builder.build(), 1_000, lambda record, source_key: None).node_of(KeyError()) is None
 
 
 def test_a_sink_takes_what_the_producer_takes() -> None:
     """The limit is the producer's own measure of a record, headers included."""
     headers = (("trace", b"1" * 50),)
     size = record_size(b"k", b"12", list(headers))
-    written: list[tuple[ProducerRecord, WindowKey | None, bytes | None]] = []
+    written: list[tuple[ProducerRecord, bytes | None]] = []
     sink = SinkWriter(SinkNode("sink", "out", encode_json), size, lambda *given: written.append(given))
     record = Record("k", 12, 7, headers)
     sink.process(record)
     windowed = record._replace(key=WindowKey("k", 5, 7))
     sink.process(windowed)
     expected = ProducerRecord("out", b"12", b"k", headers, None, 7)
-    assert written == [(expected, None, None), (expected, WindowKey("k", 5, 7), None)]
+    assert written == [(expected, None), (expected, None)]
     with pytest.raises(RecordTooLarge, match=f"topic out: a record of {size} bytes; max_request_size={size - 1}"):
         SinkWriter(SinkNode("sink", "out", encode_json), size - 1, lambda *given: None).process(record)
 

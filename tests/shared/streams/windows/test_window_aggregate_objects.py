@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import ProcessingFailed, StateRejected
 from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct, Sum
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
 from penstock.shared.streams.dsl import StreamsBuilder
@@ -212,22 +211,19 @@ def test_of_one_moment_what_came_first_is_first() -> None:
 
 def made_of(topic: str, data: bytes | None) -> Any:
     """Values that no JSON says, as a deserializer of a user's own may make them."""
-    return {"page": object if data == b"object" else data}
+    return {"page": object if data == b"object" else str(data)}
 
 
-@pytest.mark.parametrize(("at", "what"), [(5, "the state cannot be encoded"), (30, "the result of")])
-def test_what_has_no_json_is_said_as_one_by_one(at: int, what: str) -> None:
-    """A state or a result that has no JSON names its window, in columns too: the record is looked for from there."""
-    said = []
-    for columns_min in (1, RECORDS_ONLY):
-        driver = driver_of(topology(["count", "first"], 10, 0, "on_close", value=made_of), columns_min)
-        with pytest.raises(ProcessingFailed) as raised:
-            pipe_and_commit(driver, [Piped(b"a", b"object", 1), Piped(b"b", b"text", at)])
-        said.append((type(raised.value), str(raised.value)))
-    assert said[0] == said[1]
-    assert said[0][0] is (StateRejected if at == 5 else ProcessingFailed)
-    assert what in said[0][1]
-    assert "key 'a', window 1 to 1" in said[0][1]
+@pytest.mark.parametrize("columns_min", [1, RECORDS_ONLY])
+@pytest.mark.parametrize("name", ["first", "pages", "each"])
+def test_what_has_no_json_is_a_dead_letter(name: str, columns_min: int) -> None:
+    """A value that no state could be written with costs its record, in columns too, and its window goes on."""
+    driver = driver_of(topology(["count", name], 10, 0, "on_close", value=made_of), columns_min)
+    pipe_and_commit(driver, [Piped(b"a", v, 1) for v in (b"text", b"object", b"text")] + [Piped(b"b", b"text", 30)])
+    (letter,) = driver.read("in-dlq")
+    assert dict(letter.headers)["penstock.dlq.offset"] == b"1"
+    (result,) = results(driver, "out")
+    assert msgspec.json.decode(result[1])["count"] == 2
 
 
 def test_numbers_of_other_types_are_taken_as_one_by_one() -> None:

@@ -39,7 +39,7 @@ def take(store: WindowStore, records: Sequence[tuple[str, int]], **how: Any) -> 
     values, got = store.columns.take([{"n": at} for _, at in records], times)
     codes = store.index.codes_of([key.encode() for key, _ in records])
     return (
-        store.take_one(times, codes, values, got, None, **how)
+        store.take_one(times, codes, values, got, lambda states: None, **how)
         if how.pop("one", 0)
         else store.take(times, codes, values, got, **how)
     )

@@ -1,0 +1,87 @@
+"""How large the states of each key's windows can be as a changelog entry, at most.
+
+A state that no entry can hold must not be made: the record that would make it is refused. To encode a state with every
+record would cost as much as the state is large. So each key has an upper bound, to which every record adds what it
+brings. Only where the bound leaves the limit are the key's states encoded, and the bound begins again at what they
+take. Where they might still get too large with what comes, records are taken one by one, and each state is measured.
+
+A window's states hold what its key's records brought, each once; a session's also those of other sessions of its key
+that were merged into it. So the largest window of a key, or the sum of its sessions, bounds what comes of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.window_limits import LENGTH_BYTES, NUMBER_BYTES
+from penstock.shared.streams.windows.keys import Int32Array
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_table import WindowTable
+
+UNKNOWN = 2**62
+"""The bound of a key whose windows were restored: they are measured with its next record."""
+
+
+class StateSizes:
+    """The bounds of one table's keys, in bytes without the key."""
+
+    def __init__(self, table: WindowTable, columns: StateColumns) -> None:
+        self._table, self._growing = table, [states for states in columns.objects if states.bytes_max is None]
+        self._rows_add_up = table.rule.kind == "session"
+        kinds = [column.type for one in columns.aggregations for column in one.state_columns]
+        self._fixed = sum(LENGTH_BYTES if kind == "binary" else NUMBER_BYTES for kind in kinds)
+        self._fixed += sum(states.bytes_max or 0 for states in columns.objects)
+        self._objects = columns.objects
+        self._bounds: Int64Array = np.zeros(0, np.int64)
+
+    def __repr__(self) -> str:
+        return f"<StateSizes of {len(self._bounds)} keys, {len(self._growing)} aggregations that grow>"
+
+    def forget(self, codes: Int32Array) -> None:
+        """Windows of these keys were restored."""
+        self._see_keys()
+        self._bounds[codes] = UNKNOWN
+
+    def in_doubt(self, codes: Int32Array, got: Sequence[Sequence[object]], bytes_max: int) -> list[int]:
+        """The places of records with which a state may take more than `bytes_max`, the key included.
+
+        `got` is what the records bring to each aggregation with objects as states; a code below 0 is no key. Raises
+        what encoding a value raises.
+        """
+        if not self._growing and self._fixed + self._longest(codes) <= bytes_max:
+            return []
+        growth = np.zeros(len(codes), np.int64)
+        for states, own in zip(self._objects, got, strict=True):
+            if states.bytes_max is None:
+                growth += states.growth(own[: len(codes)])
+        self._see_keys()
+        has_key = codes >= 0
+        keys, places = np.unique(codes[has_key], return_inverse=True)
+        grown = np.bincount(places, growth[has_key], len(keys)).astype(np.int64)
+        room = bytes_max - self._fixed - self._table.keys.sizes[keys]
+        bounds = self._bounds[keys] + grown
+        for at in np.flatnonzero(bounds > room).tolist():
+            bounds[at] = self._measured(int(keys[at])) + grown[at]
+        self._bounds[keys] = bounds
+        doubtful = keys[bounds > room]
+        return np.flatnonzero(np.isin(codes, doubtful)).tolist() if len(doubtful) else []
+
+    def _measured(self, code: int) -> int:
+        """What the key's windows take now, by the rule of the module's text."""
+        taken = 0
+        for row in self._table.rows_of(code):
+            size = sum(states.encoded_bytes(row) for states in self._growing)
+            taken = taken + size if self._rows_add_up else max(taken, size)
+        return taken
+
+    def _longest(self, codes: Int32Array) -> int:
+        known = codes[codes >= 0]
+        return int(self._table.keys.sizes[known].max()) if len(known) else 0
+
+    def _see_keys(self) -> None:
+        missing = self._table.keys.capacity - len(self._bounds)
+        if missing > 0:
+            self._bounds = np.concatenate((self._bounds, np.zeros(missing, np.int64)))
