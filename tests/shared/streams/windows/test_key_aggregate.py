@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import ConfigError, RecordTooLarge, SchemaMismatch
+from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog_reader import check_schema
@@ -23,7 +23,6 @@ from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.task_outputs import OutputPlace
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -375,21 +374,9 @@ def of_lists() -> Topology:
 
 
 @pytest.mark.parametrize("columns_min", [1, 1 << 30])
-def test_an_update_that_the_broker_refused_is_left_out_of_its_commit(columns_min: int) -> None:
-    """It is known by its topic and key; what the store has counts, and the other rows go out."""
-    first = task_of(of_lists(), columns_min=columns_min).prepare_commit(0)
-    refused = next(record for record in first.outputs if record.key == b"bob")
-    origin, window = first.source_of(refused)
-    place = OutputPlace(origin, "out", refused.key, window)
-    task = task_of(of_lists(), refused={place: RecordTooLarge("too much")}, columns_min=columns_min)
-    outputs = task.prepare_commit(0).outputs
-    assert [(record.topic, record.key) for record in outputs] == [("in-dlq", b"bob"), ("out", b"ann")]
-    assert len(task.stores["s"]) == 2
-
-
-def test_the_record_that_makes_a_state_too_large_is_refused() -> None:
-    """Where states are looked at with each record: the row is as it was, and in the store is none that was new."""
-    task = task_of(of_lists(), check_states=True, record_bytes_max=50_000)
+def test_the_record_that_makes_a_state_too_large_is_refused(columns_min: int) -> None:
+    """It is a dead letter at once: the row is as it was, and in the store is none that was new."""
+    task = task_of(of_lists(), record_bytes_max=30_000, columns_min=columns_min)
     assert [(r.topic, r.key) for r in task.prepare_commit(0).outputs] == [("in-dlq", b"bob"), ("out", b"ann")]
     store: Any = task.stores["s"]
     assert (store.get("bob"), store.get("ann")["n"], len(store)) == (None, 2, 1)

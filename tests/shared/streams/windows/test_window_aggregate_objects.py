@@ -219,7 +219,9 @@ def made_of(topic: str, data: bytes | None) -> Any:
 def test_what_has_no_json_is_a_dead_letter(name: str, columns_min: int) -> None:
     """A value that no state could be written with costs its record, in columns too, and its window goes on."""
     driver = driver_of(topology(["count", name], 10, 0, "on_close", value=made_of), columns_min)
-    pipe_and_commit(driver, [Piped(b"a", v, 1) for v in (b"text", b"object", b"text")] + [Piped(b"b", b"text", 30)])
+    times = {b"text": 1, b"object": 0}  # the first value, though it came second
+    pipe_and_commit(driver, [Piped(b"a", v, times[v]) for v in (b"text", b"object", b"text")])
+    pipe_and_commit(driver, [Piped(b"b", b"text", 30)])
     (letter,) = driver.read("in-dlq")
     assert dict(letter.headers)["penstock.dlq.offset"] == b"1"
     (result,) = results(driver, "out")
