@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from penstock.shared.common.compilation import IS_COMPILED
 
 Kernel = Callable[..., Any]
@@ -47,7 +49,7 @@ def compiled(function: Kernel) -> Kernel:
     arrays. In functions that call each other the counting takes longer than all the rest.
     """
     if not IS_COMPILED:
-        return function
+        return np.errstate(over="ignore")(function)  # a hash is meant to leave 64 bits
     import numba
 
     options: Any = {"nogil": True, "error_model": "numpy", "_nrt": False}
