@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import gzip
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -42,6 +45,18 @@ def test_recorded_case(case: Case) -> None:
 def test_recorded_case_in_batches(case: Case) -> None:
     """So it is in columns, whatever the size of a batch, net of each batch's commit."""
     assert [replay_batches(case, size) for size in BATCH_SIZES] == [None] * 3
+
+
+def test_kernels_as_plain_python(tmp_path: Path) -> None:
+    """With NUMBA_DISABLE_JIT=1 a case of each kind and emission comes out the same, and nothing warns."""
+    cases = list({(case["kind"], case.get("emit")): case for case in CASES}.values())
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "penstock.testing.oracle", "--columns"]
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(
+        [*command, str(write(tmp_path / "cases.jsonl", *cases))], env=environment, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{len(cases)} passed, 0 failed".encode() in done.stdout
 
 
 def test_the_sample_is_fair() -> None:
