@@ -22,8 +22,8 @@ from penstock.shared.streams.windows.window_columns import Windows
 
 
 @dataclass(slots=True)
-class AggregateResults(Sequence[None]):
-    """Rows of a store that have changed, in their order or `by_time`; as a sequence the windows that they are of: none.
+class AggregateResults:
+    """Rows of a store that have changed, in their order or `by_time`.
 
     `names` are those of the aggregations, LATEST the first of them: a row's time is that of its key's latest record.
     """
@@ -42,9 +42,6 @@ class AggregateResults(Sequence[None]):
 
     def __len__(self) -> int:
         return len(self.changed)
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # of one place only
-        return None
 
     def records(self) -> Iterator[tuple[Record, Exception | None]]:
         """The rows as records, one by one; with the error where one cannot be made."""

@@ -243,10 +243,6 @@ class Topology:
             topics += [source.dead_letters, source.late] if is_windowed else [source.dead_letters]
         return list(dict.fromkeys(topics))
 
-    def sink_topics(self) -> set[str]:
-        """The topics that sinks write to."""
-        return {node.topic for node in self.nodes.values() if isinstance(node, SinkNode)}
-
     def schemas(self) -> tuple[StoreSchema, ...]:
         """The stores' schemas in their order, with what lies between each and its source."""
         return tuple(self._described(builder.schema) for builder in self.stores.values())

@@ -28,8 +28,8 @@ BOUNDS = ("key", "start", "end")
 
 
 @dataclass(slots=True)
-class WindowResults(Sequence[WindowKey]):
-    """Results of a store's windows, as a sequence their keys; `is_retracted` says which tell that a window is no more.
+class WindowResults:
+    """Results of a store's windows; `is_retracted` says which tell that a window is no more.
 
     `names` are those of the aggregations. They go in order of the windows, or `by_time`, retractions before results of
     the same time, then by start.
@@ -53,10 +53,6 @@ class WindowResults(Sequence[WindowKey]):
 
     def __len__(self) -> int:
         return len(self.windows)
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # of one place only
-        at, windows = int(self._order[index]), self.windows
-        return WindowKey(self.keys_of(windows.keys[at : at + 1])[0], int(windows.starts[at]), int(windows.ends[at]))
 
     def records(self) -> Iterator[tuple[Record, Exception | None]]:
         """The results as records, one by one; with the error where one cannot be made."""
