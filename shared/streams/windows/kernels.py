@@ -1,8 +1,8 @@
 """The rules of windows, compiled: Kafka Streams' rule for each kind, record by record in order of arrival.
 
-A window is a row: `cells` (int64; `floats` is the same memory as float64) has its bounds and the numbers of its
-aggregations, `links` its key's number, the next row of its key, the next row of its bucket, and flags. The rows of a
-key are a list in falling order of start, which `heads` begins.
+A window is a row: `cells` (int64; `floats` is the same memory as float64, `links` as int32) has links, its bounds and
+the numbers of its aggregations; `flags` has a byte for it. Links are its key's number, the next and the previous row of
+its key, and the next row of its bucket. The rows of a key are a list in falling order of start, which `heads` begins.
 
 A kernel takes records `[first, count)` of a batch: times, key numbers, and a row of values for each aggregation that
 looks at one. It carries out the whole rule for a record, closing included, before it looks at the next one. It stops
@@ -16,6 +16,7 @@ heap. A row is filed by the end that it had, and filed again where it is found t
 All kernels are in one file, since numba knows a cached function by its file.
 """
 
+# ruff: noqa: SIM110
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ from penstock.shared.common.compiled import compiled
 
 # --- meta ---
 STREAM_TIME, CLOSE_TIME, TAKEN, LATE, MISSED, CLOSED, DELETED, CHANGED, UPDATES, STEPS = range(10)
-FREE, LIVE, FRONT, HEAP, PENDING, PENDING_AT, REFUSED_BY = range(10, 17)
-META = 17
+FREE, LIVE, FRONT, HEAP, CLOSING, PENDING, PENDING_AT, REFUSED_BY = range(10, 18)
+META = 18
+
+NOTHING, COLLECTING, ORDERED = range(3)
+"""How far closing was when it stopped for room: it is done; due rows are being collected; they are closed in order."""
 
 # --- links ---
-KEY, NEXT, BUCKET, FLAGS = range(4)
-LINKS = 4
+KEY, NEXT, PREVIOUS, BUCKET = range(4)
+
+# --- flags ---
 DIRTY, PERSISTED, KEPT, LISTED = 1, 2, 4, 8
 """Flags: changed since the commit; in the last commit; closed and kept; in the list of changed rows."""
 
@@ -37,8 +42,18 @@ GONE, RETRACTED = 1, 2
 """What has become of a window that the last commit had: it is not under its start any more; it has other bounds."""
 
 # --- cells ---
-START, END, SHOWN_START, SHOWN_END = range(4)
+LINK_CELLS = 2
+"""The first cells are the four links: what is looked at together lies together in memory."""
+START, END, SHOWN_START, SHOWN_END = range(LINK_CELLS, LINK_CELLS + 4)
 """Bounds, and of a session those that the last commit had."""
+
+# --- rows that are due, and what they are sorted by ---
+ROW, BY_END, BY_START, BY_KEY = range(4)
+PENDING_COLUMNS = 4
+WORD_BYTES = 7
+"""So many bytes of a key, and three bits, fit into an int64 without its sign."""
+RUN = 8
+"""So many rows are sorted by insertion, which is faster than merging them."""
 
 # --- what an aggregation does ---
 COUNT, LATEST, SUM_INT, SUM_FLOAT, MIN_INT, MIN_FLOAT, MAX_INT, MAX_FLOAT, FIRST, LAST, OBJECT = range(11)
@@ -67,14 +82,10 @@ UPDATE_COLUMNS = 5
 def _init(program, cells, row, base):
     for a in range(len(program)):
         op, cell = program[a, 0], base + program[a, 1]
-        if op == COUNT:
-            cells[row, cell] = 0
-        elif op == LATEST:
-            cells[row, cell] = -1
-        elif op in (FIRST, LAST):
-            cells[row, cell], cells[row, cell + 1] = -1, 0
-        elif op != OBJECT:
-            cells[row, cell] = 0
+        if op == OBJECT:
+            continue
+        cells[row, cell] = -1 if op in (LATEST, FIRST, LAST) else 0
+        if op not in (COUNT, LATEST):
             cells[row, cell + 1] = 0
 
 
@@ -82,6 +93,15 @@ def _init(program, cells, row, base):
 def _sum_overflows(a, b):
     total = a + b
     return ((a ^ total) & (b ^ total)) < 0
+
+
+@compiled
+def _can_refuse(program):
+    """Whether one of the aggregations may refuse a record."""
+    for a in range(len(program)):
+        if program[a, 0] == SUM_INT:
+            return True
+    return False
 
 
 @compiled
@@ -110,42 +130,46 @@ def _replaces(op, new, old):
 
 
 @compiled
+def _put(op, cells, floats, row, cell, n_more, number, float_number):
+    """Put a number, or the result of n_more of them, into an aggregation's cells; it is there in both types."""
+    n = cells[row, cell + 1]
+    cells[row, cell + 1] = n + n_more
+    if n == 0:
+        cells[row, cell] = number
+    elif op == SUM_INT:
+        cells[row, cell] += number
+    elif op == SUM_FLOAT:
+        floats[row, cell] += float_number
+    elif op == MIN_INT:
+        cells[row, cell] = min(cells[row, cell], number)
+    elif op == MAX_INT:
+        cells[row, cell] = max(cells[row, cell], number)
+    elif op == MIN_FLOAT:
+        old = floats[row, cell]
+        if float_number < old or old != old:
+            floats[row, cell] = float_number
+    elif op == MAX_FLOAT:
+        old = floats[row, cell]
+        if float_number > old or float_number != float_number:
+            floats[row, cell] = float_number
+
+
+@compiled
 def _add(program, cells, floats, row, base, values, float_values, has, i, timestamp):
+    """Add record i to a row. What most do is done here, since this is short enough to be compiled into its callers."""
     for a in range(len(program)):
         op, cell, v = program[a, 0], base + program[a, 1], program[a, 2]
         if op == COUNT:
             cells[row, cell] += 1
+        elif op == LATEST:
+            cells[row, cell] = max(cells[row, cell], timestamp)
+        elif op == OBJECT or not has[v, i]:
             continue
-        if op == LATEST:
-            if timestamp > cells[row, cell]:
-                cells[row, cell] = timestamp
-            continue
-        if op == OBJECT or not has[v, i]:
-            continue
-        if op in (FIRST, LAST):
+        elif op in (FIRST, LAST):
             if _replaces(op, timestamp, cells[row, cell]):
                 cells[row, cell], cells[row, cell + 1] = timestamp, values[v, i]
-            continue
-        n = cells[row, cell + 1]
-        cells[row, cell + 1] = n + 1
-        if n == 0:
-            cells[row, cell] = values[v, i]
-        elif op == SUM_INT:
-            cells[row, cell] += values[v, i]
-        elif op == SUM_FLOAT:
-            floats[row, cell] += float_values[v, i]
-        elif op == MIN_INT:
-            cells[row, cell] = min(cells[row, cell], values[v, i])
-        elif op == MAX_INT:
-            cells[row, cell] = max(cells[row, cell], values[v, i])
-        elif op == MIN_FLOAT:
-            old, new = floats[row, cell], float_values[v, i]
-            if new < old or old != old:
-                floats[row, cell] = new
-        elif op == MAX_FLOAT:
-            old, new = floats[row, cell], float_values[v, i]
-            if new > old or new != new:
-                floats[row, cell] = new
+        else:
+            _put(op, cells, floats, row, cell, 1, values[v, i], float_values[v, i])
 
 
 @compiled
@@ -155,75 +179,65 @@ def _merge(program, cells, floats, row, other, base):
         op, cell = program[a, 0], base + program[a, 1]
         if op == COUNT:
             cells[row, cell] += cells[other, cell]
-            continue
-        if op == LATEST:
+        elif op == LATEST:
             cells[row, cell] = max(cells[row, cell], cells[other, cell])
-            continue
-        if op in (FIRST, LAST):
+        elif op in (FIRST, LAST):
             if cells[other, cell] >= 0 and _replaces(op, cells[other, cell], cells[row, cell]):
                 cells[row, cell], cells[row, cell + 1] = cells[other, cell], cells[other, cell + 1]
-            continue
-        if op == OBJECT or cells[other, cell + 1] == 0:
-            continue
-        n = cells[row, cell + 1]
-        cells[row, cell + 1] = n + cells[other, cell + 1]
-        if n == 0:
-            cells[row, cell] = cells[other, cell]
-        elif op == SUM_INT:
-            cells[row, cell] += cells[other, cell]
-        elif op == SUM_FLOAT:
-            floats[row, cell] += floats[other, cell]
-        elif op == MIN_INT:
-            cells[row, cell] = min(cells[row, cell], cells[other, cell])
-        elif op == MAX_INT:
-            cells[row, cell] = max(cells[row, cell], cells[other, cell])
-        elif op == MIN_FLOAT:
-            old, new = floats[row, cell], floats[other, cell]
-            if new < old or old != old:
-                floats[row, cell] = new
-        elif op == MAX_FLOAT:
-            old, new = floats[row, cell], floats[other, cell]
-            if new > old or new != new:
-                floats[row, cell] = new
+        elif op != OBJECT and cells[other, cell + 1] > 0:
+            _put(op, cells, floats, row, cell, cells[other, cell + 1], cells[other, cell], floats[other, cell])
 
 
 # --- rows and lists ---
 
 
 @compiled
-def _new_row(code, start, end, links, cells, free, meta):
+def _new_row(code, start, end, links, flags, cells, free, meta):
     meta[FREE] -= 1
     row = free[meta[FREE]]
     links[row, KEY] = code
-    links[row, FLAGS] &= LISTED
+    flags[row] &= LISTED
     cells[row, START], cells[row, END] = start, end
     meta[LIVE] += 1
     return row
 
 
 @compiled
-def _mark(row, links, changed, meta):
+def _mark(row, flags, changed, meta):
     """The row has changed since the last commit."""
-    flags = links[row, FLAGS]
-    if not flags & LISTED:
+    if not flags[row] & LISTED:
         changed[meta[CHANGED]] = row
         meta[CHANGED] += 1
-    links[row, FLAGS] = flags | DIRTY | LISTED
+    flags[row] |= DIRTY | LISTED
 
 
 @compiled
-def _take_out(row, links, heads, meta):
-    """Take a row out of its key's list; it is free once its bucket was looked at, or at once if it is in none."""
-    code = links[row, KEY]
-    at = heads[code]
-    if at == row:
-        heads[code] = links[row, NEXT]
+def _put_between(row, previous, next_, links, heads):
+    """Put a row into its key's list between two others, either of which may be NONE."""
+    links[row, PREVIOUS], links[row, NEXT] = previous, next_
+    _link(links[row, KEY], previous, row, links, heads)
+    if next_ != NONE:
+        links[next_, PREVIOUS] = row
+
+
+@compiled
+def _link(code, previous, next_, links, heads):
+    """A row, or with NONE the key's list, goes on with another."""
+    if previous == NONE:
+        heads[code] = next_
     else:
-        while links[at, NEXT] != row:
-            at = links[at, NEXT]
-        links[at, NEXT] = links[row, NEXT]
+        links[previous, NEXT] = next_
+
+
+@compiled
+def _take_out(row, links, flags, heads, meta):
+    """Take a row out of its key's list; it is free once its bucket was looked at, or at once if it is in none."""
+    previous, next_ = links[row, PREVIOUS], links[row, NEXT]
+    _link(links[row, KEY], previous, next_, links, heads)
+    if next_ != NONE:
+        links[next_, PREVIOUS] = previous
     links[row, KEY] = NONE
-    links[row, FLAGS] &= LISTED
+    flags[row] &= LISTED
     meta[LIVE] -= 1
 
 
@@ -256,8 +270,8 @@ def _update(index, code, start, end, row, cells, base, updates, meta):
 
 
 @compiled
-def _due(row, links, cells, kept_ms):
-    return cells[row, END] + kept_ms if links[row, FLAGS] & KEPT else cells[row, END]
+def _due(row, flags, cells, kept_ms):
+    return cells[row, END] + kept_ms if flags[row] & KEPT else cells[row, END]
 
 
 @compiled
@@ -306,8 +320,19 @@ def _file(row, due, bucket_ms, links, ring, heap, dues, meta):
 
 
 @compiled
-def _turn(close_time, bucket_ms, kept_ms, links, cells, ring, heap, dues, free, meta):
-    """Move the front up to the bucket that this time is in, and what lies before it onto the heap."""
+def _pend(row, cells, pending, meta):
+    n = meta[PENDING]
+    pending[n, ROW], pending[n, BY_END], pending[n, BY_START] = row, cells[row, END], cells[row, START]
+    pending[n, BY_KEY] = 0
+    meta[PENDING] = n + 1
+
+
+@compiled
+def _turn(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
+    """Move the front up to the bucket that this time is in; what lies before it is pending if due, or filed again.
+
+    False where there is no room: what was not looked at is in its bucket still.
+    """
     target = close_time // bucket_ms
     first = max(meta[FRONT] + 1, target - len(ring) + 1)
     meta[FRONT] = target
@@ -316,65 +341,146 @@ def _turn(close_time, bucket_ms, kept_ms, links, cells, ring, heap, dues, free, 
         row = ring[slot]
         ring[slot] = NONE
         while row != NONE:
+            if meta[PENDING] == len(pending) or meta[HEAP] == len(heap):
+                last = row
+                while links[last, BUCKET] != NONE:
+                    last = links[last, BUCKET]
+                links[last, BUCKET] = ring[slot]
+                ring[slot] = row
+                meta[FRONT] = bucket - 1
+                return False
             next_ = links[row, BUCKET]
             if links[row, KEY] == NONE:
                 free[meta[FREE]] = row
                 meta[FREE] += 1
             else:
-                _file(row, _due(row, links, cells, kept_ms), bucket_ms, links, ring, heap, dues, meta)
+                due = _due(row, flags, cells, kept_ms)
+                if due < close_time:
+                    _pend(row, cells, pending, meta)
+                else:
+                    _file(row, due, bucket_ms, links, ring, heap, dues, meta)
             row = next_
+    return True
 
 
 @compiled
-def _is_before(a, b, links, cells, arena, places, sizes):
-    """Whether one row is closed before another: by end, start, and key as bytes."""
-    if cells[a, END] != cells[b, END]:
-        return cells[a, END] < cells[b, END]
-    if cells[a, START] != cells[b, START]:
-        return cells[a, START] < cells[b, START]
+def _collect(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
+    """Have all that is due pending; False where there is no room: call again then."""
+    if close_time // bucket_ms > meta[FRONT] and not _turn(
+        close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta
+    ):
+        return False
+    while meta[HEAP] and dues[0] < close_time:
+        if meta[PENDING] == len(pending):
+            return False
+        row = _pop(heap, dues, meta)
+        if links[row, KEY] == NONE:
+            free[meta[FREE]] = row
+            meta[FREE] += 1
+            continue
+        due = _due(row, flags, cells, kept_ms)
+        if due < close_time:
+            _pend(row, cells, pending, meta)
+        else:
+            _file(row, due, bucket_ms, links, ring, heap, dues, meta)
+    return True
+
+
+@compiled
+def _set_words(pending, n, links, arena, places, sizes):
+    """Give each pending row a number that is in the order of the keys, as far as seven bytes tell them apart.
+
+    They are the bytes after what all keys begin with, then how many there are, since the missing ones are as zeros.
+    """
+    first = links[pending[0, ROW], KEY]
+    prefix = sizes[first]
+    for i in range(1, n):
+        code = links[pending[i, ROW], KEY]
+        prefix = min(prefix, sizes[code])
+        for j in range(prefix):
+            if arena[places[code] + j] != arena[places[first] + j]:
+                prefix = j
+                break
+    for i in range(n):
+        code = links[pending[i, ROW], KEY]
+        count = min(sizes[code] - prefix, WORD_BYTES)
+        word = 0
+        for j in range(count):
+            word = word << 8 | arena[places[code] + prefix + j]
+        pending[i, BY_KEY] = word << 8 * (WORD_BYTES - count) + 3 | count
+
+
+@compiled
+def _is_key_before(a, b, links, arena, places, sizes):
     x, y = links[a, KEY], links[b, KEY]
-    for j in range(min(sizes[x], sizes[y])):
-        p, q = arena[places[x] + j], arena[places[y] + j]
+    for at in range(min(sizes[x], sizes[y])):
+        p, q = arena[places[x] + at], arena[places[y] + at]
         if p != q:
             return p < q
     return sizes[x] < sizes[y]
 
 
 @compiled
-def _sort(rows, spare, n, links, cells, arena, places, sizes):
-    """Sort the first n rows in the order in which they are closed; `spare` has room for as many."""
-    width = 1
+def _is_before(a, i, b, j, links, arena, places, sizes):
+    """Whether row i of a is closed before row j of b: by end, start, and key as bytes."""
+    if a[i, BY_END] != b[j, BY_END]:
+        return a[i, BY_END] < b[j, BY_END]
+    if a[i, BY_START] != b[j, BY_START]:
+        return a[i, BY_START] < b[j, BY_START]
+    if a[i, BY_KEY] != b[j, BY_KEY]:
+        return a[i, BY_KEY] < b[j, BY_KEY]
+    return _is_key_before(a[i, ROW], b[j, ROW], links, arena, places, sizes)
+
+
+@compiled
+def _move(a, i, b, j):
+    for c in range(PENDING_COLUMNS):
+        a[i, c] = b[j, c]
+
+
+@compiled
+def _sort(pending, spare, n, links, arena, places, sizes):
+    """Sort the first n pending rows in the order in which they are closed; `spare` has room for as many."""
+    if n > RUN:  # of fewer rows hardly one has the bounds of another
+        _set_words(pending, n, links, arena, places, sizes)
+    for low in range(0, n, RUN):
+        for i in range(low + 1, min(low + RUN, n)):
+            if not _is_before(pending, i, pending, i - 1, links, arena, places, sizes):
+                continue
+            _move(spare, 0, pending, i)
+            at = i
+            while at > low and _is_before(spare, 0, pending, at - 1, links, arena, places, sizes):
+                _move(pending, at, pending, at - 1)
+                at -= 1
+            _move(pending, at, spare, 0)
+    width = RUN
     while width < n:
         for low in range(0, n, 2 * width):
             middle, high = min(low + width, n), min(low + 2 * width, n)
-            if middle == high or not _is_before(rows[middle], rows[middle - 1], links, cells, arena, places, sizes):
+            if middle == high or not _is_before(pending, middle, pending, middle - 1, links, arena, places, sizes):
                 continue
+            for i in range(low, middle):
+                _move(spare, i, pending, i)
             a, b, at = low, middle, low
             while a < middle and b < high:
-                if _is_before(rows[b], rows[a], links, cells, arena, places, sizes):
-                    spare[at] = rows[b]
+                if _is_before(pending, b, spare, a, links, arena, places, sizes):
+                    _move(pending, at, pending, b)
                     b += 1
                 else:
-                    spare[at] = rows[a]
+                    _move(pending, at, spare, a)
                     a += 1
                 at += 1
             while a < middle:
-                spare[at] = rows[a]
+                _move(pending, at, spare, a)
                 a += 1
                 at += 1
-            while b < high:
-                spare[at] = rows[b]
-                b += 1
-                at += 1
-            for i in range(low, high):
-                rows[i] = spare[i]
         width *= 2
 
 
 @compiled
 def close_due(
-    index, keeps, moves, base, bucket_ms, kept_ms, links, cells, heads, free, ring, heap, dues, pending, spare, arena,
-    places, sizes, closed, deleted, changed, steps, has_objects, meta,
+    index, keeps, moves, base, bucket_ms, kept_ms, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
+    arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
 ):  # fmt: skip
     """Close what ends below the close time, in order; False where an output has no room: call again then.
 
@@ -382,40 +488,32 @@ def close_due(
     """
     close_time = meta[CLOSE_TIME]
     while True:  # what is kept may be due at once
-        if meta[PENDING] == 0:
-            if close_time // bucket_ms > meta[FRONT]:
-                _turn(close_time, bucket_ms, kept_ms, links, cells, ring, heap, dues, free, meta)
-            while meta[HEAP] and dues[0] < close_time:
-                row = _pop(heap, dues, meta)
-                if links[row, KEY] == NONE:
-                    free[meta[FREE]] = row
-                    meta[FREE] += 1
-                    continue
-                due = _due(row, links, cells, kept_ms)
-                if due >= close_time:
-                    _file(row, due, bucket_ms, links, ring, heap, dues, meta)
-                else:
-                    pending[meta[PENDING]] = row
-                    meta[PENDING] += 1
+        if meta[CLOSING] != ORDERED:
+            meta[CLOSING] = COLLECTING
+            if not _collect(
+                close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta
+            ):  # fmt: skip
+                return False
             if meta[PENDING] > 1:
-                _sort(pending, spare, meta[PENDING], links, cells, arena, places, sizes)
-            meta[PENDING_AT] = 0
+                _sort(pending, spare, meta[PENDING], links, arena, places, sizes)
+            meta[CLOSING], meta[PENDING_AT] = ORDERED, 0
         while meta[PENDING_AT] < meta[PENDING]:
             if (
                 meta[CLOSED] == len(closed)
                 or meta[DELETED] == len(deleted)
+                or meta[HEAP] == len(heap)
                 or (has_objects and meta[STEPS] == len(steps))
             ):
                 return False
-            row = pending[meta[PENDING_AT]]
+            row = pending[meta[PENDING_AT], ROW]
             meta[PENDING_AT] += 1
-            flags, code = links[row, FLAGS], links[row, KEY]
-            if flags & KEPT:
-                if flags & PERSISTED:
+            was_flags, code = flags[row], links[row, KEY]
+            if was_flags & KEPT:
+                if was_flags & PERSISTED:
                     _deleted(code, cells[row, START], cells[row, END], GONE, deleted, meta)
                 if has_objects:
                     _step(DROP, row, NONE, steps, meta)
-                _take_out(row, links, heads, meta)
+                _take_out(row, links, flags, heads, meta)
                 free[meta[FREE]] = row
                 meta[FREE] += 1
                 continue
@@ -423,9 +521,9 @@ def close_due(
             meta[CLOSED] = n + 1
             closed[n, INDEX], closed[n, CODE] = index, code
             closed[n, FROM], closed[n, TO] = cells[row, START], cells[row, END]
-            closed[n, CLOSED_AT], closed[n, WAS_DIRTY] = meta[STREAM_TIME], flags & DIRTY
+            closed[n, CLOSED_AT], closed[n, WAS_DIRTY] = meta[STREAM_TIME], was_flags & DIRTY
             closed[n, WAS_FROM], closed[n, WAS_TO] = cells[row, START], cells[row, END]
-            if flags & PERSISTED and moves:
+            if was_flags & PERSISTED and moves:
                 was = cells[row, SHOWN_START]
                 closed[n, WAS_FROM], closed[n, WAS_TO] = was, cells[row, SHOWN_END]
                 if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
@@ -436,14 +534,14 @@ def close_due(
             if has_objects:
                 _step(KEEP if keeps else CLOSE, row, n, steps, meta)
             if keeps:
-                links[row, FLAGS] |= KEPT
-                _mark(row, links, changed, meta)
+                flags[row] |= KEPT
+                _mark(row, flags, changed, meta)
                 _file(row, cells[row, END] + kept_ms, bucket_ms, links, ring, heap, dues, meta)
             else:
-                _take_out(row, links, heads, meta)
+                _take_out(row, links, flags, heads, meta)
                 free[meta[FREE]] = row
                 meta[FREE] += 1
-        meta[PENDING] = 0
+        meta[CLOSING], meta[PENDING] = NOTHING, 0
         if not (keeps and meta[HEAP] and dues[0] < close_time):
             return True
 
@@ -453,20 +551,21 @@ def close_due(
 
 @compiled
 def take_sessions(
-    times, codes, first, count, values, float_values, has, gap_ms, grace_ms, closes, program, base, bucket_ms,
-    links, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes,
-    late, closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
+    times, codes, first, count, values, float_values, has, gap_ms, grace_ms, closes, program, base, bucket_ms, links,
+    flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late, closed, deleted,
+    changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """Kafka Streams' session rule (KStreamSessionWindowAggregate).
 
     A record joins the sessions of its key that are no further than the gap from it and not closed. Where what comes of
     it ends below the close time it is late. Sessions of a key lie further apart than the gap: there are two at most.
     """
-    if meta[PENDING] and not close_due(
-        first - 1, False, True, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
+    if meta[CLOSING] and not close_due(
+        first - 1, False, True, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
         arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
     ):  # fmt: skip
         return FULL
+    can_refuse = _can_refuse(program)
     for i in range(first, count):
         meta[TAKEN] = i
         t, code = times[i], codes[i]
@@ -495,23 +594,20 @@ def take_sessions(
         else:
             if meta[FREE] == 0:
                 return ROWS
-            if meta[DELETED] + 2 > len(deleted) or (has_objects and meta[STEPS] + 3 > len(steps)):
+            if meta[HEAP] == len(heap) or meta[DELETED] + 2 > len(deleted):
+                return FULL
+            if has_objects and meta[STEPS] + 3 > len(steps):
                 return FULL
             if logs_updates and meta[UPDATES] + 3 > len(updates):
                 return FULL
-            refused_by = _refused_by(program, cells, earlier, later, base, values, has, i)
+            refused_by = _refused_by(program, cells, earlier, later, base, values, has, i) if can_refuse else NONE
             if refused_by != NONE:
                 meta[REFUSED_BY] = refused_by
                 return REFUSED_RECORD
             if earlier == NONE:
-                row = _new_row(code, t, t, links, cells, free, meta)
+                row = _new_row(code, t, t, links, flags, cells, free, meta)
                 _init(program, cells, row, base)
-                if before == NONE:
-                    links[row, NEXT] = heads[code]
-                    heads[code] = row
-                else:
-                    links[row, NEXT] = links[before, NEXT]
-                    links[before, NEXT] = row
+                _put_between(row, before, at, links, heads)
                 _file(row, t, bucket_ms, links, ring, heap, dues, meta)
                 if has_objects:
                     _step(NEW, row, NONE, steps, meta)
@@ -526,15 +622,15 @@ def take_sessions(
                     _merge(program, cells, floats, row, later, base)
                     if has_objects:
                         _step(MERGE, row, later, steps, meta)
-                    if links[later, FLAGS] & PERSISTED:
+                    if flags[later] & PERSISTED:
                         was, was_end = cells[later, SHOWN_START], cells[later, SHOWN_END]
                         _deleted(code, was, was_end, GONE | RETRACTED, deleted, meta)
-                    _take_out(later, links, heads, meta)
+                    _take_out(later, links, flags, heads, meta)
                 cells[row, START], cells[row, END] = start, end
             _add(program, cells, floats, row, base, values, float_values, has, i, t)
             if has_objects:
                 _step(ADD, row, i, steps, meta)
-            _mark(row, links, changed, meta)
+            _mark(row, flags, changed, meta)
             if logs_updates:
                 _update(i, code, cells[row, START], cells[row, END], row, cells, base, updates, meta)
                 if has_objects:
@@ -545,7 +641,7 @@ def take_sessions(
             meta[CLOSE_TIME] = close_time
             is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
             if is_due and not close_due(
-                i, False, True, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
+                i, False, True, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
                 arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
                 return FULL
@@ -558,18 +654,19 @@ def take_sessions(
 @compiled
 def take_time_windows(
     times, codes, first, count, values, float_values, has, size_ms, advance_ms, grace_ms, closes, program, base,
-    bucket_ms, links, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes,
-    late, closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
+    bucket_ms, links, flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late,
+    closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """Kafka Streams' rule for windows of one size that begin at multiples of the advance (KStreamWindowAggregate).
 
     A row's END is the last moment in its window, one less than the window's end.
     """
-    if meta[PENDING] and not close_due(
-        first - 1, False, False, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
+    if meta[CLOSING] and not close_due(
+        first - 1, False, False, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
         arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
     ):  # fmt: skip
         return FULL
+    can_refuse = _can_refuse(program)
     for i in range(first, count):
         meta[TAKEN] = i
         t, code = times[i], codes[i]
@@ -589,16 +686,18 @@ def take_time_windows(
         else:
             if meta[FREE] < windows:
                 return ROWS
-            if (has_objects and meta[STEPS] + 3 * windows > len(steps)) or (
-                logs_updates and meta[UPDATES] + windows > len(updates)
-            ):
+            if meta[HEAP] + windows > len(heap):
+                return FULL
+            if has_objects and meta[STEPS] + 3 * windows > len(steps):
+                return FULL
+            if logs_updates and meta[UPDATES] + windows > len(updates):
                 return FULL
             # The list falls by start: find where the latest of these windows stands, or would.
             before, at = NONE, heads[code]
             while at != NONE and cells[at, START] > latest * advance_ms:
                 before, at = at, links[at, NEXT]
             probe = at
-            for number in range(latest, taken_from - 1, -1):
+            for number in range(latest if can_refuse else taken_from - 1, taken_from - 1, -1):
                 found = NONE
                 if probe != NONE and cells[probe, START] == number * advance_ms:
                     found, probe = probe, links[probe, NEXT]
@@ -611,13 +710,9 @@ def take_time_windows(
                 if at != NONE and cells[at, START] == start:
                     row = at
                 else:
-                    row = _new_row(code, start, start + size_ms - 1, links, cells, free, meta)
+                    row = _new_row(code, start, start + size_ms - 1, links, flags, cells, free, meta)
                     _init(program, cells, row, base)
-                    links[row, NEXT] = at
-                    if before == NONE:
-                        heads[code] = row
-                    else:
-                        links[before, NEXT] = row
+                    _put_between(row, before, at, links, heads)
                     _file(row, start + size_ms - 1, bucket_ms, links, ring, heap, dues, meta)
                     if has_objects:
                         _step(NEW, row, NONE, steps, meta)
@@ -625,7 +720,7 @@ def take_time_windows(
                 _add(program, cells, floats, row, base, values, float_values, has, i, t)
                 if has_objects:
                     _step(ADD, row, i, steps, meta)
-                _mark(row, links, changed, meta)
+                _mark(row, flags, changed, meta)
             if logs_updates:  # in the order of Kafka Streams: the earliest window first
                 meta[UPDATES] += windows
                 row = heads[code]
@@ -646,7 +741,7 @@ def take_time_windows(
             meta[CLOSE_TIME] = close_time
             is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
             if is_due and not close_due(
-                i, False, False, base, bucket_ms, 0, links, cells, heads, free, ring, heap, dues, pending, spare,
+                i, False, False, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
                 arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
                 return FULL
@@ -663,20 +758,16 @@ def _insert(row, links, cells, heads):
     before, at = NONE, heads[code]
     while at != NONE and cells[at, START] > start:
         before, at = at, links[at, NEXT]
-    links[row, NEXT] = at
-    if before == NONE:
-        heads[code] = row
-    else:
-        links[before, NEXT] = row
+    _put_between(row, before, at, links, heads)
 
 
 @compiled
 def _new_window(
-    code, start, end, model, program, base, links, cells, heads, free, ring, heap, dues, bucket_ms, changed, steps,
-    has_objects, meta,
+    code, start, end, model, program, base, links, flags, cells, heads, free, ring, heap, dues, bucket_ms, changed,
+    steps, has_objects, meta,
 ):  # fmt: skip
     """A row for a new window with the numbers of another one, or with none."""
-    row = _new_row(code, start, end, links, cells, free, meta)
+    row = _new_row(code, start, end, links, flags, cells, free, meta)
     if model == NONE:
         _init(program, cells, row, base)
     else:
@@ -686,15 +777,15 @@ def _new_window(
         _step(NEW if model == NONE else COPY, row, model, steps, meta)
     _insert(row, links, cells, heads)
     _file(row, end, bucket_ms, links, ring, heap, dues, meta)
-    _mark(row, links, changed, meta)
+    _mark(row, flags, changed, meta)
     return row
 
 
 @compiled
 def take_sliding_windows(
-    times, codes, first, count, values, float_values, has, difference_ms, grace_ms, closes, program, base,
-    bucket_ms, links, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes,
-    late, closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
+    times, codes, first, count, values, float_values, has, difference_ms, grace_ms, closes, program, base, bucket_ms,
+    links, flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late, closed,
+    deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
 
@@ -703,11 +794,12 @@ def take_sliding_windows(
     that is still taken can reach it: new windows begin with what it holds.
     """
     kept_ms = 2 * difference_ms
-    if meta[PENDING] and not close_due(
-        first - 1, True, False, base, bucket_ms, kept_ms, links, cells, heads, free, ring, heap, dues, pending, spare,
-        arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+    if meta[CLOSING] and not close_due(
+        first - 1, True, False, base, bucket_ms, kept_ms, links, flags, cells, heads, free, ring, heap, dues, pending,
+        spare, arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
     ):  # fmt: skip
         return FULL
+    can_refuse = _can_refuse(program)
     for i in range(first, count):
         meta[TAKEN] = i
         t, code = times[i], codes[i]
@@ -727,6 +819,8 @@ def take_sliding_windows(
                 at = links[at, NEXT]
             earliest = max(0, t - 2 * difference_ms)
             while at != NONE and cells[at, START] >= earliest:
+                if n_found == len(spare):
+                    return FULL
                 start, end, latest = cells[at, START], cells[at, END], cells[at, base]
                 if start == t + 1:
                     has_right = True
@@ -738,16 +832,16 @@ def take_sliding_windows(
                     else:
                         if right == NONE:
                             right = at
-                        spare[n_found] = at
+                        spare[n_found, ROW] = at
                         n_found += 1
                 elif end > t:
                     if right == NONE:
                         right = at
-                    spare[n_found] = at
+                    spare[n_found, ROW] = at
                     n_found += 1
                 elif end == t:
                     has_left = True
-                    spare[n_found] = at
+                    spare[n_found, ROW] = at
                     n_found += 1
                     if latest == t:  # another record of this moment made all windows that there are to make
                         is_whole = True
@@ -763,12 +857,14 @@ def take_sliding_windows(
                 right_latest = cells[right, base]
             if meta[FREE] < 4:
                 return ROWS
+            if meta[HEAP] + 4 > len(heap):
+                return FULL
             if has_objects and meta[STEPS] + 2 * n_found + 16 > len(steps):
                 return FULL
             if logs_updates and meta[UPDATES] + n_found + 5 > len(updates):
                 return FULL
-            for f in range(n_found + 1):
-                row = combined if f == n_found else spare[f]
+            for f in range(n_found + 1 if can_refuse else 0):
+                row = combined if f == n_found else spare[f, ROW]
                 if row == NONE or cells[row, END] < close_time:
                     continue
                 refused_by = _refused_by(program, cells, row, NONE, base, values, has, i)
@@ -776,7 +872,7 @@ def take_sliding_windows(
                     meta[REFUSED_BY] = refused_by
                     return REFUSED_RECORD
             lends = left != NONE and previous >= 0 and t - difference_ms <= previous
-            if not is_early and not is_whole and not has_left and lends and t >= close_time:
+            if can_refuse and not is_early and not is_whole and not has_left and lends and t >= close_time:
                 refused_by = _refused_by(program, cells, left, NONE, base, values, has, i)
                 if refused_by != NONE:
                     meta[REFUSED_BY] = refused_by
@@ -785,8 +881,8 @@ def take_sliding_windows(
             made_right = NONE
             if not is_whole and not has_right and right_latest > t:
                 made_right = _new_window(
-                    code, t + 1, t + 1 + difference_ms, right, program, base, links, cells, heads, free, ring, heap,
-                    dues, bucket_ms, changed, steps, has_objects, meta,
+                    code, t + 1, t + 1 + difference_ms, right, program, base, links, flags, cells, heads, free, ring,
+                    heap, dues, bucket_ms, changed, steps, has_objects, meta,
                 )  # fmt: skip
             if is_early and made_right != NONE and logs_updates:
                 _update(i, code, t + 1, t + 1 + difference_ms, made_right, cells, base, updates, meta)
@@ -802,15 +898,15 @@ def take_sliding_windows(
                     missed += 1
                 elif not has_next:
                     made_next = _new_window(
-                        code, previous + 1, previous + 1 + difference_ms, NONE, program, base, links, cells, heads,
-                        free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
+                        code, previous + 1, previous + 1 + difference_ms, NONE, program, base, links, flags, cells,
+                        heads, free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
             if is_early:
                 if combined == NONE and difference_ms < close_time:
                     missed += 1
                 elif combined == NONE:
                     made_combined = _new_window(
-                        code, 0, difference_ms, NONE, program, base, links, cells, heads, free, ring, heap, dues,
+                        code, 0, difference_ms, NONE, program, base, links, flags, cells, heads, free, ring, heap, dues,
                         bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
             elif not has_left and not is_whole:
@@ -820,12 +916,12 @@ def take_sliding_windows(
                     is_both = True  # the window after the record before is the one that ends here, and is told twice
                 else:
                     made_left = _new_window(
-                        code, t - difference_ms, t, left if lends else NONE, program, base, links, cells, heads, free,
-                        ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
+                        code, t - difference_ms, t, left if lends else NONE, program, base, links, flags, cells, heads,
+                        free, ring, heap, dues, bucket_ms, changed, steps, has_objects, meta,
                     )  # fmt: skip
             for f in range(n_found + 4):
                 if f < n_found:
-                    row = spare[n_found - 1 - f] if is_early else spare[f]
+                    row = spare[n_found - 1 - f, ROW] if is_early else spare[f, ROW]
                 elif f == n_found:
                     row = made_next
                 elif f == n_found + 1:
@@ -841,7 +937,7 @@ def take_sliding_windows(
                     continue
                 taken += 1
                 _add(program, cells, floats, row, base, values, float_values, has, i, t)
-                _mark(row, links, changed, meta)
+                _mark(row, flags, changed, meta)
                 if has_objects:
                     _step(ADD, row, i, steps, meta)
                 if logs_updates:
@@ -869,8 +965,8 @@ def take_sliding_windows(
             meta[CLOSE_TIME] = close_time
             is_due = close_time // bucket_ms > meta[FRONT] or (meta[HEAP] > 0 and dues[0] < close_time)
             if is_due and not close_due(
-                i, True, False, base, bucket_ms, kept_ms, links, cells, heads, free, ring, heap, dues, pending, spare,
-                arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
+                i, True, False, base, bucket_ms, kept_ms, links, flags, cells, heads, free, ring, heap, dues, pending,
+                spare, arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
             ):  # fmt: skip
                 return FULL
     return DONE
@@ -881,34 +977,34 @@ def take_sliding_windows(
 
 @compiled
 def load_rows(
-    codes, starts, ends, states, keeps, kept_ms, is_table, base, bucket_ms, rows, links, cells, heads, free, ring, heap,
-    dues, meta,
+    codes, starts, ends, states, keeps, kept_ms, is_table, base, bucket_ms, rows, links, flags, cells, heads, free,
+    ring, heap, dues, meta,
 ):  # fmt: skip
     """Put windows back as the last commit had them; there must be as many free rows, and none of them there yet.
 
     With `keeps` those that end below the close time are closed ones that are kept.
     """
     for i in range(len(codes)):
-        row = _new_row(codes[i], starts[i], ends[i], links, cells, free, meta)
+        row = _new_row(codes[i], starts[i], ends[i], links, flags, cells, free, meta)
         rows[i] = row
-        if base > 2:
+        if base > END + 1:
             cells[row, SHOWN_START], cells[row, SHOWN_END] = starts[i], ends[i]
         for c in range(states.shape[1]):
             cells[row, base + c] = states[i, c]
-        links[row, FLAGS] |= PERSISTED
+        flags[row] |= PERSISTED
         if keeps and ends[i] < meta[CLOSE_TIME]:
-            links[row, FLAGS] |= KEPT
+            flags[row] |= KEPT
         _insert(row, links, cells, heads)
         if not is_table:
-            _file(row, _due(row, links, cells, kept_ms), bucket_ms, links, ring, heap, dues, meta)
+            _file(row, _due(row, flags, cells, kept_ms), bucket_ms, links, ring, heap, dues, meta)
 
 
 @compiled
-def drop_rows(rows, is_table, links, heads, free, meta):
+def drop_rows(rows, is_table, links, flags, heads, free, meta):
     """Take rows out as if they had never been there."""
     for row in rows:
-        _take_out(row, links, heads, meta)
-        links[row, FLAGS] &= LISTED
+        _take_out(row, links, flags, heads, meta)
+        flags[row] &= LISTED
         if is_table:
             free[meta[FREE]] = row
             meta[FREE] += 1
@@ -945,10 +1041,11 @@ def sweep(ring, heap, dues, links, free, meta):
 
 @compiled
 def take_rows(
-    times, codes, first, count, values, float_values, has, program, base, links, cells, floats, heads, free, changed,
-    updates, logs_updates, steps, has_objects, meta,
+    times, codes, first, count, values, float_values, has, program, base, links, flags, cells, floats, heads, free,
+    changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
     """An aggregation without windows: one row a key, which nothing closes."""
+    can_refuse = _can_refuse(program)
     for i in range(first, count):
         meta[TAKEN] = i
         t, code = times[i], codes[i]
@@ -957,19 +1054,18 @@ def take_rows(
             return FULL
         if row == NONE and meta[FREE] == 0:
             return ROWS
-        refused_by = _refused_by(program, cells, row, NONE, base, values, has, i)
+        refused_by = _refused_by(program, cells, row, NONE, base, values, has, i) if can_refuse else NONE
         if refused_by != NONE:
             meta[REFUSED_BY] = refused_by
             return REFUSED_RECORD
         if row == NONE:
-            row = _new_row(code, 0, 0, links, cells, free, meta)
+            row = _new_row(code, 0, 0, links, flags, cells, free, meta)
             _init(program, cells, row, base)
-            links[row, NEXT] = NONE
-            heads[code] = row
+            _put_between(row, NONE, NONE, links, heads)
             if has_objects:
                 _step(NEW, row, NONE, steps, meta)
         _add(program, cells, floats, row, base, values, float_values, has, i, t)
-        _mark(row, links, changed, meta)
+        _mark(row, flags, changed, meta)
         if has_objects:
             _step(ADD, row, i, steps, meta)
         if logs_updates:

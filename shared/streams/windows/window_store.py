@@ -197,7 +197,7 @@ class WindowStore:
         at = times if isinstance(times, tuple) else times.tolist()
         done = []
         for i, states in enumerate(objects):
-            states.resize(len(self.table.links))
+            states.resize(len(self.table.flags))
             done.append(states.carry_out(steps, got[i], at, None if undo is None else undo[i]))
         return done
 
@@ -272,7 +272,7 @@ class WindowStore:
         return [] if code == k.NONE else self._windows(np.array(self.table.rows_of(code), np.int64))
 
     def _windows(self, rows: Int64Array) -> list[LiveWindow]:
-        kept = self.table.links[rows, k.FLAGS] & k.KEPT != 0
+        kept = self.table.flags[rows] & k.KEPT != 0
         columns = self._columns(rows)
         return [
             LiveWindow(self.key_of(key), start, end, self.columns.states(values), bool(is_kept))
@@ -336,7 +336,7 @@ class WindowStore:
         """
         live = self.live()
         if self.rule.keeps:  # a window that was closed and is kept has changed with that alone
-            kept = self.table.links[self.table.changed_rows(), k.FLAGS] & k.KEPT != 0
+            kept = self.table.flags[self.table.changed_rows()] & k.KEPT != 0
             live = live.chosen(~kept) if kept.any() else live
         keys, starts, ends = self._gone(k.RETRACTED)
         none = self.columns.of_rows(
@@ -397,7 +397,7 @@ class WindowStore:
         ends = np.asarray(windows.ends, np.int64) - self.rule.last_ms
         rows = self.table.load(codes, np.asarray(windows.starts, np.int64), ends, cells)
         for objects, own in zip(self.columns.objects, states, strict=True):
-            objects.resize(len(self.table.links))
+            objects.resize(len(self.table.flags))
             for row, state in zip(rows.tolist(), own, strict=True):
                 objects.rows[row] = state
 

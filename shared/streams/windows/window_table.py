@@ -25,6 +25,16 @@ OUTPUTS_MIN = 256
 BUCKETS = 1_024
 BUCKETS_PER_PATIENCE = 512
 """So many buckets the wheel has for the time for which a window lives at least; it has twice as many in all."""
+_ROOMS = {
+    ("late",): k.LATE,
+    ("closed",): k.CLOSED,
+    ("deleted",): k.DELETED,
+    ("updates",): k.UPDATES,
+    ("steps",): k.STEPS,
+    ("_pending", "_spare"): k.PENDING,
+    ("_heap", "_dues"): k.HEAP,
+}
+"""The arrays of which a kernel may say that they are full, and where it counts what is in them."""
 NEVER = -(2**62)
 """Earlier than all times: nothing was closed yet."""
 GONE_MIN = 1_024
@@ -84,7 +94,7 @@ class Mark(NamedTuple):
     code: int
     rows: Int64Array
     cells: Int64Array
-    links: Int32Array
+    flags: NDArray[np.uint8]
     head: int
     meta: Int64Array
 
@@ -106,7 +116,7 @@ class WindowTable:
     and its row of values; there are `state_cells` cells of numbers."""
 
     def __init__(self, rule: Rule, program: Sequence[tuple[int, int, int]], state_cells: int) -> None:
-        self.rule, self.base = rule, rule.bounds
+        self.rule, self.base = rule, k.LINK_CELLS + rule.bounds
         self.program: Int64Array = np.array(program, np.int64).reshape(-1, 3)
         self.has_objects = bool((self.program[:, 0] == k.OBJECT).any())
         self.keys = KeyIndex()
@@ -115,12 +125,16 @@ class WindowTable:
         self.meta[[k.CLOSE_TIME, k.FRONT]] = NEVER
         self._width = self.base + state_cells
         self.cells: Int64Array = np.zeros((0, self._width), np.int64)
-        self.links: Int32Array = np.zeros((0, k.LINKS), np.int32)
+        self.links: Int32Array = self.cells.view(np.int32)
+        self.flags: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.heads: Int32Array = np.zeros(0, np.int32)
         self._free: Int32Array = np.zeros(0, np.int32)
         self._ring: Int32Array = np.full(BUCKETS, k.NONE, np.int32)
-        self._heap = self._pending = self._spare = self.changed = np.zeros(0, np.int32)
-        self._dues: Int64Array = np.zeros(0, np.int64)
+        self._heap: Int32Array = np.zeros(OUTPUTS_MIN, np.int32)
+        self._dues: Int64Array = np.zeros(OUTPUTS_MIN, np.int64)
+        self._pending: Int64Array = np.zeros((OUTPUTS_MIN, k.PENDING_COLUMNS), np.int64)
+        self._spare = self._pending.copy()
+        self.changed: Int32Array = np.zeros(0, np.int32)
         self._add_rows(ROWS_MIN)
         self.late: Int64Array = np.zeros((OUTPUTS_MIN, 3), np.int64)
         self.closed: Int64Array = np.zeros((OUTPUTS_MIN, k.CLOSED_COLUMNS + state_cells), np.int64)
@@ -172,17 +186,17 @@ class WindowTable:
         """Close what ends below the close time; `index` says which record of the batch brought it about."""
         rule = self.rule
         while not k.close_due(
-            index, rule.keeps, rule.kind == "session", self.base, rule.bucket_ms, rule.kept_ms,
-            self.links, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self._pending,
-            self._spare, self.keys.arena, self.keys.places, self.keys.sizes, self.closed, self.deleted, self.changed,
-            self.steps, self.has_objects, self.meta,
+            index, rule.keeps, rule.kind == "session", self.base, rule.bucket_ms, rule.kept_ms, self.links, self.flags,
+            self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self._pending, self._spare,
+            self.keys.arena, self.keys.places, self.keys.sizes, self.closed, self.deleted, self.changed, self.steps,
+            self.has_objects, self.meta,
         ):  # fmt: skip
             self._make_room(k.FULL)
 
     def _kernel(self, times: Int64Array, codes: Int32Array, values: Values, first: int, closes: bool) -> int:
         rule, keys = self.rule, self.keys
         batch = (times, codes, first, len(times), values.cells, values.cells.view(np.float64), values.has)
-        rows = (self.links, self.cells, self.floats, self.heads, self._free)
+        rows = (self.links, self.flags, self.cells, self.floats, self.heads, self._free)
         outputs = (self.updates, self.logs_updates, self.steps, self.has_objects, self.meta)
         if rule.kind == "table":
             result: int = k.take_rows(*batch, self.program, self.base, *rows, self.changed, *outputs)
@@ -224,15 +238,14 @@ class WindowTable:
     def changed_rows(self) -> Int64Array:
         """The live rows that have changed since the last commit."""
         rows = self.changed[: self.meta[k.CHANGED]].astype(np.int64)
-        links = self.links[rows]
-        return np.asarray(rows[(links[:, k.KEY] != k.NONE) & (links[:, k.FLAGS] & k.DIRTY != 0)])
+        return np.asarray(rows[(self.links[rows, k.KEY] != k.NONE) & (self.flags[rows] & k.DIRTY != 0)])
 
     def moved_rows(self) -> Int64Array:
         """Those of the changed rows whose bounds are not those that the last commit had."""
         rows = self.changed_rows()
         if self.rule.kind != "session":
             return rows[:0]
-        rows = rows[self.links[rows, k.FLAGS] & k.PERSISTED != 0]
+        rows = rows[self.flags[rows] & k.PERSISTED != 0]
         cells = self.cells[rows]
         is_moved = cells[:, k.START] != cells[:, k.SHOWN_START]
         return np.asarray(rows[is_moved | (cells[:, k.END] != cells[:, k.SHOWN_END])])
@@ -240,8 +253,8 @@ class WindowTable:
     def committed(self) -> None:
         """The changes are in the changelog now: what is shown is what there is; keys without a window go."""
         listed, rows = self.changed[: self.meta[k.CHANGED]], self.changed_rows()
-        self.links[listed, k.FLAGS] &= ~(k.LISTED | k.DIRTY)
-        self.links[rows, k.FLAGS] |= k.PERSISTED
+        self.flags[listed] &= 0xFF ^ (k.LISTED | k.DIRTY)
+        self.flags[rows] |= k.PERSISTED
         if self.rule.kind == "session":
             self.cells[rows, k.SHOWN_START : k.SHOWN_END + 1] = self.cells[rows, k.START : k.END + 1]
         self.meta[[k.CHANGED, k.DELETED]] = 0
@@ -261,18 +274,18 @@ class WindowTable:
         self._see_keys()
         needed = self.rule.rows_per_record
         if self.meta[k.FREE] < needed:
-            self._add_rows(len(self.links) + max(needed, ROWS_MIN))
+            self._add_rows(len(self.flags) + max(needed, ROWS_MIN))
         rows = np.array(self.rows_of(code), np.int64)
-        return Mark(code, rows, self.cells[rows], self.links[rows], int(self.heads[code]), self.meta.copy())
+        return Mark(code, rows, self.cells[rows], self.flags[rows], int(self.heads[code]), self.meta.copy())
 
     def take_back(self, mark: Mark) -> None:
         """Put everything back as it was; new rows go to where gone ones go."""
         meta, was = self.meta, mark.meta
         new = self._free[meta[k.FREE] : was[k.FREE]]
         listed = new[np.isin(new, self.changed[: was[k.CHANGED]])]
-        self.links[new, k.KEY], self.links[new, k.FLAGS] = k.NONE, 0
-        self.links[listed, k.FLAGS] = k.LISTED
-        self.cells[mark.rows], self.links[mark.rows] = mark.cells, mark.links
+        self.links[new, k.KEY], self.flags[new] = k.NONE, 0
+        self.flags[listed] = k.LISTED
+        self.cells[mark.rows], self.flags[mark.rows] = mark.cells, mark.flags
         self.heads[mark.code] = mark.head
         free, heap = int(meta[k.FREE]), int(meta[k.HEAP])
         meta[:] = was
@@ -286,19 +299,22 @@ class WindowTable:
         count = len(codes)
         self._see_keys()
         if self.meta[k.FREE] < count:
-            self._add_rows(max(int(len(self.links) * GROWTH), len(self.links) + count))
+            self._add_rows(max(int(len(self.flags) * GROWTH), len(self.flags) + count))
+        if self.meta[k.HEAP] + count > len(self._heap):
+            size = max(2 * len(self._heap), int(self.meta[k.HEAP]) + count)
+            self._heap, self._dues = _grown(self._heap, size), _grown(self._dues, size)
         rows = np.empty(count, np.int64)
         rule = self.rule
         k.load_rows(
             codes, starts, ends, cells, rule.keeps, rule.kept_ms, rule.kind == "table", self.base, rule.bucket_ms, rows,
-            self.links, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self.meta,
+            self.links, self.flags, self.cells, self.heads, self._free, self._ring, self._heap, self._dues, self.meta,
         )  # fmt: skip
         return rows
 
     def drop(self, rows: Int64Array) -> None:
         """Take rows out as if they had never been there."""
-        k.drop_rows(rows, self.rule.kind == "table", self.links, self.heads, self._free, self.meta)
-        gone = len(self.links) - int(self.meta[k.FREE]) - len(self)
+        k.drop_rows(rows, self.rule.kind == "table", self.links, self.flags, self.heads, self._free, self.meta)
+        gone = len(self.flags) - int(self.meta[k.FREE]) - len(self)
         if gone > len(self) + GONE_MIN:
             k.sweep(self._ring, self._heap, self._dues, self.links, self._free, self.meta)
 
@@ -307,7 +323,7 @@ class WindowTable:
         self.meta[k.STREAM_TIME], self.meta[k.CLOSE_TIME] = stream_time_ms, close_time_ms
         if self.rule.keeps:
             rows = self.live_rows()
-            self.links[rows[self.cells[rows, k.END] < close_time_ms], k.FLAGS] |= k.KEPT
+            self.flags[rows[self.cells[rows, k.END] < close_time_ms]] |= k.KEPT
 
     # --- room ---
 
@@ -317,28 +333,26 @@ class WindowTable:
 
     def _make_room(self, result: int) -> None:
         if result == k.ROWS:
-            self._add_rows(max(int(len(self.links) * GROWTH), len(self.links) + ROWS_MIN))
+            self._add_rows(max(int(len(self.flags) * GROWTH), len(self.flags) + ROWS_MIN))
             return
-        meta = self.meta
-        for name, used in (("late", k.LATE), ("closed", k.CLOSED), ("deleted", k.DELETED), ("updates", k.UPDATES)):
-            array = getattr(self, name)
-            if meta[used] * 2 >= len(array) - 8:
+        used = {names: int(self.meta[count]) for names, count in _ROOMS.items()}
+        short = [names for names, count in used.items() if 0 < len(getattr(self, names[0])) <= 2 * count]
+        for names in short or used:  # else one record needs more than half of one
+            for name in names:
+                array = getattr(self, name)
                 setattr(self, name, _grown(array, 2 * len(array)))
-        if self.has_objects and meta[k.STEPS] * 2 >= len(self.steps) - 32:
-            self.steps = _grown(self.steps, 2 * len(self.steps))
 
     def _add_rows(self, capacity: int) -> None:
-        had = len(self.links)
-        self.cells, self.links = _grown(self.cells, capacity), _grown(self.links, capacity, k.NONE)
-        self.links[had:, k.FLAGS] = 0
+        had = len(self.flags)
+        self.cells, self.flags = _grown(self.cells, capacity), _grown(self.flags, capacity)
+        self.links = self.cells.view(np.int32)
+        self.links[had:, k.KEY] = k.NONE
         new = np.arange(capacity - 1, had - 1, -1, dtype=np.int32)
         free = np.zeros(capacity, np.int32)
         count = int(self.meta[k.FREE])
         free[: len(new)], free[len(new) : len(new) + count] = new, self._free[:count]
         self._free = free
         self.meta[k.FREE] = count + len(new)
-        self._heap, self._dues = _grown(self._heap, capacity), _grown(self._dues, capacity)
-        self._pending, self._spare = _grown(self._pending, capacity), _grown(self._spare, capacity)
         self.changed = _grown(self.changed, capacity)
 
 
