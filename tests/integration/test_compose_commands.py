@@ -61,7 +61,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The bin folder of a new virtual environment that is what the image has; one for the run, and about 1 GB."""
     folder = tmp_path_factory.mktemp("compose")
     python = make_environment(folder, pinned(LOCK))
-    subprocess.run([python, "-m", "penstock.shared.streams.windows.compilation"], check=True)  # as the image does
+    subprocess.run(  # as the image does
+        [python, "-m", "penstock.shared.streams.windows.compilation"], check=True, cwd=folder
+    )
     yield python.parent
     shutil.rmtree(folder / "venv")
 
