@@ -32,7 +32,7 @@ from tests.integration.environments import (
     required,
 )
 
-DEMO_TIMEOUT_S = 420
+DEMO_TIMEOUT_S = 600
 INSTALL_TIMEOUT_S = 600
 EXTRAS = ("server", "spark", "streams")
 

@@ -26,7 +26,7 @@ from tests.documents import README, block
 from tests.integration.environments import ROOT, SYSTEM_PATH, ask, inherited, make_environment, required
 from tests.integration.promtool import assert_clean
 
-START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 180, 60, 240, 90
+START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 360, 240, 360, 90
 LAKE_TIMEOUT_S = 180
 INTERVAL_MS = 20_000  # README's
 LAST_LINE = "Ctrl-C stops everything"
@@ -100,7 +100,7 @@ def said(bin: Path, project: Path) -> Iterator[dict[str, str]]:
 
 
 def answered(script: str, cwd: Path) -> str:
-    run = subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(["bash", "-c", script], cwd=cwd, capture_output=True, text=True, timeout=180, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
