@@ -6,6 +6,7 @@ A program that produces does not load the consumer: the clients are imported whe
 import importlib as _importlib
 from typing import TYPE_CHECKING
 
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.public_names import publish as _publish
 from penstock.shared.common.records import (
     Columns,
@@ -91,6 +92,7 @@ __all__ = [
     "OffsetAndMetadata",
     "OffsetChange",
     "OnDelivery",
+    "PackedBytes",
     "PartitionDescription",
     "PartitionLag",
     "Partitioner",

@@ -3,6 +3,7 @@
 # pyright: strict
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, assert_type
 
 import msgspec
@@ -69,7 +70,7 @@ async def with_deserializers(kafka: KafkaSettings) -> None:
             assert_type(record.value.ms, float)
     for columns in (await both.poll(1_000)).values():
         assert_type(columns, Columns[str | None, Click | None])
-        assert_type(columns.values, list[Click | None])
+        assert_type(columns.values, Sequence[Click | None])
         assert_type(columns.record(0), ConsumerRecord[str | None, Click | None])
         assert_type([record.key for record in columns.records()], list[str | None])
 
