@@ -7,7 +7,7 @@ a debugger can step through them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,6 +39,11 @@ if IS_COMPILED:
 
         return types.void(out, types.int64, source, types.int64, types.int64), generated
 
+    def _widened(argument: Any) -> Any:
+        """The type that a kernel which is called by another is compiled for: one for all constants and widths."""
+        plain: Any = types.unliteral(argument)  # type: ignore[no-untyped-call]
+        return types.int64 if plain == types.int32 else plain
+
     copy_bytes: Kernel = intrinsic(_copy_bytes)  # type: ignore[no-redef]
 
 
@@ -52,10 +57,11 @@ def compiled(function: Kernel) -> Kernel:
         return np.errstate(over="ignore")(function)  # a hash is meant to leave 64 bits
     import numba
 
-    options: Any = {"nogil": True, "error_model": "numpy", "_nrt": False}
+    options: Any = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
     try:
-        cached: Kernel = numba.njit(cache=True, **options)(function)
+        kernel: Any = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # there is no folder that can be written: compiled anew by each process
-        plain: Kernel = numba.njit(**options)(function)
-        return plain
-    return cached
+        kernel = numba.njit(**options)(function)
+    template = kernel.get_call_template
+    kernel.get_call_template = lambda arguments, names: template(tuple(map(_widened, arguments)), names)
+    return cast(Kernel, kernel)

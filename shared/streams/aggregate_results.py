@@ -58,7 +58,7 @@ class AggregateResults:
         """Keys and values, as `encode_json` makes them; there are no windows."""
         keys = self.source_keys()
         named, is_bare = key_texts(keys, self.keys_of)
-        results = self.columns.results([column[self._order] for column in self.changed.columns])[1:]
+        results = self.columns.result_columns([column[self._order] for column in self.changed.columns])[1:]
         return keys, objects(["key", *self.names[1:]], [named, *map(texts, results)], is_bare=is_bare)
 
     def source_keys(self) -> PackedBytes:

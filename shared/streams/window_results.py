@@ -91,7 +91,7 @@ class WindowResults:
         there = order if self.is_retracted is None else order[~self.is_retracted[order]]
         keys, is_bare = key_texts(self.windows.keys, self.keys_of)
         bounds = self._bounds()
-        results = self.columns.results([column[there] for column in self.windows.columns])[self._has_latest :]
+        results = self.columns.result_columns([column[there] for column in self.windows.columns])[self._has_latest :]
         columns = [keys.at(there), *(column.at(there) for column in bounds), *map(texts, results)]
         values = objects([*BOUNDS, *self.names[self._has_latest :]], columns, is_bare=is_bare)
         if len(there) < len(order):
@@ -104,7 +104,7 @@ class WindowResults:
         return objects(BOUNDS, [keys.at(order), *(column.at(order) for column in bounds)], is_bare=is_bare), values
 
     def _bounds(self) -> list[PackedBytes]:
-        return [texts(column.tolist()) for column in (self.windows.starts, self.windows.ends)]
+        return [texts(column) for column in (self.windows.starts, self.windows.ends)]
 
     def source_keys(self) -> PackedBytes:
         """Each window's record key."""

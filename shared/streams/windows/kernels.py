@@ -54,6 +54,10 @@ WORD_BYTES = 7
 """So many bytes of a key, and three bits, fit into an int64 without its sign."""
 RUN = 8
 """So many rows are sorted by insertion, which is faster than merging them."""
+DIGITS = 256
+"""The values of a byte; more rows than that are sorted byte by byte, which is faster than merging them."""
+DIGIT_ROWS = DIGITS // PENDING_COLUMNS
+"""So many more rows than `pending` has `spare`, which counts digits in their four columns."""
 
 # --- what an aggregation does ---
 COUNT, LATEST, SUM_INT, SUM_FLOAT, MIN_INT, MIN_FLOAT, MAX_INT, MAX_FLOAT, FIRST, LAST, OBJECT = range(11)
@@ -439,11 +443,9 @@ def _move(a, i, b, j):
 
 
 @compiled
-def _sort(pending, spare, n, links, arena, places, sizes):
-    """Sort the first n pending rows in the order in which they are closed; `spare` has room for as many."""
-    if n > RUN:  # of fewer rows hardly one has the bounds of another
-        _set_words(pending, n, links, arena, places, sizes)
-    for low in range(0, n, RUN):
+def _merge_sort(pending, spare, first, n, links, arena, places, sizes):
+    """Sort the pending rows from `first` to n in the order in which they are closed."""
+    for low in range(first, n, RUN):
         for i in range(low + 1, min(low + RUN, n)):
             if not _is_before(pending, i, pending, i - 1, links, arena, places, sizes):
                 continue
@@ -454,8 +456,8 @@ def _sort(pending, spare, n, links, arena, places, sizes):
                 at -= 1
             _move(pending, at, spare, 0)
     width = RUN
-    while width < n:
-        for low in range(0, n, 2 * width):
+    while width < n - first:
+        for low in range(first, n, 2 * width):
             middle, high = min(low + width, n), min(low + 2 * width, n)
             if middle == high or not _is_before(pending, middle, pending, middle - 1, links, arena, places, sizes):
                 continue
@@ -475,6 +477,58 @@ def _sort(pending, spare, n, links, arena, places, sizes):
                 a += 1
                 at += 1
         width *= 2
+
+
+@compiled
+def _radix_sort(pending, spare, n):
+    """Sort the first n pending rows by end, start and the word of the key: by each byte, the last one first."""
+    for column in range(BY_KEY, BY_END - 1, -1):
+        differing = 0
+        for i in range(1, n):
+            differing |= pending[i, column] ^ pending[0, column]
+        for shift in range(0, 64, 8):
+            if not differing >> shift & (DIGITS - 1):
+                continue
+            sign = DIGITS // 2 if shift == 56 else 0
+            for digit in range(DIGITS):
+                spare[n + (digit >> 2), digit & 3] = 0
+            for i in range(n):
+                digit = (pending[i, column] >> shift & (DIGITS - 1)) ^ sign
+                spare[n + (digit >> 2), digit & 3] += 1
+            at = 0
+            for digit in range(DIGITS):
+                count = spare[n + (digit >> 2), digit & 3]
+                spare[n + (digit >> 2), digit & 3] = at
+                at += count
+            for i in range(n):
+                digit = (pending[i, column] >> shift & (DIGITS - 1)) ^ sign
+                at = spare[n + (digit >> 2), digit & 3]
+                spare[n + (digit >> 2), digit & 3] = at + 1
+                _move(spare, at, pending, i)
+            for i in range(n):
+                _move(pending, i, spare, i)
+
+
+@compiled
+def _sort(pending, spare, n, links, arena, places, sizes):
+    """Sort the first n pending rows in the order in which they are closed; `spare` has room for as many, and digits."""
+    if n > RUN:  # of fewer rows hardly one has the bounds of another
+        _set_words(pending, n, links, arena, places, sizes)
+    if n <= DIGITS:
+        _merge_sort(pending, spare, 0, n, links, arena, places, sizes)
+        return
+    _radix_sort(pending, spare, n)
+    first = 0
+    for i in range(1, n + 1):  # what has the same bounds and the same word is sorted by whole keys
+        if (
+            i == n
+            or pending[i, BY_KEY] != pending[first, BY_KEY]
+            or pending[i, BY_START] != pending[first, BY_START]
+            or pending[i, BY_END] != pending[first, BY_END]
+        ):
+            if i - first > 1:
+                _merge_sort(pending, spare, first, i, links, arena, places, sizes)
+            first = i
 
 
 @compiled

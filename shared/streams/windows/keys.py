@@ -32,7 +32,7 @@ from penstock.shared.common.records import Int64Array
 NONE = -1
 SLOTS_MIN = 256
 BYTES_MIN = 4_096
-GROWTH = 1.5
+GROWTH = 1.125
 
 Bytes = NDArray[np.uint8]
 Int32Array = NDArray[np.int32]

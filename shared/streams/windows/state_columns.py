@@ -175,19 +175,23 @@ class StateColumns:
 
     def results(self, columns: Sequence[Column]) -> list[list[Any]]:
         """Each aggregation's results as plain values."""
-        found: list[list[Any]] = []
+        return [own.tolist() if isinstance(own, np.ndarray) else own for own in self.result_columns(columns)]
+
+    def result_columns(self, columns: Sequence[Column]) -> list[Column | list[Any]]:
+        """Each aggregation's results: an array of numbers, or a list where one is None or no number."""
+        found: list[Column | list[Any]] = []
         for aggregation, at in zip(self.aggregations, self._slices, strict=True):
-            own = [column.tolist() for column in columns[at]]
-            if columns[at.start].dtype == object:
-                found.append(list(map(aggregation.result, own[0])))
-            elif len(own) == 1:
-                found.append(own[0])
-            elif type(aggregation) in _BY_TIME:
-                found.append([number if at_ms >= 0 else None for at_ms, number in zip(*own, strict=True)])
-            elif type(aggregation) is Mean:
-                found.append([number / n if n else None for number, n in zip(*own, strict=True)])
-            else:
-                found.append([number if n else None for number, n in zip(*own, strict=True)])
+            first, *more = columns[at]
+            if first.dtype == object:
+                found.append(list(map(aggregation.result, first.tolist())))
+                continue
+            if not more:
+                found.append(first)
+                continue
+            numbers, has = (more[0], first >= 0) if type(aggregation) in _BY_TIME else (first, more[0] > 0)
+            if type(aggregation) is Mean:
+                numbers = numbers / np.maximum(more[0], 1)
+            found.append(numbers if has.all() else [n if there else None for n, there in zip(numbers.tolist(), has)])
         return found
 
     def to_changelog(self, columns: Sequence[Column]) -> Sequence[ChangelogColumn]:

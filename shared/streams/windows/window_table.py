@@ -20,7 +20,7 @@ from penstock.shared.streams.windows.keys import Int32Array, KeyIndex
 Kind = Literal["session", "tumbling", "hopping", "sliding", "table"]
 
 ROWS_MIN = 64
-GROWTH = 1.25
+GROWTH = 1.125
 OUTPUTS_MIN = 256
 BUCKETS = 1_024
 BUCKETS_PER_PATIENCE = 512
@@ -133,7 +133,7 @@ class WindowTable:
         self._heap: Int32Array = np.zeros(OUTPUTS_MIN, np.int32)
         self._dues: Int64Array = np.zeros(OUTPUTS_MIN, np.int64)
         self._pending: Int64Array = np.zeros((OUTPUTS_MIN, k.PENDING_COLUMNS), np.int64)
-        self._spare = self._pending.copy()
+        self._spare: Int64Array = np.zeros((OUTPUTS_MIN + k.DIGIT_ROWS, k.PENDING_COLUMNS), np.int64)
         self.changed: Int32Array = np.zeros(0, np.int32)
         self._add_rows(ROWS_MIN)
         self.late: Int64Array = np.zeros((OUTPUTS_MIN, 3), np.int64)

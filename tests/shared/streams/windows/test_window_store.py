@@ -17,7 +17,7 @@ from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
-from penstock.shared.streams.windows.window_table import Kind, Rule, WindowTable
+from penstock.shared.streams.windows.window_table import OUTPUTS_MIN, Kind, Rule, WindowTable
 
 RULES: dict[Kind, Rule] = {
     "session": Rule("session", 10, 5),
@@ -251,3 +251,32 @@ def test_rows_that_were_evicted_are_used_again() -> None:
     taken = take(store, [("last", 50_000)])
     assert taken.closed.keys == [b"first"]
     assert len(store) == 1
+
+
+ENDINGS = ["", "a", "same-beginning-", "same-beginning-and-more-", "\x00", "é"]
+"""What tells keys apart after more than a word of bytes, after none, and where one key is the beginning of another."""
+
+
+@pytest.mark.parametrize("count", [2, 9, 257, 3_000])
+def test_many_windows_close_in_order_of_end_start_and_key(count: int) -> None:
+    """However many are due at once, and however far into them their keys are the same."""
+    random = np.random.default_rng(count)
+    numbers, ends = random.integers(0, count, (2, count)).tolist()
+    records = [(f"key-{ENDINGS[n % len(ENDINGS)]}{n}", e % 30) for n, e in zip(numbers, ends, strict=True)]
+    store = WindowStore("s", Rule("session", 1, 40), StateColumns(FUNCTIONS), text_keys=True)
+    take(store, records)
+    live = list(store.rows())
+    closed = store.advance(1_000).closed
+    order = sorted(((row.end, row.start, row.key.encode()) for row in live))
+    assert list(zip(closed.ends.tolist(), closed.starts.tolist(), closed.keys.tolist(), strict=True)) == order
+    assert len(order) > count // 3
+    assert len(store) == 0
+
+
+def test_one_record_may_need_more_than_the_whole_of_an_output() -> None:
+    """A record in more windows than an output has room for at first: the output grows until it has."""
+    windows = 3 * OUTPUTS_MIN
+    store = WindowStore("s", Rule("hopping", windows, 0, 1), StateColumns(FUNCTIONS), text_keys=True)
+    taken = take(store, [("a", 2 * windows)], updates=True)
+    assert taken.updates.starts.tolist() == list(range(windows + 1, 2 * windows + 1))
+    assert len(store) == windows
