@@ -22,7 +22,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 
-async def in_thread(load: Callable[[], T], kernels: str) -> T:
+async def loaded(load: Callable[[], T], kernels: str) -> T:
     """What `load` gives, beside the loop; logged where it takes its time."""
     loading = asyncio.create_task(asyncio.to_thread(load))
     done, _ = await asyncio.wait({loading}, timeout=LOGGED_AFTER_SECONDS)

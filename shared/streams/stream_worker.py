@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
-from penstock.shared.common.compilation import in_thread
+from penstock.shared.common.compilation import loaded
 from penstock.shared.common.errors import (
     ConfigError,
     DataError,
@@ -118,7 +118,7 @@ class StreamWorker(RebalanceListener):
         topics or the state's folder do not do.
         """
         self._maker.startup()
-        await in_thread(compile_kernels, "the kernels")  # before there is a group that waits for heartbeats
+        await loaded(compile_kernels, "the kernels")  # before there is a group that waits for heartbeats
         self.topics = await prepare_topics(
             self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
         )

@@ -1,6 +1,7 @@
 """A stream worker in a process of its own, to be killed: says `committed` once its first commit is durable.
 
-On SIGTERM it commits and leaves the group as a service does. On SIGUSR1 it stops (SIGSTOP) when it next has a commit to
+With `dies_after` (one of POINTS, and how many calls) it kills itself there, once it has a task. On SIGTERM it commits and leaves the group
+as a service does. On SIGUSR1 it stops (SIGSTOP) when it next has a commit to
 write: whoever wakes it when its partitions have other owners has a zombie that writes.
 """
 
@@ -11,9 +12,11 @@ import contextlib
 import os
 import signal
 import sys
+from typing import Any
 
 import msgspec
 
+from penstock.shared.clients.connection.record_encoding import ColumnBatchBuilder
 from penstock.shared.common import log
 from penstock.shared.common.records import GroupMetadata
 from penstock.shared.common.settings import KafkaSettings, LogSettings
@@ -24,9 +27,11 @@ from penstock.shared.streams.processor import Processor, ProcessorContext, Recor
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.stream_worker import StreamWorker
 from penstock.shared.streams.task_outputs import TaskCommit
 from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.window_table import WindowTable
 
 GAP_MS, GRACE_MS = 100, 50
 LONG_GRACE_MS, TICK_MS = 60_000, 200
@@ -73,6 +78,42 @@ def visits(topic: str) -> Topology:
     return builder.build()
 
 
+POINTS: dict[str, tuple[type, str]] = {
+    "a kernel": (WindowTable, "_kernel"),
+    "encoding what a commit writes": (StreamTask, "prepare_commit"),
+    "filling a batch": (ColumnBatchBuilder, "extend"),
+    "sealing a batch": (ColumnBatchBuilder, "build"),
+    "a write": (ChangelogPartition, "_write"),
+    "a commit": (ChangelogPartition, "commit"),
+}
+"""Where it can be killed: after a call of this method of that class."""
+
+
+def die_after(point: str, calls: int) -> None:
+    """Have the process killed after so many calls from now on."""
+    owner, name = POINTS[point]
+    method = getattr(owner, name)
+    left = calls
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def waited(*arguments: Any) -> Any:
+        result = await method(*arguments)
+        count()
+        return result
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        result = method(*arguments, **named)
+        count()
+        return result
+
+    setattr(owner, name, waited if asyncio.iscoroutinefunction(method) else called)
+
+
 def stop_when_told() -> None:
     """Have the process stop before a commit is written, once SIGUSR1 has come."""
     told, write = asyncio.Event(), ChangelogPartition.commit
@@ -97,19 +138,22 @@ async def main(argument: str) -> None:
         build, given = visits(config["topic"]), {}
     settings = StreamsSettings(**{**config["settings"], **given})
     worker = StreamWorker(KafkaSettings(bootstrap_servers=config["kafka"]), settings, build)
-    working = asyncio.ensure_future(work(worker))
+    working = asyncio.ensure_future(work(worker, config.get("dies_after")))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await working
     await worker.shutdown(SHUTDOWN_MS)
 
 
-async def work(worker: StreamWorker) -> None:
+async def work(worker: StreamWorker, dies_after: tuple[str, int] | None) -> None:
     await worker.startup()
     said = False
     while True:
         await worker.run_once()
         tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
+        if tasks and dies_after is not None:
+            die_after(*dies_after)
+            dies_after = None
         if not said and any(task.metrics.committed.records for task in tasks):
             said = True
             print("committed", flush=True)

@@ -224,15 +224,16 @@ async def chain_of(broker: EmbeddedKafka, topic: str, partitions: int = 2) -> As
 
 @asynccontextmanager
 async def child(
-    chain: Chain, guarantee: str, build: str = "sessions", **given: Any
+    chain: Chain, guarantee: str, build: str = "sessions", dies_after: tuple[str, int] | None = None, **given: Any
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker in a process of its own, which runs the topology of that name; killed at the end if it still runs."""
+    """A worker in a process of its own, which runs the topology of that name; killed at the end if it still runs, or
+    by itself after so many calls at one of its POINTS."""
     config = {
         "kafka": chain.kafka.bootstrap_servers,
         "topic": chain.topic,
         "build": build,
         "settings": chain.settings(processing_guarantee=guarantee, **given).model_dump(),
-    }
+    } | ({"dies_after": dies_after} if dies_after else {})
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(CHILD), msgspec.json.encode(config).decode(), stdout=asyncio.subprocess.PIPE
     )

@@ -44,7 +44,7 @@ from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.consumer.subscribing import LEAVE_TIME_MS, UNKNOWN_TOPIC_REFRESH_MS
 from penstock.shared.clients.consumer.unread import Taken
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.compilation import in_thread
+from penstock.shared.common.compilation import loaded
 from penstock.shared.common.errors import IllegalState, PenstockError, Wakeup
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.offset_checks import checked_offset
@@ -125,7 +125,7 @@ class Consumer(Committing, Generic[K, V]):
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
         if not compile_decoding.cache_info().currsize:
-            await in_thread(compile_decoding, "the decoding of records")
+            await loaded(compile_decoding, "the decoding of records")
         await self._fetching.start(
             lambda tps: self._committer.fetch(tps, self._settings.commit_timeout_ms), self._positions.moved
         )

@@ -40,7 +40,7 @@ from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.clients.producer.transactions import Transaction, TxnState
 from penstock.shared.common import compilation
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.compilation import in_thread
+from penstock.shared.common.compilation import loaded
 from penstock.shared.common.errors import (
     BufferExhausted,
     FatalError,
@@ -140,7 +140,7 @@ class Intake:
         """
         at, columns = len(bulk), bulk.columns
         if self._slices is UNLOADED:
-            self._slices = await in_thread(_load_slices, "the encoding of records") if self._may_be_direct else None
+            self._slices = await loaded(_load_slices, "the encoding of records") if self._may_be_direct else None
             self._check_open()
         if self._slices is None or bulk.refusals:
             bulk.one_by_one(len(columns))

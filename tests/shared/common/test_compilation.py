@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.shared.common import compilation
-from penstock.shared.common.compilation import in_thread
+from penstock.shared.common.compilation import loaded
 
 
 async def test_the_loop_goes_on_and_what_takes_long_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,11 +21,11 @@ async def test_the_loop_goes_on_and_what_takes_long_is_logged_once(monkeypatch: 
         return 7
 
     with capture_logs() as logged:
-        assert await in_thread(lambda: 5, "the quick kernel") == 5
+        assert await loaded(lambda: 5, "the quick kernel") == 5
     assert logged == []
     monkeypatch.setattr(compilation, "LOGGED_AFTER_SECONDS", 0)
     with capture_logs() as logged:
-        compiling = asyncio.ensure_future(in_thread(compile_slowly, "the slow kernel"))
+        compiling = asyncio.ensure_future(loaded(compile_slowly, "the slow kernel"))
         while not logged:
             await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
         turned.set()
@@ -42,4 +42,4 @@ async def test_what_compiling_raises_is_raised() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await in_thread(fail, "a kernel")
+        await loaded(fail, "a kernel")

@@ -45,7 +45,11 @@ async def test_its_handlers_are_handlers(tmp_path: Path, monkeypatch: Any) -> No
 
 def test_what_it_names_is_there() -> None:
     """Errors, settings, strategies, orderings and headers are called what it calls them."""
-    errors = set(re.findall(r"`([A-Z][a-z]\w+[A-Z]\w+)`", TEXT)) - {"RebalanceListener", "ConsumerInterceptor", "PackedBytes"}
+    errors = set(re.findall(r"`([A-Z][a-z]\w+[A-Z]\w+)`", TEXT)) - {
+        "RebalanceListener",
+        "ConsumerInterceptor",
+        "PackedBytes",
+    }
     assert len(errors) > 5
     assert [name for name in errors if not hasattr(penstock.errors, name)] == []
     own, client = ConsumerServiceSettings.model_fields, ConsumerSettings.model_fields
