@@ -1,7 +1,8 @@
 """JSON objects of many rows, put together from the texts of their columns by a compiled kernel.
 
-msgspec writes each column's values at once, one a line, since JSON has no line break inside; a kernel writes those of an
-int64 array. Another puts the texts of a row between the names of the columns. So an object is byte for byte what msgspec makes of the row.
+msgspec writes each column's values at once, one a line, since JSON has no line break inside; a kernel writes those of
+an int64 array. Another one puts the texts of a row between the names of the columns. So an object is byte for byte what
+msgspec makes of the row.
 
 >>> keys, ns = texts(["ann", 'b"b']), texts([1, None])
 >>> list(objects(["key", "n"], [keys, ns]))
@@ -44,7 +45,7 @@ def _cut_lines(data, starts, lengths):
 
 @compiled
 def _write_integers(numbers, out, starts, lengths):
-    """Write each at the end of its DIGITS_MAX bytes; one that is the same as that before it, as bounds are, is there."""
+    """Write each at the end of its DIGITS_MAX bytes. One that equals the one before it, as bounds do, is there."""
     for i in range(len(numbers)):
         if i and numbers[i] == numbers[i - 1]:
             starts[i], lengths[i] = starts[i - 1], lengths[i - 1]

@@ -1,8 +1,8 @@
 """A stream worker in a process of its own, to be killed: says `committed` once its first commit is durable.
 
-With `dies_after` (one of POINTS, and how many calls) it kills itself there, once it has a task. On SIGTERM it commits and leaves the group
-as a service does. On SIGUSR1 it stops (SIGSTOP) when it next has a commit to
-write: whoever wakes it when its partitions have other owners has a zombie that writes.
+With `dies_after` (one of POINTS, and how many calls) it kills itself there, once it has a task. On SIGTERM it commits
+and leaves the group as a service does. On SIGUSR1 it stops (SIGSTOP) when it next has a commit to write: whoever wakes
+it when its partitions have other owners has a zombie that writes.
 """
 
 from __future__ import annotations

@@ -191,7 +191,11 @@ class StateColumns:
             numbers, has = (more[0], first >= 0) if type(aggregation) in _BY_TIME else (first, more[0] > 0)
             if type(aggregation) is Mean:
                 numbers = numbers / np.maximum(more[0], 1)
-            found.append(numbers if has.all() else [n if there else None for n, there in zip(numbers.tolist(), has)])
+            if has.all():
+                found.append(numbers)
+            else:
+                plain = zip(numbers.tolist(), has.tolist(), strict=True)
+                found.append([number if is_there else None for number, is_there in plain])
         return found
 
     def to_changelog(self, columns: Sequence[Column]) -> Sequence[ChangelogColumn]:

@@ -267,7 +267,7 @@ def test_many_windows_close_in_order_of_end_start_and_key(count: int) -> None:
     take(store, records)
     live = list(store.rows())
     closed = store.advance(1_000).closed
-    order = sorted(((row.end, row.start, row.key.encode()) for row in live))
+    order = sorted((row.end, row.start, row.key.encode()) for row in live)
     assert list(zip(closed.ends.tolist(), closed.starts.tolist(), closed.keys.tolist(), strict=True)) == order
     assert len(order) > count // 3
     assert len(store) == 0
