@@ -27,16 +27,14 @@ class PackedBytes(Sequence[bytes | None]):
     """A sequence of bytes and nulls: string i is `data[offsets[i]:offsets[i] + lengths[i]]`, a null has length -1.
 
     `data` is a uint8 array, `offsets` and `lengths` are int64 arrays of one length. Strings may overlap, and stand in
-    any order. The buffer lives as long as any slice of the sequence does, and is read-only here.
+    any order. The buffer lives as long as any slice of the sequence does. The arrays are contiguous and read-only:
+    kernels are compiled for that one kind.
     """
 
     __slots__ = ("data", "lengths", "offsets")
 
     def __init__(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        if data.flags.writeable:
-            data = data.view()
-            data.flags.writeable = False  # kernels are compiled for one kind of array
-        self.data, self.offsets, self.lengths = data, offsets, lengths
+        self.data, self.offsets, self.lengths = _read_only(data), _read_only(offsets), _read_only(lengths)
 
     @classmethod
     def of(cls, strings: Sequence[bytes | None], lengths: NDArray[np.int64] | None = None) -> PackedBytes:
@@ -159,3 +157,9 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
     except TypeError:
         lengths = packed(*[NULL if string is None else len(string) for string in strings])
     return np.frombuffer(lengths, np.int64)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view

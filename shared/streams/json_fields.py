@@ -304,6 +304,6 @@ def _kind(type_: inspect.Type) -> tuple[int, bool] | None:
     return (kinds.pop(), is_nullable) if len(kinds) == 1 else None
 
 
-def compile_fields() -> None:
+def compile_kernels() -> None:
     """Have the kernel compiled, or read from where compiled code is kept."""
     JsonFields([("a", INT, False)], ["a"]).read(PackedBytes.of([b'{"a":1}']))

@@ -148,7 +148,7 @@ def objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bo
     return PackedBytes(out, out_starts, out_lengths)
 
 
-def compile_rows() -> None:
+def compile_kernels() -> None:
     """Have the kernels compiled, or read from where compiled code is kept."""
     objects(["key", "start"], [texts([1]), texts(np.array([1]))])
     are_bare(PackedBytes.of([b"a"]))

@@ -1,16 +1,14 @@
 """Replays recorded cases of Kafka Streams and compares.
 
-    python -m penstock.testing.oracle [--columns] [--store in_memory|rocksdb] FILE…
+    python -m penstock.testing.oracle [--batch N] [--store in_memory|rocksdb] FILE…
 
 A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the
 records piped in, and what came out. Windows run through the DSL, punctuation through the Processor API, both on
-`TopologyTestDriver`. With `--columns` windows take their records in batches of 1, 7 and 1,000, as columns where their
-aggregate allows it, with a commit after each; what came out is compared net of each commit: the last value of a window,
-a retraction only of one that an earlier commit had shown. With `--store rocksdb` state is on disk, in a folder for the
-while, and no row stays in memory past its commit.
+`TopologyTestDriver`. With `--batch N` windows take their records in batches of N, with a commit after each. What came
+out is compared net of each commit: the last value of a window, a retraction only of one that an earlier commit had
+shown. With `--store rocksdb` state is on disk, in a folder for the while, and no row stays in memory past its commit.
 
-Prints each mismatch, cases of kinds that the engine does not have as `K skipped`, with `--columns` how many cases took
-columns (windows in memory whose aggregates are columnar, sliding ones aside), and last `N passed, M failed`; exit
+Prints each mismatch, cases of kinds that the engine does not have as `K skipped`, and last `N passed, M failed`; exit
 status 1 if any failed.
 """
 
@@ -35,7 +33,6 @@ from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 SOURCE, RESULTS = "input", "output"
-BATCH_SIZES = (1, 7, 1_000)
 ROCKSDB_BYTES_MAX = 16 * 1024 * 1024
 KINDS = ("session", "tumbling", "hopping", "sliding", "punctuation")
 
@@ -67,23 +64,12 @@ def replay(case: Case, state: StateDirectory | None = None) -> str | None:
 
 
 def replay_batches(case: Case, size: int, state: StateDirectory | None = None) -> str | None:
-    """As `replay`, with a commit after every `size` records, taken as columns where that is possible."""
+    """As `replay`, with a commit after every `size` records, which are taken at once."""
     if case["kind"] == "punctuation":
         return _replay_punctuation(case)
     driver = _driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)
     try:
         return _differs_in_batches(case, size, driver)
-    finally:
-        driver.close()
-
-
-def takes_columns(case: Case, state: StateDirectory | None = None) -> bool:
-    """Whether its records in batches are taken as columns; the others go one by one there too."""
-    if case["kind"] == "punctuation":
-        return False
-    driver = _driver(case, state, deduplicate_updates=True, columns_min=1)
-    try:
-        return SOURCE in driver.task.column_paths
     finally:
         driver.close()
 
@@ -257,32 +243,36 @@ def first_difference(got: list[Output], recorded: list[Output]) -> str | None:
 def main(arguments: list[str]) -> int:
     """Replay files; the exit status."""
     parser = argparse.ArgumentParser("oracle")
-    parser.add_argument("--columns", action="store_true")
+    parser.add_argument("--batch", type=_batch_size, metavar="N", help="records that are taken at once")
     parser.add_argument("--store", choices=("in_memory", "rocksdb"), default="in_memory")
     parser.add_argument("files", nargs="+", type=Path)
     given = parser.parse_args(arguments)
     if given.store == "in_memory":
-        return _replay_files(given.files, None, columns=given.columns)
+        return _replay_files(given.files, None, given.batch)
     with tempfile.TemporaryDirectory() as folder:
         state = StateDirectory(folder, "oracle", memory_bytes_max=ROCKSDB_BYTES_MAX, cache_bytes_max=0)
         state.acquire()
         try:
-            return _replay_files(given.files, state, columns=given.columns)
+            return _replay_files(given.files, state, given.batch)
         finally:
             state.release()
 
 
-def _replay_files(files: list[Path], state: StateDirectory | None, *, columns: bool) -> int:
-    passed = failed = skipped = as_columns = 0
+def _batch_size(text: str) -> int:
+    size = int(text)
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{size} is no number of records")
+    return size
+
+
+def _replay_files(files: list[Path], state: StateDirectory | None, batch: int | None) -> int:
+    passed = failed = skipped = 0
     for file in files:
         for number, case in enumerate(read_cases(file), 1):
             if not supported(case):
                 skipped += 1
                 continue
-            as_columns += columns and takes_columns(case, state)
-            sizes = BATCH_SIZES if columns else ()
-            batches = (found for size in sizes if (found := replay_batches(case, size, state)) is not None)
-            difference = next(batches, None) if columns else replay(case, state)
+            difference = replay(case, state) if batch is None else replay_batches(case, batch, state)
             if difference is None:
                 passed += 1
             else:
@@ -290,7 +280,5 @@ def _replay_files(files: list[Path], state: StateDirectory | None, *, columns: b
                 print(f"{file}:{number}: {case['kind']}, seed {case.get('seed')}: {difference}")
     if skipped:
         print(f"{skipped} skipped")
-    if columns:
-        print(f"{as_columns} of {passed + failed} cases took columns, the others their records one by one in batches")
     print(f"{passed} passed, {failed} failed")
     return 1 if failed or not passed else 0

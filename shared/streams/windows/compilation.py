@@ -10,10 +10,9 @@ import numpy as np
 
 from penstock.shared.clients.connection import compile_decoding
 from penstock.shared.clients.producer import column_slices
+from penstock.shared.streams import json_fields, json_rows
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.json_fields import compile_fields
-from penstock.shared.streams.json_rows import compile_rows
-from penstock.shared.streams.windows.keys import are_ascii
+from penstock.shared.streams.windows import keys
 from penstock.shared.streams.windows.kinds import NoWindows, SessionWindows, SlidingWindows, TimeWindows
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -31,10 +30,12 @@ def compile_kernels() -> None:
         store.unload("c", 5)
         store.advance(1_000)
         list(store.rows_of("a"))
-        are_ascii(store.finals().keys)
+        keys.are_ascii(store.finals().keys)
+        store.table.sweep()
         store.index.release(np.zeros(1, np.int64), np.zeros(store.index.capacity, np.bool_))
-    compile_rows()
-    compile_fields()
+    keys.compile_kernels()
+    json_rows.compile_kernels()
+    json_fields.compile_kernels()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ its key, and the next row of its bucket. The rows of a key are a list in falling
 A kernel takes records `[first, count)` of a batch: times, key numbers, and a row of values for each aggregation that
 looks at one. It carries out the whole rule for a record, closing included, before it looks at the next one. It stops
 early and says why: DONE, ROWS (no row is free), FULL (an output has no room), REFUSED_RECORD (a sum leaves 64 bits).
-The record at `meta[TAKEN]` was not begun then, so the caller makes room, or leaves it out, and calls again.
+The record at `meta[TAKEN]` was not begun then, so the caller makes room, or leaves it out, and calls again, after
+`close_due` where `meta[CLOSING]` says that closing was stopped.
 
 Windows that end below the close time are closed. It never goes back, whatever becomes of the grace. What is due is
 found by a timer wheel: rows lie in buckets by the time at which they are due, those of the bucket that time is in on a
@@ -73,8 +74,8 @@ DONE, ROWS, FULL, REFUSED_RECORD = range(4)
 NONE = -1
 
 # --- columns of outputs; cells come after them ---
-INDEX, CODE, FROM, TO, CLOSED_AT, WAS_DIRTY, WAS_FROM, WAS_TO = range(8)
-CLOSED_COLUMNS = 8
+INDEX, CODE, FROM, TO, CLOSED_AT, WAS_DIRTY = range(6)
+CLOSED_COLUMNS = 6
 UPDATE_COLUMNS = 5
 """Index, code, start, end, and 1 for a result or 0 for a retraction."""
 
@@ -257,6 +258,13 @@ def _step(op, a, b, steps, meta):
     n = meta[STEPS]
     steps[n, 0], steps[n, 1], steps[n, 2] = op, a, b
     meta[STEPS] = n + 1
+
+
+@compiled
+def _note_late(index, close_time, stream_time, late, meta):
+    n = meta[LATE]
+    late[n, 0], late[n, 1], late[n, 2] = index, close_time, stream_time
+    meta[LATE] = n + 1
 
 
 @compiled
@@ -576,10 +584,8 @@ def close_due(
             closed[n, INDEX], closed[n, CODE] = index, code
             closed[n, FROM], closed[n, TO] = cells[row, START], cells[row, END]
             closed[n, CLOSED_AT], closed[n, WAS_DIRTY] = meta[STREAM_TIME], was_flags & DIRTY
-            closed[n, WAS_FROM], closed[n, WAS_TO] = cells[row, START], cells[row, END]
             if was_flags & PERSISTED and moves:
                 was = cells[row, SHOWN_START]
-                closed[n, WAS_FROM], closed[n, WAS_TO] = was, cells[row, SHOWN_END]
                 if was != cells[row, START] or cells[row, SHOWN_END] != cells[row, END]:
                     what = RETRACTED if was == cells[row, START] else GONE | RETRACTED
                     _deleted(code, was, cells[row, SHOWN_END], what, deleted, meta)
@@ -614,11 +620,6 @@ def take_sessions(
     A record joins the sessions of its key that are no further than the gap from it and not closed. Where what comes of
     it ends below the close time it is late. Sessions of a key lie further apart than the gap: there are two at most.
     """
-    if meta[CLOSING] and not close_due(
-        first - 1, False, True, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
-        arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
-    ):  # fmt: skip
-        return FULL
     can_refuse = _can_refuse(program)
     for i in range(first, count):
         meta[TAKEN] = i
@@ -642,9 +643,7 @@ def take_sessions(
         if end < close_time:
             if meta[LATE] == len(late):
                 return FULL
-            n = meta[LATE]
-            late[n, 0], late[n, 1], late[n, 2] = i, close_time, stream_time
-            meta[LATE] = n + 1
+            _note_late(i, close_time, stream_time, late, meta)
         else:
             if meta[FREE] == 0:
                 return ROWS
@@ -715,11 +714,6 @@ def take_time_windows(
 
     A row's END is the last moment in its window, one less than the window's end.
     """
-    if meta[CLOSING] and not close_due(
-        first - 1, False, False, base, bucket_ms, 0, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
-        arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
-    ):  # fmt: skip
-        return FULL
     can_refuse = _can_refuse(program)
     for i in range(first, count):
         meta[TAKEN] = i
@@ -733,9 +727,7 @@ def take_time_windows(
         if windows <= 0:
             if meta[LATE] == len(late):
                 return FULL
-            n = meta[LATE]
-            late[n, 0], late[n, 1], late[n, 2] = i, close_time, stream_time
-            meta[LATE] = n + 1
+            _note_late(i, close_time, stream_time, late, meta)
             meta[MISSED] += latest - earliest + 1
         else:
             if meta[FREE] < windows:
@@ -848,11 +840,6 @@ def take_sliding_windows(
     that is still taken can reach it: new windows begin with what it holds.
     """
     kept_ms = 2 * difference_ms
-    if meta[CLOSING] and not close_due(
-        first - 1, True, False, base, bucket_ms, kept_ms, links, flags, cells, heads, free, ring, heap, dues, pending,
-        spare, arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
-    ):  # fmt: skip
-        return FULL
     can_refuse = _can_refuse(program)
     for i in range(first, count):
         meta[TAKEN] = i
@@ -1009,9 +996,7 @@ def take_sliding_windows(
         if taken == 0:
             if meta[LATE] == len(late):
                 return FULL
-            n = meta[LATE]
-            late[n, 0], late[n, 1], late[n, 2] = i, close_time, stream_time
-            meta[LATE] = n + 1
+            _note_late(i, close_time, stream_time, late, meta)
         meta[MISSED] += missed
         meta[STREAM_TIME] = stream_time
         meta[TAKEN] = i + 1
@@ -1058,7 +1043,6 @@ def drop_rows(rows, is_table, links, flags, heads, free, meta):
     """Take rows out as if they had never been there."""
     for row in rows:
         _take_out(row, links, flags, heads, meta)
-        flags[row] &= LISTED
         if is_table:
             free[meta[FREE]] = row
             meta[FREE] += 1

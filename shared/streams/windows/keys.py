@@ -268,19 +268,19 @@ class KeyIndex:
         """Forget those of these keys that are not used; `is_used` is by number."""
         _drop(candidates, is_used, self.slots, self.hashes, self.sizes, self._free, self._counts)
         if 2 * self._counts[_GARBAGE] > self._counts[_BYTES] and self._counts[_GARBAGE] > BYTES_MIN:
-            self._repack(len(self.arena))
+            self.repack()
 
-    @property
-    def bytes(self) -> int:
-        """Memory of the index."""
-        parts = (self.slots, self.hashes, self.places, self.sizes, self.arena, self._free)
-        return sum(part.nbytes for part in parts)
+    def repack(self, size: int | None = None) -> None:
+        """Put the bytes that are left together, in memory of this size; of the same one by default."""
+        packed = np.zeros(len(self.arena) if size is None else size, np.uint8)
+        self._counts[_BYTES] = _compact(self.arena, packed, self.places, self.sizes, int(self._counts[_USED]))
+        self._counts[_GARBAGE], self.arena = 0, packed
 
     def _make_room(self, length: int) -> None:
         """Room for one more key of this length, and some."""
         if self._counts[_BYTES] + length > len(self.arena):
             least = int(self._counts[_BYTES] - self._counts[_GARBAGE]) + length
-            self._repack(max(len(self.arena), int(least * GROWTH)))
+            self.repack(max(len(self.arena), int(least * GROWTH)))
         if not self._counts[_FREE] and self._counts[_USED] == self.capacity:
             self.capacity = int(self.capacity * GROWTH)
             self.hashes, self.places = _grown(self.hashes, self.capacity), _grown(self.places, self.capacity)
@@ -289,13 +289,16 @@ class KeyIndex:
             self.slots = np.full(2 * len(self.slots), NONE, np.int32)
             _rehash(self.slots, self.hashes, self.sizes, int(self._counts[_USED]))
 
-    def _repack(self, size: int) -> None:
-        packed = np.zeros(size, np.uint8)
-        self._counts[_BYTES] = _compact(self.arena, packed, self.places, self.sizes, int(self._counts[_USED]))
-        self._counts[_GARBAGE], self.arena = 0, packed
-
 
 def _grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
     grown = np.full(size, fill, array.dtype)
     grown[: len(array)] = array
     return grown
+
+
+def compile_kernels() -> None:
+    """Have the kernels of the index compiled, or read from where compiled code is kept."""
+    index = KeyIndex()
+    index.codes_of([b"%d" % number for number in range(SLOTS_MIN)])  # so many that the slots are filled anew
+    index.release(np.arange(len(index)), np.zeros(index.capacity, np.bool_))
+    index.repack()

@@ -222,7 +222,8 @@ class WindowStore:
         rows = self.table.closed[:count].copy()
         columns = self.columns.of_rows(rows[:, k.CLOSED_COLUMNS :], states)
         ends = rows[:, k.TO] + self.rule.last_ms
-        windows = Windows(self.index.keys(rows[:, k.CODE]), rows[:, k.FROM], ends, columns, rows[:, k.CLOSED_AT])
+        starts, closed_at = rows[:, k.FROM].copy(), rows[:, k.CLOSED_AT].copy()
+        windows = Windows(self.index.keys(rows[:, k.CODE]), starts, ends, columns, closed_at)
         self._finals.append(windows)
         if (is_new := rows[:, k.WAS_DIRTY] != 0).any():
             self._final_changed.append(windows if is_new.all() else windows.chosen(is_new))
@@ -237,7 +238,7 @@ class WindowStore:
         whole = [list(map(own.get, range(count))) for own in states]
         columns = self.columns.of_rows(rows[:, k.UPDATE_COLUMNS :], whole)
         ends = rows[:, k.TO] + self.rule.last_ms
-        windows = Windows(self.index.keys(rows[:, k.CODE]), rows[:, k.FROM], ends, columns)
+        windows = Windows(self.index.keys(rows[:, k.CODE]), rows[:, k.FROM].copy(), ends, columns)
         return windows, rows[:, k.INDEX], retracted
 
     # --- windows as objects ---

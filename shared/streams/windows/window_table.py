@@ -157,13 +157,14 @@ class WindowTable:
     # --- records ---
 
     def take(
-        self, times: Int64Array, codes: Int32Array, values: Values, first: int = 0, *, closes: bool = True
+        self, times: Int64Array, codes: Int32Array, values: Values, *, closes: bool = True
     ) -> tuple[int, int | None]:
-        """Take records from `first` on, until all are taken or one is refused.
+        """Take records until all are taken or one is refused.
 
         Gives how many are taken, and the aggregation that refuses the next one. Outputs add up until `clear`.
         """
         self._see_keys()
+        first = 0
         while True:
             result = self._kernel(times, codes, values, first, closes)
             first = int(self.meta[k.TAKEN])
@@ -172,6 +173,8 @@ class WindowTable:
             if result == k.REFUSED_RECORD:
                 return first, int(self.meta[k.REFUSED_BY])
             self._make_room(result)
+            if self.meta[k.CLOSING]:
+                self.close_due(first - 1)
 
     def advance(self, stream_time_ms: int, index: int = k.NONE) -> None:
         """Move time on, and close what is due."""
@@ -316,7 +319,11 @@ class WindowTable:
         k.drop_rows(rows, self.rule.kind == "table", self.links, self.flags, self.heads, self._free, self.meta)
         gone = len(self.flags) - int(self.meta[k.FREE]) - len(self)
         if gone > len(self) + GONE_MIN:
-            k.sweep(self._ring, self._heap, self._dues, self.links, self._free, self.meta)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Free the rows that were taken out and that the wheel still has."""
+        k.sweep(self._ring, self._heap, self._dues, self.links, self._free, self.meta)
 
     def begin(self, stream_time_ms: int, close_time_ms: int) -> None:
         """Time is this, and what ends below that close time is closed; windows were loaded before."""

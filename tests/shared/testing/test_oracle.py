@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from penstock.shared.testing.oracle import (
-    BATCH_SIZES,
     KINDS,
     Case,
     first_difference,
@@ -22,12 +21,12 @@ from penstock.shared.testing.oracle import (
     replay,
     replay_batches,
     supported,
-    takes_columns,
 )
 
 DATA = Path(__file__).parents[2] / "data"
 RECORDED = [DATA / "kafka_streams.jsonl.gz", DATA / "kafka_streams_sliding.jsonl.gz"]
 CASES = [case for path in RECORDED for case in read_cases(path)]
+BATCH_SIZES = (1, 7, 1_000)
 
 
 def write(path: Path, *cases: Case) -> Path:
@@ -43,14 +42,14 @@ def test_recorded_case(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{c['kind']}-{c['seed']}" for c in CASES])
 def test_recorded_case_in_batches(case: Case) -> None:
-    """So it is in columns, whatever the size of a batch, net of each batch's commit."""
+    """So it is whatever the size of a batch, net of each batch's commit."""
     assert [replay_batches(case, size) for size in BATCH_SIZES] == [None] * 3
 
 
 def test_kernels_as_plain_python(tmp_path: Path) -> None:
     """With NUMBA_DISABLE_JIT=1 a case of each kind and emission comes out the same, and nothing warns."""
     cases = list({(case["kind"], case.get("emit")): case for case in CASES}.values())
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "penstock.testing.oracle", "--columns"]
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "penstock.testing.oracle", "--batch", "7"]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
     done = subprocess.run(
         [*command, str(write(tmp_path / "cases.jsonl", *cases))], env=environment, capture_output=True
@@ -106,28 +105,16 @@ def test_main_ends_with_a_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(CASES)} passed, 0 failed"
 
 
-def test_columns_are_compared_net_of_commits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With `--columns` a case passes in all sizes of batches, and a wrong value or a missing window is reported."""
+def test_batches_are_compared_net_of_commits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With `--batch` a wrong value or a missing window is reported."""
     session = next(c for c in CASES if c["kind"] == "session" and len(c["output"]) > 3 and c["aggregate"] == "count")
     missing, wrong = copy.deepcopy(session), copy.deepcopy(session)
     del missing["output"][-1]
     wrong["output"][-1]["value"] = "99"
-    assert main(["--columns", str(write(tmp_path / "cases.jsonl", session, missing, wrong))]) == 1
+    assert main(["--batch", "7", str(write(tmp_path / "cases.jsonl", session, missing, wrong))]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[2].split(" at ")[0] for line in lines[:-2]] == ["batch of 1"] * 2
+    assert [line.split(": ")[2].split(" at ")[0] for line in lines[:-1]] == ["batch of 7"] * 2
     assert lines[-1] == "1 passed, 2 failed"
-
-
-def test_it_says_how_many_took_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Windows of every kind do, of numbers; a `list`, whose functions are its user's own, and punctuation do not."""
-    kinds = ("session", "tumbling", "hopping", "sliding")
-    columnar = [next(c for c in CASES if c["kind"] == kind and c["aggregate"] != "list") for kind in kinds]
-    others = [next(c for c in CASES if c["kind"] == kind) for kind in ("punctuation",)]
-    others.append(next(c for c in CASES if c["kind"] == "session" and c["aggregate"] == "list"))
-    assert [takes_columns(case) for case in others] == [False] * 2
-    assert main(["--columns", str(write(tmp_path / "cases.jsonl", *columnar, *others))]) == 0
-    said = "4 of 6 cases took columns, the others their records one by one in batches\n6 passed, 0 failed\n"
-    assert capsys.readouterr().out == said
 
 
 def test_main_reports_each_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +149,14 @@ def test_main_with_state_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """Every kind of window passes with its rows on disk, record by record and in batches."""
     cases = [next(case for case in CASES if case["kind"] == kind) for kind in ("session", "hopping", "sliding")]
     file = str(write(tmp_path / "cases.jsonl", *cases))
-    assert [main(["--store", "rocksdb", file]), main(["--columns", "--store", "rocksdb", file])] == [0, 0]
+    assert [main(["--store", "rocksdb", file]), main(["--batch", "7", "--store", "rocksdb", file])] == [0, 0]
     lines = capsys.readouterr().out.splitlines()
-    assert [lines[0], lines[-1]] == ["3 passed, 0 failed"] * 2
-    assert lines[1].startswith("2 of 3 cases took columns")
+    assert lines == ["3 passed, 0 failed"] * 2
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "many"])
+def test_a_batch_has_at_least_one_record(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another size is refused, by its name."""
+    with pytest.raises(SystemExit, match="2"):
+        main([f"--batch={size}", str(RECORDED[0])])
+    assert size in capsys.readouterr().err

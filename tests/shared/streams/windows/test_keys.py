@@ -38,4 +38,4 @@ def test_room_is_used_again() -> None:
         index.release(codes, np.zeros(index.capacity, np.bool_))
     assert len(index) == 0
     assert index.capacity < 2 * SLOTS_MIN
-    assert index.bytes < 100_000
+    assert len(index.arena) < 50_000
