@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T", bound=np.generic)
 
 NULL = -1
 """The length of a null, which is not an empty string."""
@@ -159,7 +161,7 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
     return np.frombuffer(lengths, np.int64)
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+def _read_only(array: NDArray[T]) -> NDArray[T]:
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

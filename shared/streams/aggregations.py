@@ -88,9 +88,6 @@ class Aggregation(ABC, Generic[State]):
         """The state for another window to go on from: one that `add` on the other does not change."""
         return self.from_columns(self.to_columns(state)) if self.in_place else state
 
-    def check(self, value: Any) -> None:
-        """DataError where `add` would raise it; called only where `in_place`."""
-
     @abstractmethod
     def merge(self, earlier: State, later: State) -> State:
         """The state of both, which are left as they were."""
@@ -313,9 +310,6 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
         if got is not None:
             state.update(got)
         return state
-
-    def check(self, value: Any) -> None:
-        self._item(value)
 
     def _item(self, value: Any) -> str | int | float | None:
         got = self._value(value)

@@ -47,9 +47,6 @@ class Quantiles(OfField["Sketch"]):
             state.update(got)
         return state
 
-    def check(self, value: Any) -> None:
-        self._number(value)
-
     def _number(self, value: Any) -> float | None:
         got = self._value(value)
         if got is None:

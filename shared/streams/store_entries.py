@@ -10,7 +10,6 @@ import numpy as np
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.aggregations import Aggregation
 from penstock.shared.streams.changelog_entries import Entries
 from penstock.shared.streams.changelog_format import (
     DELETED,
@@ -21,7 +20,6 @@ from penstock.shared.streams.changelog_format import (
     LIVE,
     StateCodec,
     encode_deleted,
-    encode_final,
     encode_live,
 )
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
@@ -33,29 +31,20 @@ from penstock.shared.streams.windows.window_columns import Windows
 from penstock.shared.streams.windows.window_store import WindowStore
 
 
-class StoreEntries:
-    """Encodes the changes of the store that has this name and number."""
+def encode_rows(builder: StoreBuilder, number: int, changes: Changes, epoch: int, commit: int) -> Entries:
+    """Deletions, then live rows, of a table or a join. ProcessingFailed names the row that cannot be encoded."""
+    codec = StateCodec(builder.schema.state_columns())
 
-    def __init__(self, name: str, number: int, codec: StateCodec, aggregations: Sequence[Aggregation[Any]]) -> None:
-        self._name, self._number, self._codec, self._aggregations = name, number, codec, aggregations
-
-    def encode(self, changes: Changes, epoch: int, commit: int) -> Entries:
-        """Finals and deletions, then live windows. ProcessingFailed names the window whose state cannot be encoded."""
-        number, state = self._number, self._state
-        entries: list[tuple[bytes | None, bytes]] = [
-            (_key(f.key), encode_final(number, epoch, commit, f.start, f.end, f.closed_at, state(f)))
-            for f in changes.finals
-        ]
-        entries += [(_key(key), encode_deleted(number, epoch, commit, start)) for key, start in changes.deleted]
-        entries += [(_key(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live]
-        return Entries.of(entries)
-
-    def _state(self, window: LiveRow) -> bytes:
+    def state(row: LiveRow) -> bytes:
         try:
-            states = zip(self._aggregations, window.states, strict=True)
-            return self._codec.pack([value for a, s in states for value in a.to_columns(s)])
+            states = zip(builder.aggregations, row.states, strict=True)
+            return codec.pack([value for a, s in states for value in a.to_columns(s)])
         except Exception as e:
-            raise ProcessingFailed(_said(self._name, window.key, window.start, window.end, e)) from e
+            raise ProcessingFailed(_encoding_error(builder.schema.name, row.key, row.start, row.end, e)) from e
+
+    gone = [(_key(key), encode_deleted(number, epoch, commit, start)) for key, start in changes.deleted]
+    live = [(_key(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live]
+    return Entries.of([*gone, *live])
 
 
 def _key(key: str | bytes) -> bytes:
@@ -73,16 +62,14 @@ def encode_stores(
             own, finals = encode_columns(store.windows, number, epoch, commit)
         else:
             tracks: Any = store
-            changes, builder = tracks.changes(), builders[name]
-            encoder = StoreEntries(name, number, StateCodec(builder.schema.state_columns()), builder.aggregations)
-            own, finals = encoder.encode(changes, epoch, commit), len(changes.finals)
+            own, finals = encode_rows(builders[name], number, tracks.changes(), epoch, commit), 0
         parts.append(own)
         closed += finals
     return Entries.joined(parts), closed
 
 
 def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
-    """As `StoreEntries.encode`, from columns: the entries, and how many of them are finals."""
+    """Finals and deletions, then live windows: the entries, and how many of them are finals."""
     finals, live = store.finals(), store.live()
     keys, starts = store.deleted()
     parts = []
@@ -108,11 +95,11 @@ def _states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
                 for aggregation, state in zip(columns.aggregations, columns.states(cells), strict=True):
                     aggregation.to_columns(state)
             except Exception as e:
-                raise ProcessingFailed(_said(store.name, store.key_of(raw), start, end, e)) from e
+                raise ProcessingFailed(_encoding_error(store.name, store.key_of(raw), start, end, e)) from e
         raise
 
 
-def _said(store: str, key: Any, start: int, end: int, error: Exception) -> str:
+def _encoding_error(store: str, key: Any, start: int, end: int, error: Exception) -> str:
     return f"{name_window(store, key, start, end)}: the state cannot be encoded: {type(error).__name__}: {error}"
 
 

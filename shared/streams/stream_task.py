@@ -5,11 +5,11 @@ records for other topics (results, late records, dead letters), the changelog en
 record that ends them. The worker writes those in one transaction, or in order, and then says `commit_succeeded`; if
 it could not, the task is discarded and restored from what the changelog holds. There is no third way.
 
-Within `process`, each record is taken through the topology on its own and STREAM_TIME punctuation is evaluated after
-it, so the test driver and production see the same moments. A record whose processing raises before a store took it
-leaves nothing behind: what it had already sent on is dropped, and it goes to the dead-letter topic as a whole. Behind a
-store an output is left out by itself (`output_guard`). Where an error lets neither be, the task fails and is never
-committed again: what it holds is between two records.
+Within `process` records are taken in batches. A batch is cut where a STREAM_TIME punctuation is due and around each
+record that is refused, so the test driver and production see the same moments. A record whose processing raises before
+a store took it leaves nothing behind: what it had already sent on is dropped, and it goes to the dead-letter topic as a
+whole. Behind a store an output is left out by itself (`output_guard`). Where an error lets neither be, the task fails
+and is never committed again: what it holds is between two records.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class TaskMetrics:
         ).labels(**own)
         what = "The event time by which a store's windows are closed, as Unix time."
         self._operator_time = gauge(registry, "streams_operator_time_seconds", what, "partition", "store")
-        self._open = gauge(registry, "streams_open_windows", "Live windows in the stores.", "partition").labels(**own)
+        what = "Windows in the stores; of sliding ones also those that are closed and kept."
+        self._open = gauge(registry, "streams_open_windows", what, "partition").labels(**own)
         self._own = own
         self.committed = Totals(0, 0, 0, 0, 0)
         """The totals as of the last commit: what came since may be done again, by another task."""

@@ -12,9 +12,10 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.shared.streams.state.key_value_store import Check
+from penstock.shared.streams.state.store import Changes
 
 _start = attrgetter("start")
 
@@ -36,14 +37,6 @@ class JoinRow:
 
     def __repr__(self) -> str:
         return f"JoinRow({self.key!r}, {self.start}, {self.states})"
-
-
-class JoinChanges(NamedTuple):
-    """What a commit writes, in the order in which it must be written; nothing is closed with a result of its own."""
-
-    finals: tuple[()]
-    deleted: list[tuple[Any, int]]
-    live: list[JoinRow]
 
 
 class JoinStore:
@@ -112,10 +105,10 @@ class JoinStore:
         """The keys that there are at the first look."""
         return iter(list(self._rows))
 
-    def changes(self) -> JoinChanges:
+    def changes(self) -> Changes:
         """All changes since the last `committed()`."""
         deleted = [at for at, row in self._dirty.items() if row is None]
-        return JoinChanges((), deleted, [w for w in self._dirty.values() if w is not None])
+        return Changes(deleted, [w for w in self._dirty.values() if w is not None])
 
     def committed(self) -> None:
         """The changes are in the changelog now."""

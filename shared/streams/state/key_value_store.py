@@ -12,12 +12,13 @@ What is put in and what is handed out are copies: only `put` changes a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic
 
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.state.store import Changes
 
 Check = Callable[[str | bytes, list[Any]], None]
 """Raises where the changelog cannot hold a row of this key and these states."""
@@ -37,14 +38,6 @@ class Row:
 
     def __repr__(self) -> str:
         return f"Row({self.key!r}: {self.states[0]!r})"
-
-
-class RowChanges(NamedTuple):
-    """What a commit writes; a row has no final."""
-
-    finals: list[Any]
-    deleted: list[tuple[Any, int]]
-    live: list[Row]
 
 
 class KeyValueStore(Generic[K, V]):
@@ -113,10 +106,10 @@ class KeyValueStore(Generic[K, V]):
         """The keys that there are at the first look."""
         return iter(list(self._rows))
 
-    def changes(self) -> RowChanges:
+    def changes(self) -> Changes:
         """All changes since the last `committed()`."""
         deleted = [(key, 0) for key, row in self._dirty.items() if row is None]
-        return RowChanges([], deleted, [row for row in self._dirty.values() if row is not None])
+        return Changes(deleted, [row for row in self._dirty.values() if row is not None])
 
     def committed(self) -> None:
         """The changes are in the changelog now."""

@@ -16,10 +16,10 @@ from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.shared.streams.state.detached import detached
-from penstock.shared.streams.state.join_store import JoinChanges, JoinRow, JoinStore
-from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, Row, RowChanges
+from penstock.shared.streams.state.join_store import JoinRow, JoinStore
+from penstock.shared.streams.state.key_value_store import Check, KeyValueStore, Row
 from penstock.shared.streams.state.row_codec import RowCodec
-from penstock.shared.streams.state.store import LiveRow
+from penstock.shared.streams.state.store import Changes, LiveRow
 from penstock.shared.streams.state.stored_rows import NEVER, DueIndex, Rows, Stored
 from penstock.shared.streams.windows.aggregate_store import AggregateRows, AggregateStore
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
@@ -285,7 +285,7 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
         self._fetch_due(limit)
         return self._cache.take_before(limit)
 
-    def changes(self) -> JoinChanges:
+    def changes(self) -> Changes:
         """All changes since the last `committed()`."""
         return self._cache.changes()
 
@@ -333,7 +333,7 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         """All keys and values as they are now."""
         return ((row.key, detached(row.states[0])) for row in self.rows())
 
-    def changes(self) -> RowChanges:
+    def changes(self) -> Changes:
         """All changes since the last `committed()`."""
         return self._cache.changes()
 

@@ -7,7 +7,7 @@ remember of one moment. So one changelog format, one snapshot and one way to res
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class LiveRow(Protocol):
@@ -34,32 +34,14 @@ class LiveRow(Protocol):
         ...
 
 
-class FinalRow(LiveRow, Protocol):
-    """A window that was closed."""
+class Changes(NamedTuple):
+    """What a commit writes of a table or a join, in the order in which it must be written.
 
-    @property
-    def closed_at(self) -> int:
-        """The operator's stream time at that moment."""
-        ...
+    `deleted` are keys and starts of rows that are no more, `live` the rows that are new or have changed.
+    """
 
-
-class Changes(Protocol):
-    """What a commit writes of a table or a join, in the order in which it must be written."""
-
-    @property
-    def finals(self) -> Sequence[FinalRow]:
-        """Windows that were closed."""
-        ...
-
-    @property
-    def deleted(self) -> Sequence[tuple[Any, int]]:
-        """Keys and starts of rows that are no more."""
-        ...
-
-    @property
-    def live(self) -> Sequence[LiveRow]:
-        """Rows that are new or have changed."""
-        ...
+    deleted: Sequence[tuple[Any, int]]
+    live: Sequence[LiveRow]
 
 
 class StateStore(Protocol):

@@ -21,9 +21,6 @@ class KeyAggregate(WindowAggregate):
     def __init__(self, store_name: str, aggregations: Mapping[str, Aggregation[Any]]) -> None:
         super().__init__(store_name, NoWindows(), aggregations, "on_update")
 
-    def _keep_time(self) -> None:
-        self.stream_time_ms = self.closed_by_ms = self.store.stream_time_ms
-
     def results_from_ms(self) -> int:
         """What has changed since the commit goes out with it, also where its time is long past."""
         return self.stream_time_ms if self._tells_each else self._changed_from_ms()

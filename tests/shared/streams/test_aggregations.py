@@ -328,16 +328,6 @@ def test_distinct_refuses_what_is_no_text() -> None:
         CountDistinct("x").add(CountDistinct("x").initial(), {"x": "\ud800"})
 
 
-def test_check_says_what_add_would() -> None:
-    """For what changes in place, `check` refuses the values that `add` would refuse, and no others."""
-    distinct = CountDistinct("x")
-    distinct.check({"x": None})
-    distinct.check({"x": "a"})
-    for value in ({}, {"x": "\ud800"}):
-        with pytest.raises(DataError):
-            distinct.check(value)
-
-
 @pytest.mark.parametrize("restored", [False, True])
 @pytest.mark.parametrize("window", ["session_window", "tumbling_window", "sliding_window"])
 def test_an_aggregator_that_changes_its_state_leaves_no_trace_of_a_refused_record(window: str, restored: bool) -> None:
