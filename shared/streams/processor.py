@@ -17,7 +17,6 @@ from penstock.shared.common.records import AnyHeaders, Columns, Headers, Int64Ar
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.aggregate_results import AggregateResults
     from penstock.shared.streams.window_results import WindowResults
 
 
@@ -108,7 +107,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     def forward_results(
         self,
-        results: WindowResults | AggregateResults,
+        results: WindowResults,
         source: Columns | None = None,
         places: Int64Array | None = None,
     ) -> None:

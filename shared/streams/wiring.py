@@ -22,7 +22,6 @@ from penstock.shared.common.errors import (
     RecordTooLarge,
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
-from penstock.shared.streams.aggregate_results import AggregateResults
 from penstock.shared.streams.at_work import is_at_work
 from penstock.shared.streams.late_records import send_late
 from penstock.shared.streams.origins import origin_headers
@@ -80,7 +79,7 @@ class SinkWriter:
         source_key = encode_key(record.key.key) if is_window else None
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
 
-    def encode(self, results: WindowResults | AggregateResults) -> ResultColumns | None:
+    def encode(self, results: WindowResults) -> ResultColumns | None:
         """Results at once; None where this sink has them encoded one by one, or one may be refused."""
         node = self._node
         if node.encode not in (encode_json, encode_updates):
@@ -299,7 +298,7 @@ class NodeContext:
 
     def forward_results(
         self,
-        results: WindowResults | AggregateResults,
+        results: WindowResults,
         source: Columns | None = None,
         places: Int64Array | None = None,
     ) -> None:

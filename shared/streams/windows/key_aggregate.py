@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.shared.streams.aggregate_results import AggregateResults
 from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.window_results import WindowResults
 from penstock.shared.streams.windows.kinds import NoWindows
 from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 
@@ -31,6 +31,5 @@ class KeyAggregate(WindowAggregate):
         latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
         return int(latest.min(initial=self.stream_time_ms))
 
-    def _results(self, windows: Any, *, by_time: bool = False, **how: Any) -> AggregateResults:
-        store = self.store
-        return AggregateResults(self.store_name, self.names, store.columns, store.keys_of, windows, by_time)
+    def _results(self, windows: Any, *, by_time: bool = False, **how: Any) -> WindowResults:
+        return super()._results(windows, by_time=by_time, has_bounds=False)

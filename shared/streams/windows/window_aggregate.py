@@ -16,7 +16,6 @@ import numpy as np
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Columns, Int64Array
-from penstock.shared.streams.aggregate_results import AggregateResults
 from penstock.shared.streams.aggregations import Aggregation
 from penstock.shared.streams.processor import ProcessorContext, Record
 from penstock.shared.streams.window_limits import check_key, check_states
@@ -130,7 +129,7 @@ class WindowAggregate(TimedProcessor):
     def _keep_time(self) -> None:
         self.stream_time_ms, self.close_time_ms = self.store.stream_time_ms, self.store.close_time_ms
 
-    def _results(self, windows: Any, **how: Any) -> WindowResults | AggregateResults:
+    def _results(self, windows: Any, **how: Any) -> WindowResults:
         store = self.store
         return WindowResults(self.store_name, self.names, store.columns, store.keys_of, windows, **how)
 
