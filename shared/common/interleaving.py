@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.common.compiled import compiled
+from penstock.shared.common.compiled import compiled, copy_bytes
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.varints import put_varint, zigzag
 
@@ -29,9 +29,8 @@ def put_row(out, at, row, pieces, piece_ends, data, starts, lengths, is_sized):
     columns = len(starts)
     piece = 0
     for c in range(columns + 1):
-        for j in range(piece, piece_ends[c]):
-            out[at] = pieces[j]
-            at += 1
+        copy_bytes(out, at, pieces, piece, piece_ends[c] - piece)
+        at += piece_ends[c] - piece
         piece = piece_ends[c]
         if c < columns:
             start, length = starts[c, row], lengths[c, row]

@@ -18,9 +18,9 @@ import numpy as np
 from aiokafka.record.util import encode_varint
 from numpy.typing import NDArray
 
-from penstock.shared.clients.connection.record_encoding import kernel_strings
 from penstock.shared.common.compiled import compiled, copy_bytes
 from penstock.shared.common.interleaving import kernel_pieces, kernel_texts, put_row
+from penstock.shared.common.kernel_strings import kernel_strings
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Headers
 from penstock.shared.common.varints import VARINT_BYTES_MAX, put_varint, read_varint, zigzag
@@ -58,6 +58,12 @@ class PackedHeaders(Sequence[Headers]):
     def of(cls, rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> PackedHeaders:
         """The same headers in one buffer."""
         return rows if isinstance(rows, PackedHeaders) else cls(PackedBytes.of(list(map(header_block, rows))))
+
+    @classmethod
+    def none(cls, count: int) -> PackedHeaders:
+        """So many records without headers."""
+        nothing = np.zeros(count, np.int64)
+        return cls(PackedBytes(np.empty(0, np.uint8), nothing, nothing))
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -148,6 +154,6 @@ def _int(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def compile_headers() -> None:
+def compile_kernels() -> None:
     """Have the kernel compiled, or read from where compiled code is kept."""
-    PackedHeaders.of([()]).followed_by([("", PackedBytes.of([b""]))])
+    PackedHeaders.none(1).followed_by([("name", PackedBytes.of([b"value"]))])

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from penstock.shared.clients.connection.batches import ATTRIBUTES_AT, CRC_AT, LENGTH_FROM, MAGIC, RECORDS_AT, crc32c
 from penstock.shared.common.compiled import compiled, copy_bytes
+from penstock.shared.common.kernel_strings import kernel_array, kernel_strings
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import NO_TIMESTAMP, Int64Array
 from penstock.shared.common.varints import put_varint, varint_size, zigzag
@@ -137,22 +138,6 @@ class EncodableColumns(NamedTuple):
         """The columns, which are of one length; `headers` are as `PackedHeaders` has them, or NO_HEADERS."""
         strings = (*kernel_strings(keys), *kernel_strings(values), *kernel_strings(headers))
         return cls(*strings, kernel_array(timestamps, np.int64))
-
-
-def kernel_strings(strings: PackedBytes) -> tuple[NDArray[np.uint8], Int64Array, Int64Array]:
-    """Buffer, offsets and lengths, as kernels take them."""
-    return (
-        kernel_array(strings.data, np.uint8),
-        kernel_array(strings.offsets, np.int64),
-        kernel_array(strings.lengths, np.int64),
-    )
-
-
-def kernel_array(array: NDArray[Any], of: Any) -> NDArray[Any]:
-    """The array, contiguous and read-only: a kernel would be compiled for every other kind when that is first met."""
-    view = np.ascontiguousarray(array, of).view()
-    view.flags.writeable = False
-    return view
 
 
 class ColumnBatchBuilder:

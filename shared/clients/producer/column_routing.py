@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.shared.clients.connection.record_encoding import kernel_strings
 from penstock.shared.common.compiled import compiled
+from penstock.shared.common.kernel_strings import kernel_strings
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 
