@@ -95,7 +95,7 @@ class WindowAggregate(TimedProcessor):
         times = columns.timestamps[places]
         taken = self.store.take(times, codes, values, got)
         if len(taken.late):
-            late, close_times_ms, stream_times_ms = taken.late.T
+            late, close_times_ms, stream_times_ms = taken.late.T.copy()  # kernels take arrays without gaps
             self.context.emit_late_columns(columns, places[late], close_times_ms, stream_times_ms)
         self._told(taken, columns, places)
         return taken.count

@@ -72,7 +72,7 @@ def fetched() -> Columns | None:
 
 
 def test_no_kernel_is_compiled_after_all_were() -> None:
-    """Records as they are fetched, results, late records, entries and a restore meet no kernel that is not compiled for them."""
+    """Fetched records, results, late records, entries and a restore meet no kernel that is not compiled for them."""
     command = [sys.executable, "-m", "tests.shared.streams.windows.test_compilation"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
