@@ -164,19 +164,19 @@ def send_late_columns(
     headers = own.followed_by(_place(topic, partition, offset) + _lateness(timestamps, *told))
     values = _strings(columns.values, places)
     task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
-    _count_in_hand(task, len(places))
+    _count(task, _in_hand(task), len(places))
 
 
 def _send_in_hand(task: StreamTask, node: str, close_time_ms: int, stream_time_ms: int) -> None:
+    record, source = _in_hand(task), task.source_node(node)
     told = (close_time_ms, stream_time_ms, _store_of(task, node), task.application, task.changelog_id)
-    task.outputs.add(late_record(_in_hand(task), task.source_node(node).late, *told))
-    _count_in_hand(task, 1)
+    task.outputs.add(late_record(record, source.late, *told))
+    _count(task, record, 1)
 
 
-def _count_in_hand(task: StreamTask, records: int) -> None:
-    """So many records were late, the last of them the one in hand."""
+def _count(task: StreamTask, last: ConsumerRecord, records: int) -> None:
     task.late_records += records
-    task.metrics.refused_at["late"] = place_of(_in_hand(task))
+    task.metrics.refused_at["late"] = place_of(last)
 
 
 def _in_hand(task: StreamTask) -> ConsumerRecord:
