@@ -11,7 +11,7 @@ window's `changelog_offset` is the last one that the tables covered then: what h
 
 A late record is of the life of the application that its header names by the id of the changelog topic: those of an
 earlier one (before `penstock streams reset`) are left out, and with them whatever stands before such a one and names
-none, as earlier releases wrote them.
+none.
 
 A late record counts once the tables cover its source record, by the offset that its headers tell: until then the stream
 may have closed its window in what no run has read yet. In each partition of the late topic a run ends before the first

@@ -36,7 +36,8 @@ class PackedBytes(Sequence[bytes | None]):
     __slots__ = ("data", "lengths", "offsets")
 
     def __init__(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        self.data, self.offsets, self.lengths = _read_only(data), _read_only(offsets), _read_only(lengths)
+        self.data = read_only(data, np.uint8)
+        self.offsets, self.lengths = read_only(offsets, np.int64), read_only(lengths, np.int64)
 
     @classmethod
     def of(cls, strings: Sequence[bytes | None], lengths: NDArray[np.int64] | None = None) -> PackedBytes:
@@ -98,6 +99,11 @@ class PackedBytes(Sequence[bytes | None]):
             return PackedBytes(self.data, self.offsets[index], self.lengths[index])
         at, length = int(self.offsets[index]), int(self.lengths[index])
         return None if length < 0 else self.data[at : at + length].tobytes()
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Buffer, offsets and lengths, as kernels take them."""
+        return self.data, self.offsets, self.lengths
 
     def at(self, places: NDArray[Any]) -> PackedBytes:
         """The strings in these places, which are numbers or a mask."""
@@ -161,7 +167,8 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
     return np.frombuffer(lengths, np.int64)
 
 
-def _read_only(array: NDArray[T]) -> NDArray[T]:
-    view = np.ascontiguousarray(array).view()
+def read_only(array: NDArray[Any], of: type[T]) -> NDArray[T]:
+    """The array in the one form that kernels are compiled for: of this type, contiguous, and not to be written to."""
+    view: NDArray[T] = np.ascontiguousarray(array, of).view()
     view.flags.writeable = False
     return view

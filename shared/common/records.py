@@ -125,8 +125,9 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 class RecordColumns(Sequence[ProducerRecord]):
     """Records to be sent to one topic, as parallel columns; objects are made of them only where one is asked for.
 
-    `timestamps` (ms) are None where all are now, `partition` where each record's key decides. Columns of
-    PackedBytes, with an int64 array of timestamps, are sent without a Python object a record.
+    `timestamps` (ms) are None where all are now, `partition` where each record's key decides, `headers` where no record
+    has any. Columns of PackedBytes, with an int64 array of timestamps, are sent without a Python object a record; so
+    are headers as a consumer's `Columns` have them.
 
     >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
     ProducerRecord(topic='clicks', value=b'2', key=None, headers=(), partition=3, timestamp=None)
@@ -137,6 +138,7 @@ class RecordColumns(Sequence[ProducerRecord]):
     values: Sequence[bytes | None]
     timestamps: Sequence[int] | Int64Array | None = None
     partition: int | None = None
+    headers: Sequence[AnyHeaders] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -148,12 +150,14 @@ class RecordColumns(Sequence[ProducerRecord]):
     def __getitem__(self, index: slice) -> RecordColumns: ...
 
     def __getitem__(self, index: int | slice) -> ProducerRecord | RecordColumns:
-        times = self.timestamps
+        times, headers = self.timestamps, self.headers
         if isinstance(index, slice):
             some = None if times is None else times[index]
-            return RecordColumns(self.topic, self.keys[index], self.values[index], some, self.partition)
+            own = None if headers is None else headers[index]
+            return RecordColumns(self.topic, self.keys[index], self.values[index], some, self.partition, own)
         at = None if times is None else times.item(index) if isinstance(times, np.ndarray) else times[index]
-        return ProducerRecord(self.topic, self.values[index], self.keys[index], (), self.partition, at)
+        of_it = () if headers is None else headers[index]
+        return ProducerRecord(self.topic, self.values[index], self.keys[index], of_it, self.partition, at)
 
 
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):

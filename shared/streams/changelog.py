@@ -55,7 +55,7 @@ from penstock.shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
 from penstock.shared.streams.source_offsets import own_offset
 from penstock.shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
 from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs, partition_of
+from penstock.shared.streams.task_outputs import OutputColumns, TaskCommit, TaskOutputs, partition_of
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task_metrics import RestoreMetrics
@@ -279,7 +279,7 @@ def _in_bulk(outputs: TaskOutputs) -> list[Bulk]:
     """The outputs in their order, records that follow each other as one list."""
     bulks: list[Bulk] = []
     for item in outputs.items:
-        if isinstance(item, ResultColumns):
+        if isinstance(item, OutputColumns):
             bulks += item.bulks()
         elif bulks and isinstance(bulks[-1], list):
             bulks[-1].append(item)

@@ -19,7 +19,7 @@ from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.batch_values import BatchValues, TakenValues
 from penstock.shared.streams.chain import Chain
 from penstock.shared.streams.each import Each
-from penstock.shared.streams.processor import INT64_MAX, Record
+from penstock.shared.streams.processor import INT64_MAX
 from penstock.shared.streams.topology import SourceNode
 from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 
@@ -161,8 +161,7 @@ class ColumnPath:
             null = at[~has_key]
             at = at[has_key]
             if len(at):
-                own = values.of(at)
-                done = operator.take(columns, at, *own, lambda place: self._record(columns, values, place))
+                done = operator.take(columns, at, *values.of(at))
                 if done < len(at):
                     stop = int(at[done])
             null = null[null < stop]
@@ -175,11 +174,3 @@ class ColumnPath:
             task.stream_time_ms = max(task.stream_time_ms, int(columns.timestamps[start:stop].max()))
             task.taken(columns.record(stop - 1), stop - start)
         return stop
-
-    def _record(self, columns: Columns, values: TakenValues, place: int) -> Record:
-        """One record as it is taken singly, and as the one in hand."""
-        record = columns.record(place)
-        self._task.in_hand(record)
-        value = record.value if values.decoded is None else values.decoded[place]
-        assert record.key is not None
-        return Record(self._operator.store.key_of(record.key), value, record.timestamp, record.headers)

@@ -1,8 +1,8 @@
 """JSON objects of many rows, put together from the texts of their columns by a compiled kernel.
 
 msgspec writes each column's values at once, one a line, since JSON has no line break inside; a kernel writes those of
-an int64 array. Another one puts the texts of a row between the names of the columns. So an object is byte for byte what
-msgspec makes of the row.
+an int64 array. Another puts the texts of a row between the names of the columns (`interleaving`). So an object is byte
+for byte what msgspec makes of the row.
 
 >>> keys, ns = texts(["ann", 'b"b']), texts([1, None])
 >>> list(objects(["key", "n"], [keys, ns]))
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shared.common.compiled import compiled
+from penstock.shared.common.interleaving import interleaved
 from penstock.shared.common.packed_bytes import PackedBytes
 
 TEN = np.uint64(10)
@@ -62,27 +63,6 @@ def _write_integers(numbers, out, starts, lengths):
             at -= 1
             out[at] = 45
         starts[i], lengths[i] = at, end - at
-
-
-@compiled
-def _join(data, starts, lengths, names, name_ends, out, out_starts, out_lengths):
-    """Write name, text, name, text, … and the last name of each row."""
-    columns = len(starts)
-    at = 0
-    for i in range(starts.shape[1]):
-        out_starts[i] = at
-        name = 0
-        for c in range(columns + 1):
-            for j in range(name, name_ends[c]):
-                out[at] = names[j]
-                at += 1
-            name = name_ends[c]
-            if c < columns:
-                start = starts[c, i]
-                for j in range(start, start + lengths[c, i]):
-                    out[at] = data[j]
-                    at += 1
-        out_lengths[i] = at - out_starts[i]
 
 
 @compiled
@@ -130,22 +110,12 @@ def key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]
 
 def objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bool = False) -> PackedBytes:
     """One object a row with these members; the first column has text without quotes where it `is_bare`."""
-    count = len(columns[0])
     opening = [b"%s%s:" % (b"," if i else b"{", msgspec.json.encode(name)) for i, name in enumerate(names)]
     parts = [*opening, b"}"]
     if is_bare:
         parts[0] += b'"'
         parts[1] = b'"' + parts[1]
-    before = np.cumsum([0, *(len(column.data) for column in columns[:-1])])
-    starts = np.stack([column.offsets + at for column, at in zip(columns, before.tolist(), strict=True)])
-    lengths = np.stack([column.lengths for column in columns])
-    data = np.concatenate([column.data for column in columns])
-    data.flags.writeable = False
-    out = np.empty(int(lengths.sum()) + count * sum(map(len, parts)), np.uint8)
-    out_starts, out_lengths = np.empty(count, np.int64), np.empty(count, np.int64)
-    ends = np.cumsum([len(part) for part in parts])
-    _join(data, starts, lengths, np.frombuffer(b"".join(parts), np.uint8), ends, out, out_starts, out_lengths)
-    return PackedBytes(out, out_starts, out_lengths)
+    return interleaved(parts, columns)
 
 
 def compile_kernels() -> None:

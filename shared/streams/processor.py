@@ -147,6 +147,12 @@ class ProcessorContext(Protocol[KForward, VForward]):
         """
         ...
 
+    def emit_late_columns(
+        self, columns: Columns, places: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
+    ) -> None:
+        """As `emit_late`, of the source records in these places of a batch: each with the times of its moment."""
+        ...
+
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
         """Whether windows of this span may take a record of this time.
 

@@ -1,4 +1,4 @@
-"""What a task has for other topics until a commit takes it: records one by one, and windows' results by the batch.
+"""What a task has for other topics until a commit takes it: records one by one, and by the batch in columns.
 
 A result on update has the whole window as its key. Its partition is chosen by the window's record key all the same, as
 by Kafka Streams' `WindowedStreamPartitioner`: all results of one source key are in one partition, in order. Such
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, ProducerRecord, RecordColumns
@@ -21,10 +22,11 @@ from penstock.shared.streams.changelog_entries import Entries
 
 
 @dataclass(slots=True)
-class ResultColumns:
-    """Encoded results of windows for one topic, in order; `timestamps` are ms.
+class OutputColumns:
+    """Encoded outputs for one topic, in order: results of windows, or late records; `timestamps` are ms.
 
-    Where `source_keys` are given these choose the `partitions`, and the keys do not.
+    Where `source_keys` are given these choose the `partitions`, and the keys do not. `headers` are None where no output
+    has any.
     """
 
     topic: str
@@ -33,30 +35,33 @@ class ResultColumns:
     timestamps: Int64Array
     source_keys: PackedBytes | None = None
     partitions: list[int] | None = None
+    headers: PackedHeaders | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def record(self, index: int) -> ProducerRecord:
-        """One result as a record."""
+        """One output as a record."""
         partition = None if self.partitions is None else self.partitions[index]
         timestamp = self.timestamps.item(index)
-        return ProducerRecord(self.topic, self.values[index], self.keys[index], (), partition, timestamp)
+        headers = () if self.headers is None else self.headers[index]
+        return ProducerRecord(self.topic, self.values[index], self.keys[index], headers, partition, timestamp)
 
     def bulks(self) -> list[RecordColumns]:
-        """All results as the producer takes them, one bulk for each partition that was set."""
+        """All outputs as the producer takes them, one bulk for each partition that was set."""
         if self.partitions is None:
-            return [RecordColumns(self.topic, self.keys, self.values, self.timestamps)]
+            return [RecordColumns(self.topic, self.keys, self.values, self.timestamps, headers=self.headers)]
         partitions = np.array(self.partitions)
         bulks = []
         for partition in dict.fromkeys(self.partitions):
             own = np.flatnonzero(partitions == partition)
             columns = self.keys.at(own), self.values.at(own), self.timestamps[own]
-            bulks.append(RecordColumns(self.topic, *columns, partition))
+            headers = None if self.headers is None else self.headers.at(own)
+            bulks.append(RecordColumns(self.topic, *columns, partition, headers))
         return bulks
 
 
-Output = ProducerRecord | ResultColumns
+Output = ProducerRecord | OutputColumns
 
 
 @dataclass(slots=True)
@@ -70,7 +75,7 @@ class TaskOutputs:
         return len(self.items)
 
     def add(self, output: Output, source_key: bytes | None = None) -> None:
-        """Append one; results in columns have source keys of their own."""
+        """Append one; outputs in columns have source keys of their own."""
         self.items.append(output)
         self.source_keys.append(source_key)
 
@@ -83,13 +88,13 @@ class TaskOutputs:
         return {
             item.topic
             for item, source_key in zip(self.items, self.source_keys, strict=True)
-            if source_key is not None or (isinstance(item, ResultColumns) and item.source_keys is not None)
+            if source_key is not None or (isinstance(item, OutputColumns) and item.source_keys is not None)
         }
 
     def place(self, partitions: Mapping[str, Sequence[int]]) -> None:
         """Set the partitions of outputs by their source keys; `partitions` are those of their topics, ascending."""
         for at, (item, source_key) in enumerate(zip(self.items, self.source_keys, strict=True)):
-            if isinstance(item, ResultColumns):
+            if isinstance(item, OutputColumns):
                 if item.source_keys is not None:
                     item.partitions = [partition_of(key, partitions[item.topic]) for key in item.source_keys]
             elif source_key is not None:
@@ -129,7 +134,7 @@ class TaskCommit(NamedTuple):
         """For each of `outputs` the key that chooses its partition, None where that is its own."""
         keys: list[bytes | None] = []
         for item, source_key in zip(self.produced.items, self.produced.source_keys, strict=True):
-            if isinstance(item, ResultColumns):
+            if isinstance(item, OutputColumns):
                 keys += [None] * len(item) if item.source_keys is None else item.source_keys
             else:
                 keys.append(source_key)
@@ -137,7 +142,7 @@ class TaskCommit(NamedTuple):
 
     def _records(self) -> Iterator[ProducerRecord]:
         for item in self.produced.items:
-            if isinstance(item, ResultColumns):
+            if isinstance(item, OutputColumns):
                 yield from map(item.record, range(len(item)))
             else:
                 yield item

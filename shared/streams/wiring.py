@@ -23,7 +23,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
 from penstock.shared.streams.at_work import is_at_work
-from penstock.shared.streams.late_records import send_late
+from penstock.shared.streams.late_records import send_late, send_late_columns
 from penstock.shared.streams.origins import origin_headers
 from penstock.shared.streams.output_guard import Forward, OutputGuard, Way, ways_of
 from penstock.shared.streams.processor import (
@@ -39,7 +39,7 @@ from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Sch
 from penstock.shared.streams.result_encoders import encode_json, encode_key, encode_updates
 from penstock.shared.streams.state.store import StateStore
 from penstock.shared.streams.tables import Lookup
-from penstock.shared.streams.task_outputs import ResultColumns
+from penstock.shared.streams.task_outputs import OutputColumns
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
 from penstock.shared.streams.user_functions import plain, require_done, require_plain_methods
 from penstock.shared.streams.window_limits import name_result
@@ -79,7 +79,7 @@ class SinkWriter:
         source_key = encode_key(record.key.key) if is_window else None
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
 
-    def encode(self, results: WindowResults) -> ResultColumns | None:
+    def encode(self, results: WindowResults) -> OutputColumns | None:
         """Results at once; None where this sink has them encoded one by one, or one may be refused."""
         node = self._node
         if node.encode not in (encode_json, encode_updates):
@@ -92,7 +92,7 @@ class SinkWriter:
         if record_size(longest[0], longest[1], []) > self._record_bytes_max:
             return None
         source_keys = results.source_keys() if self._has_window_keys else None
-        return ResultColumns(node.topic, keys, values, results.timestamps(), source_keys=source_keys)
+        return OutputColumns(node.topic, keys, values, results.timestamps(), source_keys=source_keys)
 
 
 class UserNode:
@@ -272,6 +272,11 @@ class NodeContext:
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         send_late(self._task, record, self._node.name, close_time_ms, operator_time_ms)
+
+    def emit_late_columns(
+        self, columns: Columns, places: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
+    ) -> None:
+        send_late_columns(self._task, columns, places, self._node.name, close_times_ms, operator_times_ms)
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
         task, node = self._task, self._node.name

@@ -413,6 +413,7 @@ class _Packed:
     def _decode(self, run: Sequence[_Batch], parts: list[_Part]) -> int:
         """Add the records of these batches, up to the first that the kernel leaves: how many it does not."""
         from penstock.shared.clients.connection import record_decoding as d  # not before it is needed: it loads numba
+        from penstock.shared.clients.connection.packed_headers import PackedHeaders
 
         if not run:
             return 0
@@ -429,14 +430,14 @@ class _Packed:
         decoded = decoded[:, : int(rows[:done, d.COUNT].sum())]
         if done and run[0].base_offset < self._start:  # it was fetched from its middle
             decoded = np.ascontiguousarray(decoded[:, decoded[d.OFFSET] >= self._start])
-        headers_at = decoded[d.HEADERS_AT]
+        headers = PackedBytes(data, decoded[d.HEADERS_AT], decoded[d.HEADERS_LENGTH])
         parts.append(
             _Part(
                 PackedBytes(data, decoded[d.KEY_AT], decoded[d.KEY_LENGTH]),
                 PackedBytes(data, decoded[d.VALUE_AT], decoded[d.VALUE_LENGTH]),
                 decoded[d.TIMESTAMP],
                 decoded[d.OFFSET],
-                d.PackedHeaders(data, headers_at) if (headers_at >= 0).any() else None,
+                PackedHeaders(headers) if headers.lengths.any() else None,
             )
         )
         return done

@@ -20,16 +20,10 @@ an attribute, a header's name beyond ASCII) is left for aiokafka's reader, which
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
-
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.shared.common.compiled import compiled
-
-if TYPE_CHECKING:
-    from penstock.shared.common.records import Headers
+from penstock.shared.common.varints import NOT_ONE, read_varint
 
 # --- columns of a plan: one row for each batch ---
 START, STOP, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIME, COUNT, OFFSETS = range(7)
@@ -38,50 +32,28 @@ them have (NO_TIME: each has its own); how many they are, and how many offsets t
 NO_TIME = -(2**63)
 
 # --- columns of records ---
-OFFSET, TIMESTAMP, KEY_AT, KEY_LENGTH, VALUE_AT, VALUE_LENGTH, HEADERS_AT = range(7)
-COLUMNS = 7
-"""A length is -1 for a null; HEADERS_AT is where the number of the headers stands, -1 where there are none."""
+OFFSET, TIMESTAMP, KEY_AT, KEY_LENGTH, VALUE_AT, VALUE_LENGTH, HEADERS_AT, HEADERS_LENGTH = range(8)
+COLUMNS = 8
+"""A length is -1 for a null; the headers begin with their number, and have the length 0 where there are none."""
 
 RECORD_BYTES_MIN = 7
 """Length, attributes, two deltas, two lengths and the number of headers take a byte each at least."""
-NOT_ONE = -(2**63)
-"""In place of a variable-length integer that cannot be read."""
-
-
-@compiled
-def _varint(data, at, stop):
-    """A zigzag integer of at most 63 bits, and where it ends."""
-    if at >= stop:
-        return NOT_ONE, at
-    byte = data[at]
-    if byte < 128:
-        return np.int64(byte >> 1) ^ -np.int64(byte & 1), at + 1
-    value, shift = np.int64(byte & 127), 7
-    while True:
-        at += 1
-        if at >= stop or shift > 56:
-            return NOT_ONE, at
-        byte = data[at]
-        value |= np.int64(byte & 127) << shift
-        if byte < 128:
-            return (value >> 1) ^ -(value & 1), at + 1
-        shift += 7
 
 
 @compiled
 def _after_headers(data, at, stop):
     """Where a record's headers end, NOT_ONE where aiokafka's reader is to look at them."""
-    count, at = _varint(data, at, stop)
+    count, at = read_varint(data, at, stop)
     if count < 0:
         return NOT_ONE
     for _ in range(count):
-        length, at = _varint(data, at, stop)
+        length, at = read_varint(data, at, stop)
         if length < 0 or length > stop - at:
             return NOT_ONE
         for i in range(at, at + length):
             if data[i] >= 128:
                 return NOT_ONE
-        length, at = _varint(data, at + length, stop)
+        length, at = read_varint(data, at + length, stop)
         if length < -1 or length > stop - at:
             return NOT_ONE
         at += max(length, 0)
@@ -100,34 +72,35 @@ def decode_batches(data, plan, decoded):
         base_offset, base_timestamp, append_time = plan[b, BASE_OFFSET], plan[b, BASE_TIMESTAMP], plan[b, APPEND_TIME]
         next_delta = 0
         for _ in range(plan[b, COUNT]):
-            length, at = _varint(data, at, stop)
+            length, at = read_varint(data, at, stop)
             if length < 0 or length > stop - at:
                 return b
             end = at + length
             if length < RECORD_BYTES_MIN - 1 or data[at] != 0:
                 return b
-            delta, at = _varint(data, at + 1, end)
+            delta, at = read_varint(data, at + 1, end)
             if delta == NOT_ONE:
                 return b
             decoded[TIMESTAMP, n] = base_timestamp + delta if append_time == NO_TIME else append_time
-            delta, at = _varint(data, at, end)
+            delta, at = read_varint(data, at, end)
             if delta < next_delta or delta >= plan[b, OFFSETS]:
                 return b
             next_delta = delta + 1
             decoded[OFFSET, n] = base_offset + delta
-            length, at = _varint(data, at, end)
+            length, at = read_varint(data, at, end)
             if length < -1 or length > end - at:
                 return b
             decoded[KEY_AT, n], decoded[KEY_LENGTH, n] = at, length
-            length, at = _varint(data, at + max(length, 0), end)
+            length, at = read_varint(data, at + max(length, 0), end)
             if length < -1 or length > end - at:
                 return b
             decoded[VALUE_AT, n], decoded[VALUE_LENGTH, n] = at, length
             at += max(length, 0)
+            decoded[HEADERS_AT, n] = at
             if at == end - 1 and data[at] == 0:
-                decoded[HEADERS_AT, n] = -1
+                decoded[HEADERS_LENGTH, n] = 0
             else:
-                decoded[HEADERS_AT, n] = at
+                decoded[HEADERS_LENGTH, n] = end - at
                 if _after_headers(data, at, end) != end:
                     return b
             at = end
@@ -140,62 +113,4 @@ def decode_batches(data, plan, decoded):
 def compile_kernels() -> None:
     """Have the kernel compiled, or read from where compiled code is kept."""
     data = np.frombuffer(b"\0", np.uint8)
-    decode_batches(data, np.zeros((0, COLUMNS), np.int64), np.zeros((COLUMNS, 0), np.int64))
-
-
-class PackedHeaders(Sequence["Headers"]):
-    """The headers of many records, read where they stand when they are asked for; `at` as HEADERS_AT."""
-
-    __slots__ = ("_at", "_data")
-
-    def __init__(self, data: NDArray[np.uint8], at: NDArray[np.int64]) -> None:
-        self._data, self._at = data, at
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-    @overload
-    def __getitem__(self, index: int) -> Headers: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> PackedHeaders: ...
-
-    def __getitem__(self, index: int | slice) -> Headers | PackedHeaders:
-        if isinstance(index, slice):
-            return PackedHeaders(self._data, self._at[index])
-        return self._read(int(self._at[index]))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"PackedHeaders({list(self)})"
-
-    def _read(self, at: int) -> Headers:
-        if at < 0:
-            return ()
-        data = memoryview(self._data)  # type: ignore[arg-type]  # an array is a buffer
-        count, at = _int(data, at)
-        headers = []
-        for _ in range(count):
-            length, at = _int(data, at)
-            name, at = str(data[at : at + length], "ascii"), at + length
-            length, at = _int(data, at)
-            value = None if length < 0 else bytes(data[at : at + length])
-            headers.append((name, value))
-            at += max(length, 0)
-        return tuple(headers)
-
-
-def _int(data: memoryview, at: int) -> tuple[int, int]:
-    """As `_varint`, of what the kernel has read before."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
+    decode_batches(data, np.zeros((0, OFFSETS + 1), np.int64), np.zeros((COLUMNS, 0), np.int64))

@@ -20,11 +20,15 @@ from numpy.typing import NDArray
 
 from penstock.shared.clients.connection.batches import ATTRIBUTES_AT, CRC_AT, LENGTH_FROM, MAGIC, RECORDS_AT, crc32c
 from penstock.shared.common.compiled import compiled, copy_bytes
-from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.packed_bytes import PackedBytes, read_only
 from penstock.shared.common.records import NO_TIMESTAMP, Int64Array
+from penstock.shared.common.varints import put_varint, varint_size, zigzag
 
 RECORD_BYTES_MAX = 61 + 21 + 5 + 5 + 1
-"""What a batch of one record has at most besides key and value: its header, and the record's lengths and deltas."""
+"""What a batch of one record has at most besides key, value and headers: its own header, and the record's lengths and
+deltas; a byte for the number of headers is in it."""
+NO_HEADERS = PackedBytes.of([])
+"""In place of the headers of records none of which has any."""
 
 POSITION, COUNT, FIRST_TIMESTAMP, MAX_TIMESTAMP = range(4)
 """Places in a builder's state."""
@@ -33,31 +37,6 @@ _NO_LEADER_EPOCH = -1
 _TRANSACTIONAL = 16
 _header = struct.Struct(">qiibIhiqqqhii")
 _crc = struct.Struct(">I")
-
-
-@compiled
-def _zigzag(value: Any) -> Any:
-    wide = np.int64(value)
-    return np.uint64(wide << np.int64(1)) ^ np.uint64(wide >> np.int64(63))
-
-
-@compiled
-def _varint_size(unsigned: Any) -> Any:
-    size = 1
-    while unsigned >= np.uint64(128):
-        unsigned >>= np.uint64(7)
-        size += 1
-    return size
-
-
-@compiled
-def _put_varint(out: Any, at: Any, unsigned: Any) -> Any:
-    while unsigned >= np.uint64(128):
-        out[at] = np.uint8((unsigned & np.uint64(127)) | np.uint64(128))
-        unsigned >>= np.uint64(7)
-        at += 1
-    out[at] = np.uint8(unsigned)
-    return at + 1
 
 
 @compiled
@@ -71,6 +50,9 @@ def encode_records(
     value_data: Any,
     value_offsets: Any,
     value_lengths: Any,
+    header_data: Any,
+    header_offsets: Any,
+    header_lengths: Any,
     timestamps: Any,
     rows: Any,
     first: Any,
@@ -79,11 +61,12 @@ def encode_records(
     """Write the records `rows[first:stop]` of the columns behind those that `out` has, as far as they fit.
 
     Returns where it stopped. A record fits if the batch stays below `batch_size`; a batch's first record always does,
-    if the buffer has room for it. `state` is carried on from call to call.
+    if the buffer has room for it. `state` is carried on from call to call. A record's headers begin with their number;
+    of length 0 or less, and where no record has any, they are none.
     """
     position, count = state[POSITION], state[COUNT]
     first_timestamp, max_timestamp = state[FIRST_TIMESTAMP], state[MAX_TIMESTAMP]
-    capacity = len(out)
+    capacity, has_headers, headers_length = len(out), len(header_lengths) > 0, np.int64(0)
     at = first
     while at < stop:
         row = rows[at]
@@ -91,32 +74,40 @@ def encode_records(
         if count == 0:
             first_timestamp = timestamp
             max_timestamp = timestamp
-        delta, number = _zigzag(timestamp - first_timestamp), _zigzag(count)
-        key_size, value_size = _zigzag(key_length), _zigzag(value_length)
-        # Attributes and the number of headers are a byte each.
-        size = 2 + _varint_size(delta) + _varint_size(number) + _varint_size(key_size) + _varint_size(value_size)
+        delta, number = zigzag(timestamp - first_timestamp), zigzag(count)
+        key_size, value_size = zigzag(key_length), zigzag(value_length)
+        if has_headers:
+            headers_length = header_lengths[row]
+        # Attributes are a byte, and so is the number of headers where there are none.
+        size = 2 + varint_size(delta) + varint_size(number) + varint_size(key_size) + varint_size(value_size)
+        if headers_length > 0:
+            size += headers_length - 1
         if key_length > 0:
             size += key_length
         if value_length > 0:
             size += value_length
-        length = _zigzag(size)
-        end = position + _varint_size(length) + size
+        length = zigzag(size)
+        end = position + varint_size(length) + size
         if end > capacity or (count > 0 and end >= batch_size):
             break
-        position = _put_varint(out, position, length)
+        position = put_varint(out, position, length)
         out[position] = 0
-        position = _put_varint(out, position + 1, delta)
-        position = _put_varint(out, position, number)
-        position = _put_varint(out, position, key_size)
+        position = put_varint(out, position + 1, delta)
+        position = put_varint(out, position, number)
+        position = put_varint(out, position, key_size)
         if key_length > 0:
             copy_bytes(out, position, key_data, key_offsets[row], key_length)
             position += key_length
-        position = _put_varint(out, position, value_size)
+        position = put_varint(out, position, value_size)
         if value_length > 0:
             copy_bytes(out, position, value_data, value_offsets[row], value_length)
             position += value_length
-        out[position] = 0
-        position += 1
+        if headers_length > 0:
+            copy_bytes(out, position, header_data, header_offsets[row], headers_length)
+            position += headers_length
+        else:
+            out[position] = 0
+            position += 1
         max_timestamp = max(max_timestamp, timestamp)
         count += 1
         at += 1
@@ -126,7 +117,7 @@ def encode_records(
 
 
 class EncodableColumns(NamedTuple):
-    """Keys, values and timestamps (ms, none negative) in the one form that the kernel is compiled for."""
+    """Keys, values, headers and timestamps (ms, none negative) in the one form that the kernel is compiled for."""
 
     key_data: NDArray[np.uint8]
     key_offsets: Int64Array
@@ -134,28 +125,17 @@ class EncodableColumns(NamedTuple):
     value_data: NDArray[np.uint8]
     value_offsets: Int64Array
     value_lengths: Int64Array
+    header_data: NDArray[np.uint8]
+    header_offsets: Int64Array
+    header_lengths: Int64Array
     timestamps: Int64Array
 
     @classmethod
-    def of(cls, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array) -> EncodableColumns:
-        """The columns, which are of one length."""
-        return cls(*kernel_strings(keys), *kernel_strings(values), kernel_array(timestamps, np.int64))
-
-
-def kernel_strings(strings: PackedBytes) -> tuple[NDArray[np.uint8], Int64Array, Int64Array]:
-    """Buffer, offsets and lengths, as kernels take them."""
-    return (
-        kernel_array(strings.data, np.uint8),
-        kernel_array(strings.offsets, np.int64),
-        kernel_array(strings.lengths, np.int64),
-    )
-
-
-def kernel_array(array: NDArray[Any], of: Any) -> NDArray[Any]:
-    """The array, contiguous and read-only: a kernel would be compiled for every other kind when that is first met."""
-    view = np.ascontiguousarray(array, of).view()
-    view.flags.writeable = False
-    return view
+    def of(
+        cls, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array, headers: PackedBytes = NO_HEADERS
+    ) -> EncodableColumns:
+        """The columns, which are of one length; `headers` are as `PackedHeaders` has them, or NO_HEADERS."""
+        return cls(*keys.arrays, *values.arrays, *headers.arrays, read_only(timestamps, np.int64))
 
 
 class ColumnBatchBuilder:

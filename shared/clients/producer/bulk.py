@@ -13,7 +13,7 @@ from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from penstock.shared.clients.producer.places import Places, Run, Span
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
-from penstock.shared.common.records import ProducerRecord, RecordColumns
+from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordColumns
 
 NO_HEADERS: list[tuple[str, bytes | None]] = []
 
@@ -143,7 +143,7 @@ class ColumnBulk(Bulk):
         super().__init__(records, timestamp)
         self.columns = records
         self.stop = 0
-        self._fields: Iterator[tuple[Any, Any, Any]] = iter(())
+        self._fields: Iterator[tuple[Any, Any, Any, Any]] = iter(())
 
     def one_by_one(self, stop: int) -> None:
         """The records up to `stop` are those that `fill` takes."""
@@ -152,7 +152,8 @@ class ColumnBulk(Bulk):
         timestamps: Iterable[int] = repeat(self.timestamp)
         if part.timestamps is not None:
             timestamps = part.timestamps.tolist() if isinstance(part.timestamps, np.ndarray) else part.timestamps
-        self._fields = zip(part.keys, part.values, timestamps, strict=False)
+        headers: Iterable[AnyHeaders] = repeat(()) if part.headers is None else part.headers
+        self._fields = zip(part.keys, part.values, timestamps, headers, strict=False)
 
     def sliced(self, count: int, spans: list[Span]) -> None:
         """The next `count` records went as the spans say."""
@@ -183,9 +184,9 @@ class ColumnBulk(Bulk):
 
     def _fill_by_key(self, topic: Topic, run: Run) -> None:
         places, by_key = self._places.of.append, topic.by_key
-        for key, value, timestamp in self._fields:
+        for key, value, timestamp, headers in self._fields:
             queue = topic.sticky_queue if key is None else by_key.get(key) or topic.for_key(key)
-            if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0:
+            if queue is None or (batch := queue.open) is None or type(timestamp) is not int or timestamp < 0 or headers:
                 return
             index = batch.count
             if batch.append(index, timestamp, key, value, NO_HEADERS) is None:
@@ -202,10 +203,11 @@ class ColumnBulk(Bulk):
         first = index = batch.count
         append = batch.append
         try:
-            for key, value, timestamp in self._fields:
+            for key, value, timestamp, headers in self._fields:
                 if (
                     type(timestamp) is not int
                     or timestamp < 0
+                    or headers
                     or append(index, timestamp, key, value, NO_HEADERS) is None
                 ):
                     return

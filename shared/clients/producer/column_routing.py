@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.shared.clients.connection.record_encoding import kernel_strings
 from penstock.shared.common.compiled import compiled
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
@@ -82,7 +81,7 @@ def _sort(partitions: Any, ends: Any, out: Any) -> None:
 def partitions_of_keys(keys: PackedBytes, partition_count: int) -> Int64Array:
     """As Java's partitioner: `(murmur2(key) & 0x7fffffff) % partition_count`, NO_PARTITION where there is no key."""
     out = np.empty(len(keys), np.int64)
-    _partitions(*kernel_strings(keys), partition_count, out)
+    _partitions(*keys.arrays, partition_count, out)
     return out
 
 

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.shared.clients.connection.record_encoding import RECORD_BYTES_MAX, ColumnBatchBuilder, EncodableColumns
+from penstock.shared.clients.connection.packed_headers import PackedHeaders, header_block
+from penstock.shared.clients.connection.record_encoding import (
+    NO_HEADERS,
+    RECORD_BYTES_MAX,
+    ColumnBatchBuilder,
+    EncodableColumns,
+)
+from penstock.shared.clients.producer.checks import checked_headers
 from penstock.shared.clients.producer.column_routing import NO_PARTITION, partitions_of_keys, rows_by_partition
 from penstock.shared.clients.producer.places import Span
 from penstock.shared.common.compiled import compiled
+from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of
-from penstock.shared.common.records import Int64Array, RecordColumns
+from penstock.shared.common.records import Int64Array, RecordColumns, header_pairs
 
 if TYPE_CHECKING:
     from penstock.shared.clients.producer.accumulator import PartitionQueue
@@ -27,8 +35,9 @@ SLICE_RECORDS = 16_384
 SLICE_BYTES = 4 * 1024 * 1024
 """Bytes of lists that are copied into one buffer at once, beside the buffer memory."""
 
-WRONG_KEYS, WRONG_VALUES, WRONG_TIMESTAMP = -1, -2, -3
+WRONG_KEYS, WRONG_VALUES, WRONG_HEADERS, WRONG_TIMESTAMP = -1, -2, -3, -4
 """In the place of the largest record's size."""
+OUTSIDE = {WRONG_KEYS: "keys", WRONG_VALUES: "values", WRONG_HEADERS: "headers"}
 
 new_builder = ColumnBatchBuilder
 
@@ -41,11 +50,14 @@ def _measure(
     value_bytes: Any,
     value_offsets: Any,
     value_lengths: Any,
+    header_bytes: Any,
+    header_offsets: Any,
+    header_lengths: Any,
     timestamps: Any,
     sizes: Any,
 ) -> Any:
-    """The bytes of each record's key and value; gives the most, or what is wrong."""
-    largest = np.int64(0)
+    """The bytes of each record's key, value and headers; gives the most, or what is wrong."""
+    largest, has_headers = np.int64(0), len(header_lengths) > 0
     for row in range(len(sizes)):
         key, value = key_lengths[row], value_lengths[row]
         if key < NULL or key_offsets[row] < 0 or key_offsets[row] + key > key_bytes:
@@ -55,6 +67,11 @@ def _measure(
         if timestamps[row] < 0:
             return np.int64(WRONG_TIMESTAMP)
         sizes[row] = max(key, 0) + max(value, 0)
+        if has_headers:
+            headers = header_lengths[row]
+            if headers < NULL or header_offsets[row] < 0 or header_offsets[row] + headers > header_bytes:
+                return np.int64(WRONG_HEADERS)
+            sizes[row] += max(headers - 1, 0)  # RECORD_BYTES_MAX has the byte that no headers take
         largest = max(largest, sizes[row])
     return largest
 
@@ -97,9 +114,11 @@ class ColumnSlice:
 
     __slots__ = ("columns", "groups", "keys", "largest", "sizes", "spans")
 
-    def __init__(self, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array) -> None:
+    def __init__(
+        self, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array, headers: PackedBytes = NO_HEADERS
+    ) -> None:
         self.keys = keys
-        self.columns = columns = EncodableColumns.of(keys, values, timestamps)
+        self.columns = columns = EncodableColumns.of(keys, values, timestamps, headers)
         self.sizes = np.empty(len(keys), np.int64)
         self.largest = int(
             _measure(
@@ -109,6 +128,9 @@ class ColumnSlice:
                 len(columns.value_data),
                 columns.value_offsets,
                 columns.value_lengths,
+                len(columns.header_data),
+                columns.header_offsets,
+                columns.header_lengths,
                 columns.timestamps,
                 self.sizes,
             )
@@ -157,8 +179,8 @@ class ColumnSlice:
 def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) -> ColumnSlice | None:
     """The records from `first` on; `timestamp` is that of all that have none.
 
-    None where one of them has to be looked at by itself: it is not bytes, has an invalid timestamp, or may be larger
-    than `size_max` bytes. ValueError where a column of PackedBytes has strings outside of its buffer.
+    None where one of them has to be looked at by itself: it is not bytes, has an invalid timestamp or header, or may be
+    larger than `size_max` bytes. ValueError where a packed column has strings outside of its buffer.
     """
     stop = min(first + SLICE_RECORDS, len(columns))
     try:
@@ -166,13 +188,15 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
         keys = _packed(columns.keys[first : first + len(values)])
     except TypeError:
         return None
-    count = len(keys)
+    headers = _headers(columns, first, first + len(keys))
+    if headers is None:
+        return None
+    count = len(keys) if headers is NO_HEADERS else len(headers)
     timestamps = _timestamps(columns.timestamps, first, first + count, timestamp)
     if timestamps is None or not count:
         return None
-    part = ColumnSlice(keys, values[:count], timestamps)
-    if part.largest in (WRONG_KEYS, WRONG_VALUES):
-        what = "keys" if part.largest == WRONG_KEYS else "values"
+    part = ColumnSlice(keys[:count], values[:count], timestamps, headers)
+    if (what := OUTSIDE.get(part.largest)) is not None:
         raise ValueError(f"topic {columns.topic}: the {what} have strings outside of their buffer")
     return part if 0 <= part.largest <= size_max - RECORD_BYTES_MAX else None
 
@@ -204,6 +228,29 @@ def _timestamps(
         except OverflowError:
             return None
     return some if some.dtype == np.int64 and len(some) == stop - first else None
+
+
+def _headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | None:
+    """The headers of some records, or of the first that have SLICE_BYTES; None where some are not what they must be."""
+    if columns.headers is None:
+        return NO_HEADERS
+    some = columns.headers[first:stop]
+    if len(some) < stop - first:
+        return None
+    if isinstance(some, PackedHeaders):
+        return some.blocks
+    blocks, size = list[bytes](), 0
+    for own in some:
+        if not isinstance(own, tuple | list | dict):  # an iterator would have nothing left for the record's own way
+            return None
+        try:
+            blocks.append(header_block(checked_headers(columns.topic, header_pairs(own))))
+        except SerializationError:
+            return None
+        size += len(blocks[-1])
+        if size > SLICE_BYTES:
+            break
+    return PackedBytes.of(blocks)
 
 
 def compile_kernels() -> None:

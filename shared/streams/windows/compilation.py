@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.shared.clients.connection import compile_decoding
+from penstock.shared.clients.connection import compile_decoding, packed_headers
 from penstock.shared.clients.producer import column_slices
+from penstock.shared.common import string_copies
 from penstock.shared.streams import json_fields, json_rows
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.windows import keys
@@ -34,6 +35,8 @@ def compile_kernels() -> None:
         store.table.sweep()
         store.index.release(np.zeros(1, np.int64), np.zeros(store.index.capacity, np.bool_))
     keys.compile_kernels()
+    string_copies.compile_kernels()
+    packed_headers.compile_kernels()
     json_rows.compile_kernels()
     json_fields.compile_kernels()
 

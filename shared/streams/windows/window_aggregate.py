@@ -80,21 +80,22 @@ class WindowAggregate(TimedProcessor):
             taken = self.store.take(self._one_time, codes, self._one, got, updates=self._tells_each)
         if taken.refused_by is not None:
             raise self.overflow(taken.refused_by)
-        for late in taken.late:
-            self.context.emit_late(record, late.close_time_ms, late.stream_time_ms)
+        for _, close_time_ms, stream_time_ms in taken.late.tolist():
+            self.context.emit_late(record, close_time_ms, stream_time_ms)
         self._told(taken)
 
     def take(
-        self, columns: Columns, places: Int64Array, codes: Int32Array, values: Values, got: list[list[Any]], late: Any
+        self, columns: Columns, places: Int64Array, codes: Int32Array, values: Values, got: list[list[Any]]
     ) -> int:
         """Take the records of `columns` in these places, all of which have a key; how many of them are done.
 
-        The next one is refused, if there is one. `late` makes the record of a place the one in hand and gives it.
+        The next one is refused, if there is one.
         """
         times = columns.timestamps[places]
         taken = self.store.take(times, codes, values, got)
-        for one in taken.late:
-            self.context.emit_late(late(int(places[one.place])), one.close_time_ms, one.stream_time_ms)
+        if len(taken.late):
+            late, close_times_ms, stream_times_ms = taken.late.T.copy()  # kernels take arrays without gaps
+            self.context.emit_late_columns(columns, places[late], close_times_ms, stream_times_ms)
         self._told(taken, columns, places)
         return taken.count
 

@@ -46,25 +46,19 @@ class LiveWindow(NamedTuple):
     closed: bool = False
 
 
-class Late(NamedTuple):
-    """A record that no window takes: its place in the batch, and the close time and stream time of its moment."""
-
-    place: int
-    close_time_ms: int
-    stream_time_ms: int
-
-
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What came of a batch: `count` records of it are done, and `refused_by` is the aggregation that refuses the next.
 
+    `late` has a row for each record that no window takes: its place in the batch, and close time and stream time (ms)
+    of its moment.
     `closed_by` says which records closed the windows, `updates_by` which brought the updates about; `is_retracted`
     says which of the updates tell that a window is no more.
     """
 
     count: int
     refused_by: int | None
-    late: list[Late]
+    late: Int64Array
     missed: int
     closed: Windows
     closed_by: Int64Array
@@ -208,7 +202,7 @@ class WindowStore:
         table, meta = self.table, self.table.meta
         if meta[k.CHANGED] > changes or meta[k.CLOSED] or count > meta[k.LATE]:
             self.touched = True
-        late = [Late(*one) for one in self._late().tolist()]
+        late = self._late().copy()
         closed, closed_by = self._closed([own.closed for own in done])
         updates, updates_by, retracted = self._updates([own.updated for own in done])
         missed = int(meta[k.MISSED])

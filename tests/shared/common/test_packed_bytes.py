@@ -50,3 +50,12 @@ def test_what_is_neither_bytes_nor_none_is_refused(wrong: list[object]) -> None:
     """As every other way of a record refuses it."""
     with pytest.raises(TypeError):
         PackedBytes.of(wrong)  # type: ignore[arg-type]
+
+
+def test_kernels_are_given_one_kind_of_array() -> None:
+    """Contiguous, read-only and of one type, whatever they were."""
+    stepped = PackedBytes(np.zeros(9, np.uint8), np.arange(8)[::2], np.ones(4, np.int32))  # type: ignore[arg-type]
+    for array, of in zip(stepped.arrays, (np.uint8, np.int64, np.int64), strict=True):
+        assert array.flags.c_contiguous
+        assert not array.flags.writeable
+        assert array.dtype == of

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.common.records import Columns, ConsumerRecord, Headers, TopicPartition
+from penstock.shared.common.records import (
+    Columns,
+    ConsumerRecord,
+    Headers,
+    ProducerRecord,
+    RecordColumns,
+    TopicPartition,
+)
 
 headers: st.SearchStrategy[Headers] = st.lists(
     st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3)), max_size=2
@@ -79,3 +86,14 @@ def test_columns_by_place_are_records() -> None:
     assert (columns[0], columns[-1], list(columns[1:])) == (records[0], records[1], records[1:])
     with pytest.raises(IndexError):
         columns[2]
+
+
+def test_columns_to_be_sent_are_records_by_place_and_slice() -> None:
+    """Each has its own time and headers, wherever a slice begins."""
+    headers = [(("trace", b"%d" % i),) for i in range(5)]
+    for times in ([7, 8, 9, 10, 11], np.arange(7, 12)):
+        columns = RecordColumns("t", [b"k"] * 5, [b"%d" % i for i in range(5)], times, 3, headers)
+        expected = [ProducerRecord("t", b"%d" % i, b"k", headers[i], 3, 7 + i) for i in range(5)]
+        assert list(columns) == expected
+        assert list(columns[2:4]) == expected[2:4]
+    assert RecordColumns("t", [None], [b"v"])[:1][0] == ProducerRecord("t", b"v")

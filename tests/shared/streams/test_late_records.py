@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.common.errors import DataError
-from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams import late_records
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.late_records import (
@@ -23,6 +29,8 @@ from penstock.shared.streams.late_records import (
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.stream_join import JoinWindows
+from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task_outputs import OutputColumns
 from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -152,6 +160,68 @@ def test_anything_can_be_written_as_late() -> None:
     assert written("\ud800", {"x": "\ud800"}) == (b"\\ud800", b"{'x': '\\ud800'}")
     assert written(window, WindowResult("k", 1, 2, {"n": 3})) == (b"k", b'{"key":"k","start":1,"end":2,"n":3}')
     assert written(b"k", b"x" * 2_000) == (b"k", None)
+
+
+texts = st.one_of(st.none(), st.binary(max_size=4))
+own_headers = st.lists(st.tuples(st.sampled_from(["trace", "é", "", "n" * 70]), texts), max_size=3).map(tuple)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Columns:
+    """Records of a batch of which many are late, in lists or packed."""
+    rows = draw(st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=3)), texts, own_headers), min_size=1))
+    times = draw(st.lists(st.integers(0, 2_000), min_size=len(rows), max_size=len(rows)))
+    has_headers = draw(st.booleans())
+    records = [
+        ConsumerRecord("clicks", 2, 5 + i * 3, at, key, value, own if has_headers else ())
+        for i, (at, (key, value, own)) in enumerate(zip(times, rows, strict=True))
+    ]
+    columns = Columns.of(records)
+    if draw(st.booleans()):
+        columns = replace(columns, keys=PackedBytes.of(columns.keys), values=PackedBytes.of(columns.values))
+        if columns.headers is not None:
+            columns = replace(columns, headers=PackedHeaders.of(columns.headers))
+    return columns
+
+
+@settings(deadline=None)
+@given(batches(), st.sampled_from(["session_window", "tumbling_window", "sliding_window"]), st.booleans(), st.data())
+def test_late_records_in_columns_are_those_one_by_one(
+    columns: Columns, kind: str, has_changelog: bool, data: st.DataObject
+) -> None:
+    """Keys, values, times, all headers and the order of outputs; and in columns they keep nothing of the batch."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("clicks", key="bytes", value=bytes).group_by_key()
+    store = data.draw(st.sampled_from(["visits", "s\u00e9ances", "\u8a2a\u554f"]))
+    getattr(grouped, kind)(10).aggregate(store, n=Count()).on_close().to("out")
+    commits, tasks, made = [], [], builder.build()
+    for columns_min, late_min in ((1, 1), (1, 1_000), (1_000, 1)):
+        task = StreamTask(made, 2, application="shop", columns_min=columns_min)
+        task.changelog_id = "an id" if has_changelog else None
+        task.initialize(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(late_records, "COLUMNS_MIN", late_min)
+            task.process(Columns.of([ConsumerRecord("clicks", 2, 0, 1_000, b"k", b"")]), 0)
+            task.process(columns, 0)
+        tasks.append(task)
+        commits.append(task.prepare_commit(0))
+    in_columns, _, one_by_one = commits
+    late = [[record for record in commit.outputs if record.topic == "clicks-late"] for commit in commits]
+    assert late[0] == late[1] == late[2]
+    assert in_columns.outputs == commits[1].outputs
+    assert sorted(map(repr, in_columns.outputs)) == sorted(map(repr, one_by_one.outputs))
+    assert len({task.metrics.late_total for task in tasks} | {len(late[0])}) == 1
+    assert [task.metrics.refused_at for task in tasks[1:]] == [tasks[0].metrics.refused_at] * 2
+    assert all(parse_late_record(as_read(record)).record.topic == "clicks" for record in late[0])
+    for item in in_columns.produced.items:
+        if item.topic == "clicks-late":
+            assert isinstance(item, OutputColumns)
+            assert len(item.values.data) == item.values.sizes().sum()
+
+
+def as_read(record: ProducerRecord) -> ConsumerRecord:
+    assert record.timestamp is not None
+    return ConsumerRecord(record.topic, 0, 0, record.timestamp, record.key, record.value, record.headers)
 
 
 def test_a_late_record_is_read_back_as_its_source_record() -> None:

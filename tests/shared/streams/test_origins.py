@@ -7,6 +7,7 @@ import pytest
 
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.common.records import ConsumerRecord
+from penstock.shared.streams import late_records
 from penstock.shared.streams.aggregations import Count, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
@@ -48,17 +49,23 @@ def test_a_late_record_names_its_source_record(times: int) -> None:
     assert driver.task.metrics.refused_at["late"] == "orders-3@1"
 
 
-def test_in_columns_too() -> None:
-    """A batch of a repartition topic that is taken as columns says the same of what is late."""
+@pytest.mark.parametrize("late_min", [1, 100])
+def test_in_columns_too(late_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of a repartition topic that is taken as columns says the same of what is late, in columns or not."""
+    monkeypatch.setattr(late_records, "COLUMNS_MIN", late_min)
     builder = StreamsBuilder()
     stream = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
     stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
-    driver = TopologyTestDriver(builder.build(), columns_min=1, commit_each=False, errors=ErrorHandlers())
-    pipe(driver, 100, 5, 101)
+    driver = TopologyTestDriver(builder.build(), partition=3, columns_min=1, commit_each=False, errors=ErrorHandlers())
+    pipe(driver, 100, 5, 101, 6)
     driver.commit()
     driver.commit()
-    (late,) = driver.read("orders-late")
-    assert (dict(late.headers)[OFFSET], late.key) == (b"1", b"order-5")
+    late = driver.read("orders-late")
+    told = [[dict(record.headers)[name] for name in (TOPIC, PARTITION, OFFSET)] for record in late]
+    assert told == [[b"orders", b"3", b"1"], [b"orders", b"3", b"3"]]
+    assert [record.key for record in late] == [b"order-5", b"order-6"]
+    assert all(record.headers[:1] == TRACE and without_origin(record.headers) == record.headers for record in late)
+    assert driver.task.metrics.refused_at["late"] == "orders-3@3"
 
 
 def test_what_goes_on_has_the_users_headers_alone() -> None:

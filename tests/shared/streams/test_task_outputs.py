@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.common.records import ProducerRecord
+from penstock.shared.common.records import Headers, ProducerRecord
 from penstock.shared.streams.changelog_entries import Entries
-from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
+from penstock.shared.streams.task_outputs import OutputColumns, TaskCommit, TaskOutputs
 
 
-def columns() -> ResultColumns:
+def columns() -> OutputColumns:
     keys, values = PackedBytes.of([b"a", b"b"]), PackedBytes.of([b"1", b"2"])
-    return ResultColumns("out", keys, values, np.array([1, 3]))
+    return OutputColumns("out", keys, values, np.array([1, 3]))
 
 
 def test_outputs_as_records_in_order() -> None:
@@ -27,3 +30,16 @@ def test_outputs_as_records_in_order() -> None:
     assert len(outputs) == 3
     outputs.take_back(1)
     assert outputs.items == [first]
+
+
+def test_headers_stay_with_their_records() -> None:
+    """Also where the outputs are sent by partition."""
+    own: list[Headers] = [(("trace", b"a"),), ()]
+    late = replace(columns(), headers=PackedHeaders.of(own))
+    assert [late.record(i).headers for i in range(2)] == own
+    assert [[record.headers for record in bulk] for bulk in late.bulks()] == [own]
+    late.partitions = [4, 3]
+    assert [[(record.partition, record.headers) for record in bulk] for bulk in late.bulks()] == [
+        [(4, own[0])],
+        [(3, own[1])],
+    ]

@@ -20,7 +20,7 @@ from penstock.shared.common.records import ConsumerRecord, ProducerRecord, Topic
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.changelog_entries import Entries
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
+from penstock.shared.streams.task_outputs import OutputColumns, TaskCommit, TaskOutputs
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.integration.test_stream_worker import Chain, chain_of, running, until
@@ -43,10 +43,10 @@ def updates(kind: str, key: str = "string") -> Topology:
     return builder.build()
 
 
-def results_in(topic: str, keys: list[bytes], values: list[bytes | None]) -> ResultColumns:
+def results_in(topic: str, keys: list[bytes], values: list[bytes | None]) -> OutputColumns:
     """Results at 1 ms and later."""
     times = np.arange(1, len(keys) + 1)
-    return ResultColumns(topic, PackedBytes.of(keys), PackedBytes.of(values), times)
+    return OutputColumns(topic, PackedBytes.of(keys), PackedBytes.of(values), times)
 
 
 async def send(chain: Chain, times: range) -> None:

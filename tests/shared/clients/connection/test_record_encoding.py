@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import COMPRESSION, batch_records, new_batch_builder, record_size, seal_batch
+from penstock.shared.clients.connection.packed_headers import PackedHeaders, header_block
 from penstock.shared.clients.connection.record_encoding import (
+    NO_HEADERS,
     RECORD_BYTES_MAX,
     ColumnBatchBuilder,
     EncodableColumns,
@@ -21,7 +24,11 @@ from penstock.shared.clients.connection.record_encoding import (
 from penstock.shared.common.packed_bytes import PackedBytes
 from tests.documents import ROOT
 
-Row = tuple[int, bytes | None, bytes | None]
+Own = list[tuple[str, bytes | None]]
+Row = tuple[int, bytes | None, bytes | None, Own]
+
+ROOM = 70_000
+"""More than any one record here takes."""
 
 strings = st.one_of(
     st.none(),
@@ -33,22 +40,26 @@ times = st.one_of(
     st.integers(1_700_000_000_000, 1_700_000_009_000),
     st.sampled_from([0, 63, 2**63 - 1]),
 )
-rows = st.lists(st.tuples(times, strings, strings), min_size=1, max_size=40)
+names = st.one_of(st.text(max_size=8), st.sampled_from(["", "trace", "naïve", "x" * 64]))
+headers = st.one_of(st.just(list[Any]()), st.lists(st.tuples(names, strings), max_size=3))
+plain = st.lists(st.tuples(times, strings, strings, st.just(list[Any]())), min_size=1, max_size=40)
+rows = st.one_of(plain, st.lists(st.tuples(times, strings, strings, headers), min_size=1, max_size=40))
 states = st.tuples(st.integers(-1, 2**63 - 1), st.integers(-1, 2**15 - 1), st.integers(-1, 2**31 - 1))
 
 
 def columns_of(records: list[Row]) -> EncodableColumns:
-    timestamps = np.array([timestamp for timestamp, _, _ in records], np.int64)
+    timestamps = np.array([record[0] for record in records], np.int64)
     keys, values = (PackedBytes.of([record[column] for record in records]) for column in (1, 2))  # type: ignore[misc]
-    return EncodableColumns.of(keys, values, timestamps)
+    own = [record[3] for record in records]
+    return EncodableColumns.of(keys, values, timestamps, PackedHeaders.of(own).blocks if any(own) else NO_HEADERS)
 
 
 def agree(records: list[Row], batch_size: int, transactional: bool, state: tuple[int, int, int]) -> None:
     """The kernel and aiokafka's builder stop at the same record and write the same bytes."""
-    builder = ColumnBatchBuilder(batch_size + 20_000, batch_size, transactional=transactional)
+    builder = ColumnBatchBuilder(batch_size + ROOM, batch_size, transactional=transactional)
     taken = builder.extend(columns_of(records), np.arange(len(records)), 0, len(records))
     other, count = new_batch_builder(batch_size, transactional), 0
-    while count < len(records) and other.append(count, *records[count], []) is not None:
+    while count < len(records) and other.append(count, *records[count]) is not None:
         count += 1
     assert (taken, builder.count, builder.size()) == (count, count, other.size())
     assert bytes(seal_batch(builder, state)) == bytes(seal_batch(other, state))
@@ -58,7 +69,8 @@ def agree(records: list[Row], batch_size: int, transactional: bool, state: tuple
 def test_it_writes_what_aiokafka_writes(
     records: list[Row], batch_size: int, transactional: bool, state: tuple[int, int, int]
 ) -> None:
-    """Nulls, empty and large strings, times that go back: the same bytes; a first record may be larger than a batch."""
+    """Nulls, empty and large strings, headers, times that go back: the same bytes; a first record may be larger than a
+    batch."""
     agree(records, batch_size, transactional, state)
 
 
@@ -66,7 +78,7 @@ def test_it_writes_what_aiokafka_writes(
 def test_a_batch_is_filled_in_parts(records: list[Row], cuts: list[int], batch_size: int) -> None:
     """Several calls give the batch that one call gives, and one that is full takes no more."""
     columns, order = columns_of(records), np.arange(len(records))
-    at_once, in_parts = (ColumnBatchBuilder(batch_size + 20_000, batch_size, transactional=False) for _ in range(2))
+    at_once, in_parts = (ColumnBatchBuilder(batch_size + ROOM, batch_size, transactional=False) for _ in range(2))
     taken = at_once.extend(columns, order, 0, len(records))
     at = 0
     for stop in [*sorted(min(cut, len(records)) for cut in cuts), len(records)]:
@@ -78,7 +90,7 @@ def test_a_batch_is_filled_in_parts(records: list[Row], cuts: list[int], batch_s
 
 def test_rows_are_taken_in_their_order() -> None:
     """The rows of one partition, wherever they stand in the columns."""
-    records: list[Row] = [(i, b"k%d" % i, b"v%d" % i) for i in range(10)]
+    records: list[Row] = [(i, b"k%d" % i, b"v%d" % i, []) for i in range(10)]
     builder = ColumnBatchBuilder(1_000, 1_000, transactional=False)
     assert builder.extend(columns_of(records), np.array([9, 7, 5, 3, 1]), 1, 4) == 4
     assert [value for _, _, value, _ in batch_records(builder.build())] == [b"v7", b"v5", b"v3"]
@@ -86,30 +98,32 @@ def test_rows_are_taken_in_their_order() -> None:
 
 def test_a_record_that_the_buffer_has_no_room_for_is_not_written() -> None:
     """Nothing is written beyond the buffer, though a first record is not measured against the batch size."""
-    records: list[Row] = [(5, None, b"x" * 500)]
+    records: list[Row] = [(5, None, b"x" * 500, [])]
     builder = ColumnBatchBuilder(200, 100, transactional=False)
     assert builder.extend(columns_of(records), np.arange(1), 0, 1) == 0
     assert (builder.count, builder.size()) == (0, 61)
 
 
-@given(strings, strings)
-def test_the_bound_of_a_record_is_aiokafkas_or_more(key: bytes | None, value: bytes | None) -> None:
-    """What passes the quick check passes the exact one."""
-    assert record_size(key, value, []) <= RECORD_BYTES_MAX + len(key or b"") + len(value or b"")
+@given(strings, strings, headers)
+def test_the_bound_of_a_record_is_aiokafkas_or_more(key: bytes | None, value: bytes | None, own: Own) -> None:
+    """What passes the quick check passes the exact one; headers count to the byte."""
+    block = header_block(own) or b"\0"
+    assert record_size(key, value, own) == record_size(key, value, []) + len(block) - 1
+    assert record_size(key, value, own) <= RECORD_BYTES_MAX + len(key or b"") + len(value or b"") + len(block) - 1
 
 
 @pytest.mark.parametrize("name", COMPRESSION)
 def test_it_is_compressed_when_it_is_sealed(name: str) -> None:
     """As a batch of aiokafka's builder: the records are read back, and so is the codec."""
-    records: list[Row] = [(i, None, b"the same again" * 10) for i in range(20)]
+    records: list[Row] = [(i, None, b"the same again" * 10, [("again", b"%d" % i)]) for i in range(20)]
     builder = ColumnBatchBuilder(10_000, 10_000, transactional=False)
     builder.extend(columns_of(records), np.arange(20), 0, 20)
     other = new_batch_builder(10_000, False)
     for index, record in enumerate(records):
-        other.append(index, *record, [])
+        other.append(index, *record)
     sealed = bytes(seal_batch(builder, (7, 3, 11), COMPRESSION[name]))
     assert sealed == bytes(seal_batch(other, (7, 3, 11), COMPRESSION[name]))
-    assert [record[:3] for record in batch_records(sealed)] == records
+    assert batch_records(sealed) == records
 
 
 def test_single_records_are_not_taken() -> None:
@@ -119,7 +133,7 @@ def test_single_records_are_not_taken() -> None:
 
 def test_any_array_is_taken_by_the_one_compiled_kernel() -> None:
     """Buffers that can be written, slices with a step and arrays of another order need no kernel of their own."""
-    records: list[Row] = [(i, b"k%d" % i, b"v%d" % i) for i in range(10)]
+    records: list[Row] = [(i, b"k%d" % i, b"v%d" % i, []) for i in range(10)]
     keys, values = (PackedBytes.of([record[column] for record in records]) for column in (1, 2))  # type: ignore[misc]
     written = PackedBytes(keys.data.copy(), keys.offsets.copy(), keys.lengths.copy())
     stepped = np.arange(20)[::2] // 2
@@ -134,8 +148,10 @@ def test_any_array_is_taken_by_the_one_compiled_kernel() -> None:
 
 def odd_and_many() -> None:
     """Records of every width of length and delta."""
-    records: list[Row] = [(2**62, None, b""), (0, b"", None), (2**63 - 1, b"k" * 8_192, b"v" * 64)]
-    agree(records + [(i * 50, b"%d" % i, b"v" * i) for i in range(200)], 30_000, True, (2**40, 5, 2**31 - 1))
+    records: list[Row] = [(2**62, None, b"", []), (0, b"", None, []), (2**63 - 1, b"k" * 8_192, b"v" * 64, [])]
+    own: Own = [("é" * 40, None), ("", b"x" * 200)]
+    records += [(i * 50, b"%d" % i, b"v" * i, own[: i % 3] * (i % 2)) for i in range(200)]
+    agree(records, 60_000, True, (2**40, 5, 2**31 - 1))
 
 
 def test_the_functions_run_without_a_compiler() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.producer import column_slices
 from penstock.shared.clients.producer.column_slices import slice_of
 from penstock.shared.common.packed_bytes import PackedBytes
@@ -36,6 +38,11 @@ def test_a_slice_has_a_bound_of_records_and_of_copied_bytes(monkeypatch: pytest.
     rest = slice_of(RecordColumns("t", [None] * 12, [None] * 12, range(12)), 10, 7, LARGE)
     assert rest is not None
     assert rest.columns.timestamps.tolist() == [10, 11]
+    own = [(("name", b"x" * 400),)] * 12
+    for headers, expected in ((own, 3), (PackedHeaders.of(own), 10), ([(), {}] * 6, 10)):
+        part = slice_of(RecordColumns("t", [b"k"] * 12, [b"v"] * 12, headers=headers), 0, 7, LARGE)
+        assert part is not None
+        assert (len(part), len(part.columns.header_lengths)) == (expected, expected)
     assert repr(rest) == "<ColumnSlice of 2 records, 0 left>"
 
 
@@ -60,22 +67,50 @@ def test_what_has_to_be_looked_at_by_itself_is_in_no_slice(keys: Any, values: An
     assert slice_of(RecordColumns("t", keys, values, times), 0, 7, 1_000) is None
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [None],
+        [5],
+        [iter([("name", b"")])],
+        ["text"],
+        [[("name", "text")]],
+        [[("name",)]],
+        [[(b"name", b"")]],
+        [{"\ud800": b""}],
+        [{"name": b"x" * 1_000}],
+        [],
+    ],
+)
+def test_headers_that_have_to_be_looked_at_by_themselves_are_in_no_slice(headers: Any) -> None:
+    """Their record goes its own way, and an iterator has all of them there."""
+    assert slice_of(RecordColumns("t", [b"k"], [b"v"], headers=headers), 0, 7, 1_000) is None
+    if headers and not isinstance(headers[0], str | int | list | dict | None):
+        assert list(headers[0]) == [("name", b"")]
+
+
 def test_what_is_in_a_slice_is_small_enough() -> None:
     """By the measure that single records have."""
     for size in range(850, 1_000):
         value = b"x" * size
         if slice_of(RecordColumns("t", [b"key"], [value]), 0, 7, 1_000) is not None:
             assert record_size(b"key", value, []) <= 1_000
+        own = [("name", value), ("", None)]
+        if slice_of(RecordColumns("t", [b"key"], [None], headers=[own]), 0, 7, 1_000) is not None:
+            assert record_size(b"key", None, own) <= 1_000
     assert slice_of(RecordColumns("t", [b"key"], [b"x" * 850]), 0, 7, 1_000) is not None
+    assert slice_of(RecordColumns("t", [b"key"], [None], headers=[{"name": b"x" * 850}]), 0, 7, 1_000) is not None
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, 5), (3, 2), (-1, 1), (0, -2)])
-@pytest.mark.parametrize("what", ["keys", "values"])
+@pytest.mark.parametrize("what", ["keys", "values", "headers"])
 def test_strings_outside_of_their_buffer_are_refused(what: str, offset: int, length: int) -> None:
     """A kernel that reads or writes there would break the process."""
     good, data = PackedBytes.of([b"a"]), np.zeros(4, np.uint8)
     bad = PackedBytes(data, np.array([offset], np.int64), np.array([length], np.int64))
-    columns = RecordColumns("t", bad, good) if what == "keys" else RecordColumns("t", good, bad)
+    columns = RecordColumns("t", bad if what == "keys" else good, bad if what == "values" else good)
+    if what == "headers":
+        columns = replace(columns, headers=PackedHeaders(bad))
     with pytest.raises(ValueError, match=f"topic t: the {what}"):
         slice_of(columns, 0, 7, LARGE)
 

@@ -6,11 +6,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings, column_slices
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common import compilation
@@ -25,7 +27,7 @@ from penstock.shared.common.errors import (
     UnknownTopicOrPartition,
 )
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.common.records import ProducerRecord, RecordColumns, RecordMetadata
+from penstock.shared.common.records import HeaderColumn, Headers, ProducerRecord, RecordColumns, RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster
 from tests.shared.clients.producer.clusters import producing as producing_one
@@ -53,30 +55,35 @@ async def producing(partitions: int = PARTITIONS, **settings: object) -> AsyncIt
 
 def stored(cluster: FakeCluster) -> dict[tuple[int, int], tuple[Any, ...]]:
     """Each record by partition and offset."""
-    return {(r.partition, r.offset): (r.key, r.value, r.timestamp) for r in cluster.records("t")}
+    return {(r.partition, r.offset): (r.key, r.value, r.timestamp, tuple(r.headers)) for r in cluster.records("t")}
 
 
 def values(cluster: FakeCluster, partition: int | None = None) -> list[bytes | None]:
     return [record.value for record in cluster.records("t", partition)]
 
 
-def some(count: int, seed: int = 1) -> tuple[list[bytes | None], list[bytes | None], list[int]]:
-    """Keys, values and timestamps, with nulls and empty ones, and times that go back."""
+def some(count: int, seed: int = 1) -> tuple[list[bytes | None], list[bytes | None], list[int], list[Headers]]:
+    """Keys, values, timestamps and headers, with nulls and empty ones, and times that go back."""
     rng = random.Random(seed)
     keys = [rng.choice([None, b"", b"k%d" % rng.randrange(9)]) for _ in range(count)]
     return (
         keys,
         [rng.choice([None, b"v%d" % i, b"x" * rng.randrange(90)]) for i in range(count)],
         [1_000 + rng.randrange(50) for _ in range(count)],
+        [rng.choice([(), (("näme", None), ("", b"%d" % i)), (("n", b"x" * 70),)]) for i in range(count)],
     )
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-@pytest.mark.parametrize("form", ["lists", "arrays"])
-async def test_each_record_is_where_its_result_says(form: str, compression: str, encoder: str) -> None:
+@pytest.mark.parametrize("form", ["lists", "lists with headers", "arrays"])
+async def test_each_record_is_where_its_result_says(form: str, compression: str) -> None:
     """Through many slices and batches: key, value and time are stored, each key's records in order in its partition."""
-    keys, of_values, times = some(200)
+    keys, of_values, times, headers = some(200)
     columns = RecordColumns("t", keys, of_values, times)
+    if form == "lists with headers":
+        columns = replace(columns, headers=headers)
+    else:
+        headers = [()] * 200
     if form == "arrays":
         columns = RecordColumns("t", PackedBytes.of(keys), PackedBytes.of(of_values), np.array(times, np.int64))
     async with producing(batch_size=300, compression_type=compression) as (cluster, producer):
@@ -84,7 +91,7 @@ async def test_each_record_is_where_its_result_says(form: str, compression: str,
         results = await deliveries
         at = [(r.partition, r.offset) for r in results if isinstance(r, RecordMetadata)]
         found = stored(cluster)
-        assert [found[place] for place in at] == list(zip(keys, of_values, times, strict=True))
+        assert [found[place] for place in at] == list(zip(keys, of_values, times, headers, strict=True))
         assert len(set(at)) == len(found) == 200
         for key, (partition, _) in zip(keys, at, strict=True):
             assert key is None or partition == for_key(key, PARTITIONS)
@@ -97,7 +104,7 @@ async def test_each_record_is_where_its_result_says(form: str, compression: str,
         assert await deliveries.first_error() is None
         assert deliveries.done()
         assert producer.metrics()["record_send_total"] == 200
-        assert (producer._slices is None) == (encoder == "aiokafka")
+        assert (producer._slices is None) == (not compilation.IS_COMPILED)
 
 
 @pytest.mark.parametrize("partition", [0, 2])
@@ -174,6 +181,42 @@ async def test_a_wrong_record_has_its_own_result(error: type[Exception], odd: tu
             assert values(cluster) == [b"%d" % i for i in range(12) if i != at]
             assert await deliveries.first_error() is results[at]
             assert producer.metrics()["record_error_total"] == 1
+
+
+async def test_headers_go_on_as_they_were_read() -> None:
+    """Those of a consumer's columns, and those given in any form that single records' have."""
+    own: list[Any] = [
+        [("trace", b"a"), ("trace", None)],
+        {"n": bytearray(b"1")},
+        (),
+        {},
+        None,
+        (["é", memoryview(b"x")],),
+    ]
+    expected: list[Headers] = [(("trace", b"a"), ("trace", None)), (("n", b"1"),), (), (), (), (("é", b"x"),)]
+    async with producing(1) as (cluster, producer):
+        for headers in (own, own[:4], PackedHeaders.of(expected), HeaderColumn(expected)):
+            count = len(headers)
+            columns = RecordColumns("t", [None] * count, [b"v"] * count, None, 0, headers)
+            assert await (await producer.send_many(columns)).first_error() is None
+        found = [tuple(record.headers) for record in cluster.records("t")]
+        assert found == [*expected, *expected[:4], *expected, *expected]
+
+
+WRONG_HEADERS: list[Any] = [5, "text", [("n", "text")], [("n",)], [(b"n", b"")], {"n": 5}, [("\ud800", b"")]]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG_HEADERS, [("n", b"x" * 3_000)]])
+async def test_wrong_headers_have_the_errors_of_single_records(wrong: Any) -> None:
+    """The record's own result, with the words that `send` has; all others are sent, in order."""
+    async with producing(1, max_request_size=2_000) as (cluster, producer):
+        columns = RecordColumns("t", [b"k"] * 12, [b"%d" % i for i in range(12)], headers=[()] * 9 + [wrong] + [()] * 2)
+        results = await (await producer.send_many(columns))
+        with pytest.raises(type(results[9]) if isinstance(results[9], Exception) else AssertionError) as alone:
+            await producer.send("t", b"9", key=b"k", headers=wrong)
+        assert isinstance(alone.value, SerializationError | RecordTooLarge)
+        assert str(alone.value) == str(results[9])
+        assert values(cluster) == [b"%d" % i for i in range(12) if i != 9]
 
 
 async def test_wrong_times_in_an_array() -> None:
@@ -396,10 +439,12 @@ async def test_what_has_to_see_each_record_sees_it() -> None:
 
 
 async def test_columns_that_are_not_of_one_length() -> None:
-    """Too few values are an IndexError, and nothing is sent."""
+    """Too few values or headers are an IndexError, and nothing is sent."""
     async with producing(1, linger_ms=60_000) as (cluster, producer):
         with pytest.raises(IndexError):
             await producer.send_many(RecordColumns("t", [b"k"] * 9, [b"v"] * 5))
+        with pytest.raises(IndexError):
+            await producer.send_many(RecordColumns("t", [b"k"] * 9, [b"v"] * 9, headers=[()] * 5))
         await producer.flush()
         assert values(cluster) == []
         assert await (await producer.send_many(RecordColumns("t", [], []))) == []

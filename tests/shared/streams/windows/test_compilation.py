@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.shared.clients.connection import Piece
+from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.connection.record_encoding import ColumnBatchBuilder, EncodableColumns
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns
@@ -60,16 +61,18 @@ def use(built: Topology) -> None:
 
 
 def fetched() -> Columns | None:
-    """Records as they come from a broker."""
+    """Records as they come from a broker; the last of them are late for any window."""
     keys = PackedBytes.of([b"key-%d" % (n % 1_000) for n in range(RECORDS)])
     values = PackedBytes.of([b'{"n":%d,"ms":%d.5}' % (n, n) for n in range(RECORDS)])
+    headers = PackedHeaders.of([(("trace", b"%d" % n),) for n in range(RECORDS)]).blocks
+    times = np.where(np.arange(RECORDS) < RECORDS - 50, np.arange(RECORDS), 0)
     builder = ColumnBatchBuilder(1_000_000, 1_000_000, transactional=False)
-    builder.extend(EncodableColumns.of(keys, values, np.arange(RECORDS)), np.arange(RECORDS), 0, RECORDS)
+    builder.extend(EncodableColumns.of(keys, values, times, headers), np.arange(RECORDS), 0, RECORDS)
     return Piece("in", 0, 0, bytes(builder.build()), None, packed=True).read(None)
 
 
 def test_no_kernel_is_compiled_after_all_were() -> None:
-    """Records as they are fetched, results, entries and a restore meet no kernel that is not compiled for them."""
+    """Fetched records, results, late records, entries and a restore meet no kernel that is not compiled for them."""
     command = [sys.executable, "-m", "tests.shared.streams.windows.test_compilation"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

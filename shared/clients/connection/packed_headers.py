@@ -1,0 +1,158 @@
+"""Headers of many records as they are in records on the wire: no Python object stands for one until it is asked for.
+
+>>> own = PackedHeaders.of([(("trace", b"a"),), ()])
+>>> own.blocks[0], own[0], own[1]
+(b'\\x02\\ntrace\\x02a', (('trace', b'a'),), ())
+>>> list(own.followed_by([("from", b"clicks"), ("at", PackedBytes.of([b"7", None]))]))
+[(('trace', b'a'), ('from', b'clicks'), ('at', b'7')), (('from', b'clicks'), ('at', None))]
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+from aiokafka.record.util import encode_varint
+from numpy.typing import NDArray
+
+from penstock.shared.common.compiled import compiled, copy_bytes
+from penstock.shared.common.interleaving import kernel_pieces, kernel_texts, put_row
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Headers
+from penstock.shared.common.varints import VARINT_BYTES_MAX, put_varint, read_varint, zigzag
+
+
+@compiled
+def _follow(data, offsets, lengths, more, pieces, piece_ends, texts, starts, sizes, out, out_offsets, out_lengths):
+    """Write for each record how many headers it has, its own, and `more` others: pieces and sized texts in turns."""
+    at = 0
+    for row in range(len(lengths)):
+        out_offsets[row] = at
+        count, begin, stop = 0, offsets[row], offsets[row] + lengths[row]
+        if begin < stop:
+            count, begin = read_varint(data, begin, stop)
+        at = put_varint(out, at, zigzag(count + more))
+        if begin < stop:
+            copy_bytes(out, at, data, begin, stop - begin)
+            at += stop - begin
+        at = put_row(out, at, row, pieces, piece_ends, texts, starts, sizes, True)
+        out_lengths[row] = at - out_offsets[row]
+
+
+class PackedHeaders(Sequence[Headers]):
+    """A sequence of headers: each block has a record's headers, their number first; an empty block or a null has none.
+
+    They are made when they are asked for.
+    """
+
+    __slots__ = ("blocks",)
+
+    def __init__(self, blocks: PackedBytes) -> None:
+        self.blocks = blocks
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> PackedHeaders:
+        """The same headers in one buffer."""
+        return rows if isinstance(rows, PackedHeaders) else cls(PackedBytes.of(list(map(header_block, rows))))
+
+    @classmethod
+    def none(cls, count: int) -> PackedHeaders:
+        """So many records without headers."""
+        nothing = np.zeros(count, np.int64)
+        return cls(PackedBytes(np.empty(0, np.uint8), nothing, nothing))
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> Headers: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> PackedHeaders: ...
+
+    def __getitem__(self, index: int | slice) -> Headers | PackedHeaders:
+        if isinstance(index, slice):
+            return PackedHeaders(self.blocks[index])
+        return _read(self.blocks[index] or b"")
+
+    def at(self, places: NDArray[Any]) -> PackedHeaders:
+        """The headers in these places."""
+        return PackedHeaders(self.blocks.at(places))
+
+    def followed_by(self, more: Sequence[tuple[str, bytes | PackedBytes]]) -> PackedHeaders:
+        """Each record's headers, and behind them these, whose values are one for all records or one for each."""
+        pieces, columns = [bytearray()], list[PackedBytes]()
+        for name, value in more:
+            _put_bytes(pieces[-1], name.encode())
+            if isinstance(value, PackedBytes):
+                columns.append(value)
+                pieces.append(bytearray())
+            else:
+                _put_bytes(pieces[-1], value)
+        own, count = self.blocks, len(self)
+        texts = kernel_texts(columns)
+        sized = VARINT_BYTES_MAX + sum(map(len, pieces)) + VARINT_BYTES_MAX * len(columns)
+        out = np.empty(int(own.sizes().sum() + np.maximum(texts[2], 0).sum()) + count * sized, np.uint8)
+        offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+        _follow(*own.arrays, len(more), *kernel_pieces(pieces), *texts, out, offsets, lengths)
+        return PackedHeaders(PackedBytes(out, offsets, lengths))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"PackedHeaders.of({list(self)})"
+
+
+def header_block(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+    """One record's headers, their number first; empty where there are none."""
+    if not headers:
+        return b""
+    block = bytearray()
+    encode_varint(len(headers), block.append)
+    for name, value in headers:
+        _put_bytes(block, name.encode())
+        _put_bytes(block, value)
+    return bytes(block)
+
+
+def _put_bytes(block: bytearray, string: bytes | None) -> None:
+    encode_varint(-1 if string is None else len(string), block.append)
+    block += string or b""
+
+
+def _read(block: bytes) -> Headers:
+    """The headers of a block that is known to be whole."""
+    if not block:
+        return ()
+    count, at = _int(block, 0)
+    headers = []
+    for _ in range(count):
+        length, at = _int(block, at)
+        name, at = block[at : at + length].decode(), at + length
+        length, at = _int(block, at)
+        headers.append((name, None if length < 0 else block[at : at + length]))
+        at += max(length, 0)
+    return tuple(headers)
+
+
+def _int(data: bytes, at: int) -> tuple[int, int]:
+    """As `read_varint`."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+
+
+def compile_kernels() -> None:
+    """Have the kernel compiled, or read from where compiled code is kept."""
+    PackedHeaders.none(1).followed_by([("name", PackedBytes.of([b"value"]))])

@@ -1,0 +1,19 @@
+"""Packed strings that are copied out of their buffer."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.string_copies import copied
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=9))), st.data())
+def test_a_copy_has_the_strings_and_nothing_else(strings: list[bytes | None], data: st.DataObject) -> None:
+    """In any order, with nulls, and those that are there twice."""
+    places = data.draw(st.lists(st.integers(0, len(strings) - 1))) if strings else []
+    some = copied(PackedBytes.of(strings).at(np.array(places, np.int64)))
+    assert list(some) == [strings[place] for place in places]
+    assert some.data.tobytes() == b"".join(string for string in some if string is not None)
