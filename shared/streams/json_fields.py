@@ -166,7 +166,8 @@ def _read_one(
                 numbers[field, i] = -digits if is_negative else digits
                 has[field, i] = 1
             elif kind == FLOAT:
-                if digits >= 1_000_000_000_000_000:
+                is_whole_minus_0 = is_negative and digits == 0 and after_point == 0  # its sign is for msgspec to say
+                if digits >= 1_000_000_000_000_000 or is_whole_minus_0:
                     return False
                 value = digits / powers[after_point]
                 floats[field, i] = -value if is_negative else value

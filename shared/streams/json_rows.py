@@ -1,8 +1,8 @@
 """JSON objects of many rows, put together from the texts of their columns by a compiled kernel.
 
-msgspec writes each column's values at once, one a line, since JSON has no line break inside; a kernel writes those of
-an int64 array. Another puts the texts of a row between the names of the columns (`interleaving`). So an object is byte
-for byte what msgspec makes of the row.
+msgspec writes each column's values at once, one a line, since its JSON has no line break inside; a kernel writes those
+of an int64 array. Another puts the texts of a row between the names of the columns (`interleaving`). So an object is
+byte for byte what msgspec makes of the row.
 
 >>> keys, ns = texts(["ann", 'b"b']), texts([1, None])
 >>> list(objects(["key", "n"], [keys, ns]))
@@ -42,6 +42,7 @@ def _cut_lines(data, starts, lengths):
             end += 1
         starts[i], lengths[i] = at, end - at
         at = end + 1
+    return at
 
 
 @compiled
@@ -96,7 +97,8 @@ def texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
         _write_integers(values, written, starts, lengths)
         return PackedBytes(written, starts, lengths)
     data = np.frombuffer(_encode_lines(values.tolist() if isinstance(values, np.ndarray) else values), np.uint8)
-    _cut_lines(data, starts, lengths)
+    if _cut_lines(data, starts, lengths) < len(data):  # the user's own JSON (msgspec.Raw) has line breaks
+        return PackedBytes.of(list(map(msgspec.json.encode, values)))
     return PackedBytes(data, starts, lengths)
 
 

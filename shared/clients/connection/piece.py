@@ -110,6 +110,7 @@ class Piece:
         "_aborted",
         "_at",
         "_batches",
+        "_begun",
         "_columns",
         "_data",
         "_decoded_to",
@@ -140,8 +141,8 @@ class Piece:
         self.size = len(data)
         self.position = self._decoded_to = self.end_offset = position
         self.end_epoch = self.epoch = NO_EPOCH
-        self._aborted = None if aborted is None else sorted(aborted, key=lambda one: one[1], reverse=True)
-        self._gone: set[int] = set()
+        self._aborted = None if aborted is None else sorted(aborted, key=lambda one: one[1])
+        self._begun, self._gone = 0, frozenset[int]()
         self._batches: list[_Batch] = []
         self._torn: str | None = None
         self._columns: Columns | None = None
@@ -207,24 +208,26 @@ class Piece:
         """The records of the next batches, as many as are wanted; None where nothing is left."""
         into = _Packed(self._data, self.position) if self._is_packed else _Lists(self._data, self.position)
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
-        batches, taken = self._batches, []
+        batches, taken = self._batches, list[tuple[_Batch, int, frozenset[int]]]()  # and what was aborted before it
         error: Exception | None = None
         while batches and (into.count < wanted or batches[-1].is_control):
             batch = batches[-1]
+            begun, gone = self._begun, self._gone
             try:
                 self._open(batch, into)
             except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
                 error = e
                 break
-            taken.append(batches.pop())
+            taken.append((batches.pop(), begun, gone))
         columns, broken = into.columns(*self._where)
         if broken is not None:
             at, error = broken
-            batches += reversed(taken[at:])
+            batches += [batch for batch, _, _ in reversed(taken[at:])]
+            _, self._begun, self._gone = taken[at]
             del taken[at:]
         if taken:
-            self._decoded_to = taken[-1].next_offset
-            self.epoch = max(self.epoch, *(batch.epoch for batch in taken))
+            self._decoded_to = taken[-1][0].next_offset
+            self.epoch = max(self.epoch, *(batch.epoch for batch, _, _ in taken))
         if columns is not None:  # first what is before an error
             return replace(columns, leader_epoch=self.epoch)
         if error is not None:
@@ -268,15 +271,17 @@ class Piece:
         return batch.producer_id in self._gone
 
     def _begin_transactions(self, offset: int) -> None:
-        while self._aborted and self._aborted[-1][1] <= offset:
-            self._gone.add(self._aborted.pop()[0])
+        aborted = self._aborted or []
+        while self._begun < len(aborted) and aborted[self._begun][1] <= offset:
+            self._gone |= {aborted[self._begun][0]}
+            self._begun += 1
 
     def _end_transaction(self, batch: _Batch, view: memoryview) -> None:
         self._begin_transactions(batch.base_offset)
         marker: Any
         for marker in DefaultRecordBatch(view):
             if _control.unpack_from(marker.key)[1] == ABORT:
-                self._gone.discard(batch.producer_id)
+                self._gone -= {batch.producer_id}
 
 
 Broken = tuple[int, Exception] | None

@@ -220,8 +220,12 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
             self._fetch(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
-        limit = self._expired.to_ms if self.windows.rule.keeps else self.due_ms
-        return all(row.end >= limit for row in self._cache.rows_of(key))
+        """Whether the index would find all that is due of a key: what it has found already stays until that is done.
+
+        A window that is closed and kept is due when it expires, every other one when it closes.
+        """
+        rows = self._cache.rows_of(key)
+        return all(row.end >= (self._expired.to_ms if row.closed else self.due_ms) for row in rows)
 
     def _in_index(self, end: int) -> None:
         super()._in_index(end)

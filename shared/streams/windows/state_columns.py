@@ -41,6 +41,8 @@ _NUMBERS: dict[type, tuple[int, int]] = {
 _BY_TIME: dict[type, int] = {First: k.FIRST, Last: k.LAST}
 _PLAIN: dict[type, int] = {Count: k.COUNT, Latest: k.LATEST}
 """Aggregations that look at no value."""
+FLOAT_INTEGERS_MAX = 2**53
+"""Up to here a float64 has every integer."""
 _TAKEN = {"int64": frozenset((int, bool)), "float64": frozenset((int, float, bool))}
 
 
@@ -190,7 +192,7 @@ class StateColumns:
                 continue
             numbers, has = (more[0], first >= 0) if type(aggregation) in _BY_TIME else (first, more[0] > 0)
             if type(aggregation) is Mean:
-                numbers = numbers / np.maximum(more[0], 1)
+                numbers = _means(numbers, more[0])
             if has.all():
                 found.append(numbers)
             else:
@@ -217,6 +219,14 @@ class StateColumns:
             at += len(of)
             found += [next(own).from_changelog(of)] if op == k.OBJECT else of
         return found
+
+
+def _means(sums: Column, counts: Column) -> Column:
+    """Each sum over its count, as Python divides; 0 where there is none."""
+    counts = np.maximum(counts, 1)
+    if sums.dtype == np.int64 and (np.abs(sums) > FLOAT_INTEGERS_MAX).any():  # numpy would round them first
+        return np.array([number / n for number, n in zip(sums.tolist(), counts.tolist(), strict=True)])
+    return np.asarray(sums / counts)
 
 
 def _take_numbers(aggregation: Any, values: Sequence[Any], cells: Int64Array, has: NDArray[np.uint8]) -> None:

@@ -294,6 +294,7 @@ class WindowTable:
         meta[:] = was
         if self.rule.kind != "table":  # else no wheel has them
             meta[k.FREE], meta[k.HEAP] = free, heap
+        self._sweep_many()
 
     # --- restoring ---
 
@@ -317,8 +318,12 @@ class WindowTable:
     def drop(self, rows: Int64Array) -> None:
         """Take rows out as if they had never been there."""
         k.drop_rows(rows, self.rule.kind == "table", self.links, self.flags, self.heads, self._free, self.meta)
+        self._sweep_many()
+
+    def _sweep_many(self) -> None:
+        """Have the rows that were taken out swept, where they are more than those that are live."""
         gone = len(self.flags) - int(self.meta[k.FREE]) - len(self)
-        if gone > len(self) + GONE_MIN:
+        if self.rule.kind != "table" and gone > len(self) + GONE_MIN:
             self.sweep()
 
     def sweep(self) -> None:

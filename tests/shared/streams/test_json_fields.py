@@ -88,6 +88,7 @@ def by_msgspec(kind: str, value: bytes) -> Any:
 @settings(max_examples=1_500, deadline=None)
 @given(st.sampled_from(sorted(TYPES)), documents())
 @example("struct", b'{"ms":-0,"score":-0.0,"path":"","ok":true,"rate":1}')
+@example("struct", b'{"ms":-0,"score":-0,"path":"","ok":true,"rate":-0}')
 @example("struct", b'{"ms":01,"score":1,"path":"","ok":true,"rate":1}')
 @example("struct", b'{"ms":1,"score":9007199254740993,"path":"","ok":true,"rate":1}')
 @example("struct", b'{"ms":1,"score":0.30000000000000004,"path":"","ok":false,"rate":1.}')

@@ -250,6 +250,26 @@ def test_its_repr_says_where_it_is() -> None:
     assert repr(piece(batch(b"a"))) == f"<Piece t-0, {len(batch(b'a'))} bytes from 0 to 1>"
 
 
+def test_a_later_abort_does_not_hide_a_batch_that_cannot_be_read() -> None:
+    """A batch of a committed transaction is damaged under a right checksum; its producer aborts the next one."""
+    damaged = bytearray(transaction(b"value", 2, 5))
+    damaged[damaged.index(b"value") - 1] = 0xFF  # the length of the value goes on without end
+    mend(damaged)
+    before = transaction(b"first", 0, 6) + marker(COMMIT, 1, 6)
+    after = marker(COMMIT, 3, 5) + transaction(b"gone", 4, 5)
+    fetched = piece(before, bytes(damaged), after, aborted=[(5, 4)])
+    assert rows(fetched.read(None)) == [(0, b"first")]
+    with pytest.raises(CorruptRecord, match="t-0 at offset 2"):
+        fetched.read(None)
+    assert fetched.position == 2
+
+
+def transaction(value: bytes, offset: int, producer_id: int) -> bytes:
+    builder = new_batch_builder(1_000, True)
+    builder.append(0, 5, b"k", value, [])
+    return rewritten(seal_batch(builder, (producer_id, 0, 0)), offset)
+
+
 def outcome(data: bytes, start: int, aborted: Any, limit: int | None, *, packed: bool) -> list[Any]:
     """All that is read, and the error at the end."""
     fetched, seen = piece(data, start=start, aborted=aborted, packed=packed), []

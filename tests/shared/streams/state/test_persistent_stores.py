@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.shared.streams.aggregations import Aggregate, Count, Sum
 from penstock.shared.streams.collecting import CollectSet
 from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
 from penstock.shared.streams.processor import Processor, Record
 from penstock.shared.streams.state.state_directory import StateDirectory
@@ -169,3 +171,42 @@ def test_joins_and_tables_are_the_same_on_disk(
 ) -> None:
     """What a join remembers, a processor's own rows with all that can be done to them, and aggregates, as in memory."""
     compare(build(), plan, cache_bytes_max)
+
+
+class Number(msgspec.Struct):
+    """A value that can be too large to be added up."""
+
+    n: int
+
+
+ONE, LARGEST = b'{"n":1}', b'{"n":9223372036854775807}'
+MOVES_NO_TIME = {
+    "null key": [(None, ONE, 115)],
+    "undecodable": [*[(b"q", ONE, 100)] * 39, (b"z", b"{", 115)],
+    "overflow": [(b"z", LARGEST, 108)],
+}
+
+
+@pytest.mark.parametrize("refused", MOVES_NO_TIME)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_that_moves_no_time_puts_no_result_out_of_sight(kind: str, refused: str) -> None:
+    """The record with a batch's highest time is left out: what was fetched for that time still closes later."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("in", value=Number).group_by_key()
+    windows_of(kind, grouped).aggregate("s", n=Count(), sum=Sum("n")).on_close().to("out")
+    topology = builder.build()
+    batches = [[(b"a", ONE, 100), (b"z", ONE, 100)], MOVES_NO_TIME[refused]]
+    batches += [[(b"b", ONE, at)] for at in (120, 150, 10_000)]
+    with directory() as state:
+        drivers = [
+            TopologyTestDriver(topology, commit_each=False, errors=ErrorHandlers(), columns_min=1, state=where)
+            for where in (None, state)
+        ]
+        for batch in batches:
+            for driver in drivers:
+                driver.pipe_columns("in", batch)
+                driver.commit()
+        in_memory, on_disk = ([(r.key, r.value) for r in driver.read("out")] for driver in drivers)
+        assert in_memory == on_disk
+        assert {key for key, _ in in_memory} >= {b"a", b"z", b"b"}
+        drivers[1].close()

@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Sum
+from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Sum
 from penstock.shared.streams.collecting import CollectList
 from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import OUTPUTS_MIN, Kind, Rule, WindowTable
+
+
+class Whole(msgspec.Struct):
+    """A value with a whole number."""
+
+    n: int
+
 
 RULES: dict[Kind, Rule] = {
     "session": Rule("session", 10, 5),
@@ -280,3 +288,29 @@ def test_one_record_may_need_more_than_the_whole_of_an_output() -> None:
     taken = take(store, [("a", 2 * windows)], updates=True)
     assert taken.updates.starts.tolist() == list(range(windows + 1, 2 * windows + 1))
     assert len(store) == windows
+
+
+def test_records_that_are_refused_leave_no_rows() -> None:
+    """However many there are of a user's aggregation that refuses them: the rows that they took are used again."""
+    store = store_of("session", Aggregate(list, lambda a, b: a, lambda a, b: a, list))
+
+    def refuse(states: list[Any]) -> None:
+        raise ValueError
+
+    for number in range(6_000):
+        times = np.array([number % 7], np.int64)
+        values, got = store.columns.take([{"n": 1}], times)
+        with pytest.raises(ValueError):
+            store.take_one(times, store.index.codes_of([b"k%d" % (number % 5)]), values, got, refuse)
+    assert len(store) == 0
+    assert len(store.table.flags) < 3_000
+
+
+def test_means_of_large_integers_are_divided_exactly() -> None:
+    """As `Mean.result` does, whose results joins and queries have."""
+    mean = Mean("n").bind(Whole)
+    columns = StateColumns([mean])
+    sums = np.array([2**53 + 1, -(2**62) - 3, 7, 0], np.int64)
+    counts = np.array([3, 7, 2, 0], np.int64)
+    expected = [mean.result((total, n)) for total, n in zip(sums.tolist(), counts.tolist(), strict=True)]
+    assert columns.results([sums, counts]) == [expected]
