@@ -35,14 +35,12 @@ class Wanted(NamedTuple):
 class ClosedScan:
     """Takes a partition's records from `place` on; `place` moves along, and is where the next page begins."""
 
-    def __init__(
-        self, wanted: Wanted, place: ChangelogPlace, rows_max: int, skip: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, wanted: Wanted, place: ChangelogPlace, rows_max: int) -> None:
         self.place, self._wanted, self._rows_max = place, wanted, rows_max
         self.rows: list[Found] = []
         self.is_full = self.is_past = False
         """Whether the page has all its rows, and whether no later record can have one more."""
-        self._reader = ChangelogReader(self._take, epoch=place.epoch, skip=skip)
+        self._reader = ChangelogReader(self._take, epoch=place.epoch)
         self._of_commit, self._given = 0, place.rows
         """Rows of the commit at hand that came by, and how many of them this page or one before has."""
 
@@ -55,11 +53,10 @@ class ClosedScan:
         """Take the next records until the page is full, or past what is asked for; CorruptRecord names what is not to
         be read."""
         keys, values, has = list(columns.keys), columns.values, self._wanted.keys.has
-        offsets, skip = columns.offsets.tolist(), self._reader.skip
+        offsets = columns.offsets.tolist()
         for i, value in enumerate(values):
             mark = None if value is None else value[:2]
-            says_nothing = mark in PASSED_OVER or (mark == CLOSED and not has(keys[i]))
-            if says_nothing and offsets[i] not in skip:
+            if mark in PASSED_OVER or (mark == CLOSED and not has(keys[i])):
                 continue
             self._feed(columns, offsets[i], keys[i], value)
             if self.is_full or self.is_past:

@@ -150,7 +150,6 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
                 lambda change: None,
                 epoch=0 if (covered := snapshot.get(at)) is None else covered.epoch,
                 progress=None if covered is None else decode_progress(covered.progress),
-                skip=settings.skipped_changelog_offsets(at.partition),
             )
             for at in places
         }

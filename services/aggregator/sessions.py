@@ -43,13 +43,7 @@ from penstock.shared.common.points_in_time import time_ms, utc_text
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.tables import console_for, plain
 from penstock.shared.common.topic_names import changelog_topic
-from penstock.shared.streams.changelog_format import (
-    Progress,
-    StoreSchema,
-    decode_progress,
-    parse_places,
-    way_out,
-)
+from penstock.shared.streams.changelog_format import WAYS_OUT, Progress, StoreSchema, decode_progress
 from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry
 
 POLL_MS = 500
@@ -176,16 +170,11 @@ class Query:
         settings = ConsumerSettings(
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
-        skipped = parse_places(self._settings.skip_changelog_records)
         reach = (time_ms(self._settings.from_), time_ms(self._settings.to))
         tails, readers = dict[int, Tail](), dict[int, ChangelogReader]()
         for p in partitions:
             changes = Changes(self._settings.keys, reach, self._settings.store)
-            readers[p] = ChangelogReader(
-                changes.keep,
-                epoch=covered[p].epoch if p in covered else 0,
-                skip=frozenset(offset for own, offset in skipped if own == p),
-            )
+            readers[p] = ChangelogReader(changes.keep, epoch=covered[p].epoch if p in covered else 0)
             tails[p] = Tail(changes, None)
         places = {p: TopicPartition(self._topic, p) for p in partitions}
         async with Consumer(self._settings.kafka, settings) as consumer:
@@ -226,7 +215,7 @@ def feed(reader: ChangelogReader, at: TopicPartition, offset: int, key: bytes | 
     try:
         reader.feed(offset, key, value)
     except CorruptEntry as e:
-        raise CorruptRecord(f"{at} at offset {e.offset}: {e.reason}. {way_out(at.partition, e.offset)}") from e
+        raise CorruptRecord(f"{at} at offset {e.offset}: {e.reason}. {WAYS_OUT}") from e
 
 
 def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:

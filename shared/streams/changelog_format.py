@@ -294,32 +294,19 @@ def decode(value: bytes | None) -> Entry:
     return Entry(operation, store, epoch, commit, body)
 
 
-def way_out(partition: int, offset: int) -> str:
-    """What a person can do about a record that is refused; part of the error's message."""
-    return (
-        "A newer format version needs the release that writes it. A record that is known to be no entry of this "
-        f'application is left out by name: skip_changelog_records="{partition}:{offset}". Until then nothing is read '
-        "past it; see docs/changelog-format.md, Foreign and corrupt records."
-    )
+WAYS_OUT = (
+    "Put the topic back from a copy, or start afresh (`penstock streams reset`). A newer format version needs the "
+    "release that writes it. See docs/changelog-format.md, Foreign and corrupt records"
+)
+"""What a person can do about a record that cannot be read; part of the error's message."""
 
 
 def without_takeover(epoch: int, in_force: int) -> str:
     """Why a commit of an epoch above the one in force (0: none is) is refused."""
     return (
         f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): that was damaged "
-        "or lost, and nothing that its owner committed would count. Put the topic back from a copy, or start afresh "
-        "(`penstock streams reset`). To do without all commits of that epoch, name this one or the takeover"
+        "or lost, and nothing that its owner committed would count"
     )
-
-
-def parse_places(text: str) -> frozenset[tuple[int, int]]:
-    """The (partition, offset) pairs of the setting `skip_changelog_records`.
-
-    >>> sorted(parse_places("0:17,3:99"))
-    [(0, 17), (3, 99)]
-    """
-    places = (place.split(":") for place in text.split(",") if place)
-    return frozenset((int(partition), int(offset)) for partition, offset in places)
 
 
 def history_before(takeover: bytes) -> str | None:

@@ -62,14 +62,9 @@ class ChangelogReader:
     """Reads one partition; `apply` is called with each confirmed change in log order.
 
     Where `stores` says what the reader's own topology has, a commit that was written under another raises
-    SchemaMismatch before any of its changes is applied. `skip` are offsets that are passed over whatever they hold;
-    they count as foreign. With one of them goes all that its epoch's owner committed, if a takeover is missing; where
-    its epoch cannot be read, any epoch's that the one in force is below: those are `lost_commits`, from
-    `first_lost_offset` on. Other commits without a takeover are refused. `takeover_offset` is where the epoch in force
-    was declared: of two owners that write the same epoch at once, the one whose record that is has won. Where a
-    takeover is passed over, what its owner wrote has a `highest_epoch` above the one in force, first said at
-    `highest_offset` (None: before what was read). What lies before `covered_offset` has been applied, or counts for
-    nobody.
+    SchemaMismatch before any of its changes is applied. `takeover_offset` is where the epoch in force was declared: of
+    two owners that write the same epoch at once, the one whose record that is has won. What lies before
+    `covered_offset` has been applied, or counts for nobody.
 
     `feed` raises HistoryMissing where no epoch is known yet and the changelog rests on a backfill's tables.
     """
@@ -81,22 +76,14 @@ class ChangelogReader:
         epoch: int = NO_EPOCH,
         progress: Progress | None = None,
         stores: tuple[StoreSchema, ...] | None = None,
-        skip: frozenset[int] = frozenset(),
     ) -> None:
-        self._apply, self._stores, self.skip = apply, stores, skip
-        self.epoch = self.highest_epoch = epoch
+        self._apply, self._stores, self.epoch = apply, stores, epoch
         self.takeover_offset: int | None = None
-        self.highest_offset: int | None = None
         self.progress = progress
         self.next_offset: int | None = None
         self.covered_offset: int | None = None
         self.entries_applied = self.entries_ignored = self.foreign_records = 0
         self.first_foreign_offset: int | None = None
-        self.lost_commits = 0
-        self.first_lost_offset: int | None = None
-        self._named_epochs: set[int] = set()
-        self._names_unread: bool | None = None
-        """Whether a record is named that nobody can read, since the epoch in force; None before any record."""
         self._pending: dict[int, list[tuple[Entry, bytes, int]]] = {}
 
     def __repr__(self) -> str:
@@ -106,15 +93,13 @@ class ChangelogReader:
 
     @property
     def next_epoch(self) -> int:
-        """What the next owner takes: nobody has written under it, not even one whose takeover was passed over.
+        """What the next owner takes.
 
         CorruptRecord where there is none any more: CorruptEntry where it is known which record says so.
         """
-        highest = max(self.epoch, self.highest_epoch)
-        if highest < fmt.EPOCH_MAX:
-            return highest + 1
-        offset = self.highest_offset if self.highest_epoch > self.epoch else self.takeover_offset
-        said = f"a changelog record of epoch {highest}: no owner can go above it, since {fmt.EPOCH_MAX} is the highest"
+        if self.epoch < fmt.EPOCH_MAX:
+            return self.epoch + 1
+        offset, said = self.takeover_offset, f"a changelog record of epoch {self.epoch}: no owner can go above it"
         raise CorruptRecord(f"what came before has {said}") if offset is None else CorruptEntry(offset, said)
 
     @property
@@ -124,11 +109,7 @@ class ChangelogReader:
 
     def feed(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         """Take the record at `offset`; CorruptEntry names the record that cannot be read: it, or one it confirms."""
-        if self._names_unread is None:
-            self._names_unread = any(named < offset for named in self.skip)
-        if is_named := offset in self.skip:
-            self._leave_out(offset, value)
-        if is_named or fmt.is_foreign(value):
+        if fmt.is_foreign(value):
             self.foreign_records += 1
             if self.first_foreign_offset is None:
                 self.first_foreign_offset = offset
@@ -148,51 +129,22 @@ class ChangelogReader:
             if entry.epoch > self.epoch:
                 if self.epoch == NO_EPOCH and (tables := fmt.history_before(entry.body)) is not None:
                     raise HistoryMissing(tables)
-                self.epoch, self.takeover_offset, self._names_unread = entry.epoch, offset, False
+                self.epoch, self.takeover_offset = entry.epoch, offset
                 self._forget()
         elif entry.operation == fmt.PROGRESS:
             progress = fmt.decode_progress(entry.body)  # whether it counts or not, as with every other record
             if entry.epoch == self.epoch > NO_EPOCH:
                 self._confirm(entry, progress)
             else:
-                self._require_takeover(entry, offset)
-                self._ignore(entry, offset)
+                if entry.epoch > self.epoch:
+                    raise CorruptRecord(fmt.without_takeover(entry.epoch, self.epoch))
+                self.entries_ignored += 1
         elif key is None:
             raise CorruptRecord(f"an entry {entry.operation!r} for store {entry.store} without a key")
         elif entry.epoch == self.epoch > NO_EPOCH:
             self._pending.setdefault(entry.commit, []).append((entry, key, offset))
         else:
-            self._ignore(entry, offset)
-
-    def _leave_out(self, offset: int, value: bytes | None) -> None:
-        """A record that is named: the next owner goes above what it may have declared."""
-        try:
-            entry = fmt.decode(value)
-        except CorruptRecord:
-            self._names_unread = True
-            epoch = max(self.epoch, self.highest_epoch) + 1  # that of the owner which came next
-        else:
-            self._named_epochs.add(entry.epoch)
-            epoch = entry.epoch if entry.operation == fmt.TAKEOVER else NO_EPOCH
-        if epoch < fmt.EPOCH_MAX:
-            self._saw(epoch, offset)
-
-    def _require_takeover(self, entry: Entry, offset: int) -> None:
-        if entry.epoch <= self.epoch:
-            return
-        if entry.epoch not in self._named_epochs and not self._names_unread:
-            raise CorruptRecord(fmt.without_takeover(entry.epoch, self.epoch))
-        self.lost_commits += 1
-        if self.first_lost_offset is None:
-            self.first_lost_offset = offset
-
-    def _ignore(self, entry: Entry, offset: int) -> None:
-        self.entries_ignored += 1
-        self._saw(entry.epoch, offset)
-
-    def _saw(self, epoch: int, offset: int) -> None:
-        if epoch > self.highest_epoch:
-            self.highest_epoch, self.highest_offset = epoch, offset
+            self.entries_ignored += 1
 
     def _confirm(self, entry: Entry, progress: Progress) -> None:
         if self._stores is not None:

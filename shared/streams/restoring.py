@@ -20,7 +20,7 @@ from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTim
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import PROGRESS, Progress, decode, decode_progress, is_foreign, way_out
+from penstock.shared.streams.changelog_format import PROGRESS, WAYS_OUT, Progress, decode, decode_progress, is_foreign
 from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry, HistoryMissing, check_schema
 from penstock.shared.streams.local_restore import (
     check_overtaken,
@@ -133,7 +133,6 @@ class Restoring:
         self.reader = ChangelogReader(
             lambda change: restore_change(task, change),
             stores=task.topology.schemas(),
-            skip=settings.skipped_changelog_offsets(task.partition),
         )
         self.topic_id: str | None = None
         self.rests_on: str | None = None
@@ -217,11 +216,13 @@ class Restoring:
         report.changelog_windows = reader.entries_applied - self._applied_before
         report.foreign_records = reader.foreign_records - self._foreign_before
         if report.foreign_records:
-            what, first = "records that are no changelog entries", reader.first_foreign_offset
-            self._warn_of(what, first, records=reader.foreign_records)
-        if reader.lost_commits:
-            what, first = "commits of an epoch without a takeover record", reader.first_lost_offset
-            self._warn_of(what, first, commits=reader.lost_commits)
+            log.warning(
+                "records that are no changelog entries were passed over",
+                topic=self.at.topic,
+                partition=self.at.partition,
+                first_offset=reader.first_foreign_offset,
+                records=reader.foreign_records,
+            )
 
     def next_epoch(self) -> int:
         """What the next owner takes; CorruptRecord where there is none any more."""
@@ -234,12 +235,8 @@ class Restoring:
 
     # --- inside ---
 
-    def _warn_of(self, what: str, first_offset: int | None, **number: int) -> None:
-        topic, partition = self.at
-        log.warning(f"{what} were passed over", topic=topic, partition=partition, first_offset=first_offset, **number)
-
     def _refused(self, e: CorruptEntry) -> CorruptRecord:
-        return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {way_out(self.at.partition, e.offset)}")
+        return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {WAYS_OUT}")
 
     def _feed(self, columns: Columns) -> int:
         reader, kept = self.reader, self._kept
@@ -299,7 +296,7 @@ class Restoring:
         end = (await consumer.end_offsets([self.at]))[self.at]
         if (reason := refusal(found, self.topic_id, first, end)) is not None:
             discard(local, reason)
-            reader.epoch, reader.progress, reader.highest_epoch = 0, None, 0
+            reader.epoch, reader.progress = 0, None
             return None
         self.report.local_windows = sum(map(len, task.stores.values()))
         return found

@@ -217,10 +217,3 @@ def test_a_progress_record_from_before_topic_ids_is_read() -> None:
     older = PROGRESS_JSON.replace(b',"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"}', b"")
     assert older != PROGRESS_JSON
     assert fmt.decode_progress(older) == msgspec.structs.replace(PROGRESS, source_ids={})
-
-
-def test_the_way_out_names_the_setting_and_the_record() -> None:
-    """What a person is told is what the setting takes."""
-    assert 'skip_changelog_records="3:99"' in fmt.way_out(3, 99)
-    assert fmt.parse_places("3:99") == {(3, 99)}
-    assert fmt.parse_places("") == frozenset()

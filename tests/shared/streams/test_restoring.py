@@ -131,10 +131,10 @@ async def test_a_restore_knows_nothing_of_a_disk_that_it_threw_away(tmp_path: Pa
     task.initialize(0)
     kafka = KafkaSettings(bootstrap_servers="localhost:1")
     restoring = Restoring(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
-    local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None, highest_epoch=8))
+    local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None))
     restoring.topic_id = "id"
     assert await restoring._take_up_local(consumer) == local.checkpoint  # type: ignore[arg-type]
-    assert (restoring.reader.epoch, restoring.next_epoch()) == (3, 9)
+    assert (restoring.reader.epoch, restoring.next_epoch()) == (3, 4)
     restoring.topic_id = "another"
     assert await restoring._take_up_local(consumer) is None  # type: ignore[arg-type]
     reader = restoring.reader
