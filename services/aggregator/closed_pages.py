@@ -19,7 +19,7 @@ from penstock.shared.common.continuation import ChangelogPlace
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     FORMAT_VERSION,
     PROGRESS,
     Progress,

@@ -26,7 +26,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common.continuation import ChangelogPlace
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.streams.changelog_format import WINDOWED, StoreSchema
+from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
 
 FINDING_MAX = 2  # questions that read the changelog at once
 EVER_MS = (-(2**62), 2**62)

@@ -44,7 +44,7 @@ from penstock.services.compactor.origins import (
 from penstock.services.compactor.settings import AuditSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import time_ms
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     FINAL,
     WINDOWED,
     Progress,

@@ -23,7 +23,7 @@ from penstock.services.compactor.kafka import TopicOffsets, read_range
 from penstock.services.compactor.origins import NotAuditable
 from penstock.services.compactor.rules import Rule, Rules
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import FORMAT_VERSION, PROGRESS, TAKEOVER, Progress, StoreSchema
+from penstock.shared.streams.changelog.format import FORMAT_VERSION, PROGRESS, TAKEOVER, Progress, StoreSchema
 
 PARTITIONS_NAMED = 5
 _JUDGED_BY = {

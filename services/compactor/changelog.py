@@ -38,7 +38,7 @@ from penstock.services.compactor.generations import Stores, late_topics_left, la
 from penstock.services.compactor.unread_progress import unread_progress
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.log import get_logger
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     DELETED,
     EPOCH_MAX,
     FINAL,
@@ -195,7 +195,7 @@ def split(records: DataFrame) -> DataFrame:
 
 
 def is_foreign() -> SparkColumn:
-    """As `changelog_format.is_foreign`, on the columns `partition`, `offset` and `value`."""
+    """As `changelog.format.is_foreign`, on the columns `partition`, `offset` and `value`."""
     version, operation = F.substring("value", 1, 1), F.substring("value", 2, 1)
     mark = (version >= F.lit(b"\x01")) & (version <= F.lit(bytes([VERSIONS_MAX])))
     mark &= (operation >= F.lit(b"A")) & (operation <= F.lit(b"Z"))

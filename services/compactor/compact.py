@@ -24,7 +24,7 @@ from penstock.services.compactor.late_coverage import LateCoverage
 from penstock.services.compactor.marks import Marks, read_marks
 from penstock.services.compactor.settings import CompactSettings
 from penstock.shared.common.errors import ChangelogHole, PenstockError
-from penstock.shared.streams.changelog_format import decode_progress
+from penstock.shared.streams.changelog.format import decode_progress
 
 WAY_OUT = (
     "put back one whose covered offsets the changelog still has (that before the newest it has, by RESTORE for "

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.compactor import tables
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams.changelog_format import PROGRESS, TAKEOVER, WAYS_OUT, without_takeover
-from penstock.shared.streams.changelog_reader import NO_EPOCH
+from penstock.shared.streams.changelog.format import PROGRESS, TAKEOVER, WAYS_OUT, without_takeover
+from penstock.shared.streams.changelog.reader import NO_EPOCH
 
 EPOCH_BYTES = 4
 NONE_IN_FORCE = NO_EPOCH.to_bytes(EPOCH_BYTES, "big")

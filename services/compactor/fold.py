@@ -37,7 +37,7 @@ from penstock.services.compactor.failures import CompactionConflict, translated
 from penstock.services.compactor.kafka import TopicOffsets
 from penstock.services.compactor.runs import CLOSED, CORRECTED, RUN, TOPIC_ID, note_of
 from penstock.services.compactor.settings import UpkeepSettings
-from penstock.shared.streams.changelog_format import FINAL, Progress, decode_progress
+from penstock.shared.streams.changelog.format import FINAL, Progress, decode_progress
 from penstock.shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
 
 Say = Callable[[str], object]

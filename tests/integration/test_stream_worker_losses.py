@@ -26,8 +26,8 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.streams.changelog_entries import Entries
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.format import (
     EPOCH_MAX,
     PROGRESS,
     Takeover,

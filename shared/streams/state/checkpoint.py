@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.shared.common.errors import ProducerFenced
-from penstock.shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.streams.changelog.format import Progress, StoreSchema
 
 
 class LogReplaced(ProducerFenced):

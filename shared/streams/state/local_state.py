@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.shared.common.errors import RetriableError
-from penstock.shared.streams import changelog_format as fmt
-from penstock.shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import Progress, StoreSchema
 from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPlace
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore

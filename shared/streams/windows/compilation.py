@@ -10,7 +10,9 @@ import numpy as np
 
 from penstock.shared.clients.connection import compile_decoding
 from penstock.shared.clients.producer import column_slices
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog.reader import compile_reading
 from penstock.shared.streams.json_fields import compile_fields
 from penstock.shared.streams.json_rows import compile_rows
 from penstock.shared.streams.windows.keys import are_ascii
@@ -23,11 +25,14 @@ def compile_kernels() -> None:
     """Have every kernel compiled, or read from where compiled code is kept."""
     compile_decoding()
     column_slices.compile_kernels()
+    compile_reading()
     times = np.array([1, 100], np.int64)
     for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0), NoWindows()):
         store = WindowStore("compiled", windows.rule, StateColumns([Count()]), text_keys=True)
         store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
         store.load("c", 5, 15, [1])
+        key, starts = PackedBytes.of([b"c"]).at(times[:1] - 1), times[:1]
+        store.replay(key, starts + 4, starts + 14, np.zeros(1, np.bool_), lambda places: [places])
         store.unload("c", 5)
         store.advance(1_000)
         list(store.rows_of("a"))

@@ -18,7 +18,7 @@ from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import FINAL, decode
+from penstock.shared.streams.changelog.format import FINAL, decode
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

@@ -13,8 +13,8 @@ from penstock.services.compactor.changelog import Newest, Window, read_window, s
 from penstock.services.compactor.kafka import READ_SCHEMA
 from penstock.services.compactor.unread_progress import unread_progress
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams import changelog_format as log
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
+from penstock.shared.streams.changelog import format as log
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, CorruptEntry, ignore, one_by_one
 
 Case = tuple[tuple[bytes, ...], tuple[int, ...]]
 Record = tuple[bytes | None, bytes | None]
@@ -64,10 +64,10 @@ def test_a_progress_record_is_what_every_reader_takes_for_one(
     for partition, (damaged, epoch, at) in enumerate(cases):
         values = [log.encode_takeover(2, log.Takeover("log", "test", 0)), *[log.encode_progress(2, 1, done)] * 3]
         values.insert(at, log.encode_progress(epoch, 1, done)[: log.ENVELOPE.size] + damaged)
-        reader = ChangelogReader(lambda change: None)
+        reader = ChangelogReader(ignore)
         for offset, value in enumerate(values):
             try:
-                reader.feed(offset, None, value)
+                reader.feed_record(offset, None, value)
             except CorruptEntry as e:
                 refused[partition] = e.offset
         rows += [(partition, offset, 0, None, value) for offset, value in enumerate(values)]
@@ -87,11 +87,11 @@ class Read:
         self.applied: list[int] = []
         self.covers = 0
         self.refused: int | None = None
-        reader = ChangelogReader(self._apply, epoch=begins)
+        reader = ChangelogReader(one_by_one(self._apply), epoch=begins)
         for offset, (key, value) in enumerate(records):
             before = reader.progress
             try:
-                reader.feed(offset, key, value)
+                reader.feed_record(offset, key, value)
             except CorruptEntry as e:
                 self.refused = e.offset
                 return

@@ -14,7 +14,7 @@ from penstock.services.compactor.fold import Summary
 from penstock.services.compactor.settings import CompactSettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.changelog import format as log
 from tests.integration.test_stream_worker import chain_of, offline, running
 from tests.integration.test_stream_worker_losses import FOREIGN, fails, put
 

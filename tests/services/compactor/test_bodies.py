@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.services.compactor import bodies
-from penstock.shared.streams import changelog_format as log
 from penstock.shared.streams.aggregations import Column, ColumnType
+from penstock.shared.streams.changelog import format as log
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 VALUES = {"int64": INT64, "float64": st.floats(allow_nan=False), "binary": st.binary(max_size=20)}

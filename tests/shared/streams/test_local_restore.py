@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     EPOCH_MAX,
     Takeover,
     encode_deleted,
     encode_takeover,
 )
-from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, ignore
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.local_restore import Overtaken, check_overtaken, refusal, take_up
 from penstock.shared.streams.state.checkpoint import Checkpoint
@@ -62,7 +62,7 @@ def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path
     local.begin(schemas)
     for highest, at in ((EPOCH_MAX - 1, 50), (EPOCH_MAX, None)):
         local.write(msgspec.structs.replace(FOUND, epoch=highest))
-        assert take_up(ChangelogReader(lambda change: None), local, schemas) == at
+        assert take_up(ChangelogReader(ignore), local, schemas) == at
     local.close()
 
 

@@ -11,7 +11,7 @@ from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.owned_task import OwnedTask
 from penstock.shared.streams.restoring import RESTORE_RECORDS_MAX, Restoring, checked_start

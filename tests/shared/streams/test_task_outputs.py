@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import ProducerRecord
-from penstock.shared.streams.changelog_entries import Entries
+from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.task_outputs import ResultColumns, TaskCommit, TaskOutputs
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams import changelog_format as fmt
 from penstock.shared.streams.aggregations import Column, Count, CountDistinct, Mean
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import (
     AggregationSchema,
     Entry,
     Progress,

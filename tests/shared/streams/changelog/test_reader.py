@@ -12,10 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
-from penstock.shared.streams import changelog_format as fmt
 from penstock.shared.streams.aggregations import Count, Max, Sum
-from penstock.shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema, Takeover
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry, HistoryMissing, check_schema
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
+from penstock.shared.streams.changelog.reader import (
+    Change,
+    ChangelogReader,
+    CorruptEntry,
+    HistoryMissing,
+    check_schema,
+    ignore,
+    one_by_one,
+)
 
 Written = tuple[bytes | None, bytes | None]
 
@@ -60,28 +68,27 @@ def test_a_changelog_that_rests_on_a_backfill_is_not_begun_with_nothing() -> Non
     """Its first record names the tables; whoever has their epoch goes on with it, and its own owner after it."""
     rests = fmt.encode_takeover(2, Takeover("app", "backfill", 0, rests_on="lake/app"))
     with pytest.raises(HistoryMissing, match="the `state` of lake/app, which was not found") as missing:
-        ChangelogReader(lambda change: None).feed(0, None, rests)
+        ChangelogReader(ignore).feed_record(0, None, rests)
     assert missing.value.tables == "lake/app"
-    reader = ChangelogReader(lambda change: None, epoch=1)
+    reader = ChangelogReader(ignore, epoch=1)
     for offset, (key, value) in enumerate([(None, rests), takeover(3), progress(3, 1, 7)]):
-        reader.feed(offset, key, value)
+        reader.feed_record(offset, key, value)
     assert (reader.epoch, reader.progress and reader.progress.sources) == (3, {"in": 7})
 
 
 @dataclass
 class Read:
-    """A reader with what it applied, and the state that this makes; `tells` keeps what the store was."""
+    """A reader with what it applied, and the state that this makes."""
 
-    tells: bool = False
     reader: ChangelogReader = field(init=False)
     changes: list[Change] = field(default_factory=list)
     state: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.reader = ChangelogReader(self._apply)
+        self.reader = ChangelogReader(one_by_one(self._apply))
 
     def _apply(self, change: Change) -> None:
-        self.changes.append(change if self.tells else change._replace(written_as=None))
+        self.changes.append(change)
         if change.operation == fmt.LIVE:
             self.state[change.key, change.start] = change.state
         else:
@@ -95,7 +102,7 @@ class Read:
 def read(*log: Written) -> Read:
     out = Read()
     for offset, (key, value) in enumerate(log):
-        out.reader.feed(offset, key, value)
+        out.reader.feed_record(offset, key, value)
     return out
 
 
@@ -112,11 +119,11 @@ def test_two_commits() -> None:
         progress(1, 2, at=4),
     )
     assert got.changes == [
-        Change(fmt.LIVE, "s", b"a", 5, 9, b"1/1"),
-        Change(fmt.LIVE, "s", b"b", 0, 0, b"1/1"),
-        Change(fmt.FINAL, "s", b"a", 5, 9),
-        Change(fmt.DELETED, "s", b"b", 0),
-        Change(fmt.LIVE, "s", b"a", 5, 20, b"1/2"),
+        Change(fmt.LIVE, "s", b"a", 5, 9, b"1/1", STORE),
+        Change(fmt.LIVE, "s", b"b", 0, 0, b"1/1", STORE),
+        Change(fmt.FINAL, "s", b"a", 5, 9, b"", STORE),
+        Change(fmt.DELETED, "s", b"b", 0, 0, b"", STORE),
+        Change(fmt.LIVE, "s", b"a", 5, 20, b"1/2", STORE),
     ]
     assert (got.at, got.state) == (4, {(b"a", 5): b"1/2"})
     assert (got.reader.next_offset, got.reader.entries_applied, got.reader.entries_ignored) == (8, 5, 0)
@@ -206,15 +213,15 @@ def test_no_owner_goes_above_the_highest_epoch() -> None:
         _ = reader.next_epoch
     assert refused.value.offset == 1
     with pytest.raises(CorruptRecord, match="2147483646"):
-        _ = ChangelogReader(lambda change: None, epoch=fmt.EPOCH_MAX).next_epoch
+        _ = ChangelogReader(ignore, epoch=fmt.EPOCH_MAX).next_epoch
 
 
 def test_an_epoch_from_a_snapshot() -> None:
     """A reader that goes on from a snapshot takes entries of the snapshot's epoch without its takeover record."""
     got = Read()
-    got.reader = ChangelogReader(got._apply, epoch=3)
+    got.reader = ChangelogReader(one_by_one(got._apply), epoch=3)
     for offset, (key, value) in enumerate([live(2, 9, b"z"), live(3, 7, b"a"), progress(3, 7, at=1)], 100):
-        got.reader.feed(offset, key, value)
+        got.reader.feed_record(offset, key, value)
     assert (got.state, got.at, got.reader.next_offset) == ({(b"a", 0): b"3/7"}, 1, 103)
     assert got.reader.takeover_offset is None
 
@@ -274,11 +281,11 @@ def test_a_state_that_cannot_be_read_is_named_by_its_own_offset() -> None:
     def refuse(change: Change) -> None:
         raise CorruptRecord(f"no such key as {change.key!r}")
 
-    reader = ChangelogReader(refuse)
-    reader.feed(7, *takeover(1))
-    reader.feed(8, *live(1, 1, b"a"))
+    reader = ChangelogReader(one_by_one(refuse))
+    reader.feed_record(7, *takeover(1))
+    reader.feed_record(8, *live(1, 1, b"a"))
     with pytest.raises(CorruptEntry, match="offset 8: no such key as b'a'"):
-        reader.feed(9, *progress(1, 1))
+        reader.feed_record(9, *progress(1, 1))
 
 
 # --- schemas ---
@@ -310,12 +317,12 @@ def test_windows_may_get_aggregations() -> None:
     more = AggregationSchema.of("more", Count())
     for grown in ((N, TOP, more), (more, N, TOP)):
         check_schema((STORE,), (changed(aggregations=grown),))
-    for stores, written_as in (((changed(aggregations=(N, TOP, more)),), STORE), ((STORE,), None), (None, STORE)):
-        got = Read(tells=True)
-        got.reader = ChangelogReader(got._apply, stores=stores)
+    for stores in ((changed(aggregations=(N, TOP, more)),), (STORE,), None):
+        got = Read()
+        got.reader = ChangelogReader(one_by_one(got._apply), stores=stores)
         for offset, record in enumerate((takeover(1), live(1, 1, b"a"), progress(1, 1))):
-            got.reader.feed(offset, *record)
-        assert [change.written_as for change in got.changes] == [written_as]
+            got.reader.feed_record(offset, *record)
+        assert [change.written_as for change in got.changes] == [STORE]
 
 
 def test_a_source_that_another_name_was_made_for_is_told_with_the_remedy() -> None:
@@ -367,11 +374,11 @@ def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, said: st
 def test_a_reader_that_knows_its_stores_refuses_others() -> None:
     """State of another topology is refused before anything of the commit is applied, with the difference."""
     got = Read()
-    got.reader = ChangelogReader(got._apply, stores=(changed(aggregations=(N,)),))
-    got.reader.feed(0, *takeover(1))
-    got.reader.feed(1, *live(1, 1, b"a"))
+    got.reader = ChangelogReader(one_by_one(got._apply), stores=(changed(aggregations=(N,)),))
+    got.reader.feed_record(0, *takeover(1))
+    got.reader.feed_record(1, *live(1, 1, b"a"))
     with pytest.raises(SchemaMismatch, match="'s': the aggregations changed: top"):
-        got.reader.feed(2, *progress(1, 1))
+        got.reader.feed_record(2, *progress(1, 1))
     assert got.changes == []
 
 
