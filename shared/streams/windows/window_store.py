@@ -383,9 +383,9 @@ class WindowStore:
         is_live: NDArray[np.bool_],
         read: Callable[[Int64Array], Sequence[Any]],
     ) -> None:
-        """Restore what became of windows, in the order of the changelog: each is live as it is said, or removed.
+        """Restore changes of windows in the order of the changelog: each window is live, or removed.
 
-        Of each key and start the last one counts. `read` gives the `state_columns` of the windows in these places.
+        Of each key and start the last change counts. `read` gives the `state_columns` of the windows in these places.
         Raises what `read` or reading a state raises, before anything is changed.
         """
         codes = self.index.codes_of(keys)
