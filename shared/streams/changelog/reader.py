@@ -372,7 +372,7 @@ def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[Stor
         raise CorruptEntry(int(offsets[place]), f"an entry for store {numbers[place]}; there are {len(stores)} stores")
 
 
-def compile_reading() -> None:
+def compile_kernels() -> None:
     """Have the kernels compiled that read a changelog."""
     packed = PackedBytes.of([None])
     for own in (packed, packed.at(np.array([0]))):  # arrays that are read-only, and those that are not

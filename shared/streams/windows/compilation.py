@@ -12,7 +12,7 @@ from penstock.shared.clients.connection import compile_decoding
 from penstock.shared.clients.producer import column_slices
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog.reader import compile_reading
+from penstock.shared.streams.changelog import reader
 from penstock.shared.streams.json_fields import compile_fields
 from penstock.shared.streams.json_rows import compile_rows
 from penstock.shared.streams.windows.keys import are_ascii
@@ -25,7 +25,7 @@ def compile_kernels() -> None:
     """Have every kernel compiled, or read from where compiled code is kept."""
     compile_decoding()
     column_slices.compile_kernels()
-    compile_reading()
+    reader.compile_kernels()
     times = np.array([1, 100], np.int64)
     for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0), NoWindows()):
         store = WindowStore("compiled", windows.rule, StateColumns([Count()]), text_keys=True)
