@@ -53,13 +53,15 @@ def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written
     if schema.key == "string" and not are_ascii(changes.keys):
         for key in changes.keys.tolist():
             key.decode()
-    names = [column.name for column in written.state_columns()]
+    codec, names = _codec(written), [column.name for column in written.state_columns()]
+    is_live = changes.operations == LIVE[0]
 
     def read(places: Int64Array) -> list[Any]:
-        columns = dict(zip(names, _codec(written).unpack_many(changes.states.at(places)), strict=True))
+        if len(places) < np.count_nonzero(is_live):
+            codec.unpack_many(changes.states.at(is_live))  # a state that a later one replaces must be one, too
+        columns = dict(zip(names, codec.unpack_many(changes.states.at(places)), strict=True))
         return [columns[column.name] for column in schema.state_columns()]
 
-    is_live = changes.operations == LIVE[0]
     store.replay(changes.keys, changes.starts, changes.ends, is_live, read)
 
 

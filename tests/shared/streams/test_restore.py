@@ -132,6 +132,18 @@ def test_the_entry_that_cannot_be_read_is_found_among_others() -> None:
     assert refused.value.offset == 13
 
 
+def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
+    """Whether an entry is refused does not depend on where batches end."""
+    task = new_task()
+    (schema,) = task.topology.schemas()
+    values = [fmt.encode_live(0, 1, 1, 0, 5, state) for state in (b"short", pack(task, 1, b"1"))]
+    values.append(fmt.encode_progress(1, 1, Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)))
+    reader = ChangelogReader(partial(restore_changes, task), epoch=1)
+    with pytest.raises(CorruptEntry) as refused:
+        reader.feed(np.arange(3), [b"k", b"k", None], values)
+    assert refused.value.offset == 0
+
+
 def tasks(**more: Aggregate[object, object]) -> tuple[StreamTask, StreamTask]:
     """A task, and one whose store has another aggregation in front."""
     made = []
