@@ -19,7 +19,7 @@ from penstock.services.compactor.compact import Compaction
 from penstock.services.compactor.fold import Summary
 from penstock.services.compactor.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.restoring import RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.stream_task import StreamTask

@@ -35,7 +35,7 @@ import numpy as np
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations import Count, Mean
-from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.changelog.reader import ChangelogReader, ignore
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.local_restore import take_up
 from penstock.shared.streams.restore import restore_progress
@@ -77,7 +77,7 @@ class Filled:
         self.task = StreamTask(builder.build(), 0, application="bench", local=local)
         self._offset = self._changelog = 0
         if local is not None and not local.db.is_new:
-            reader = ChangelogReader(lambda change: None)
+            reader = ChangelogReader(ignore)
             covered = take_up(reader, local, self.task.topology.schemas())
             assert covered is not None, "what is on disk was not gone on from"
             assert reader.progress is not None

@@ -19,13 +19,12 @@ from penstock.shared.common.continuation import ChangelogPlace
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     FORMAT_VERSION,
     PROGRESS,
     Progress,
     decode,
     decode_progress,
-    parse_places,
 )
 
 POLL_MS = 500
@@ -51,11 +50,10 @@ class Page(NamedTuple):
 
 
 class ClosedPages:
-    """Reads pages of one application's changelog; `skip` as `skip_changelog_records`."""
+    """Reads pages of one application's changelog."""
 
-    def __init__(self, kafka: KafkaSettings, topic: str, wanted: Wanted, limits: Limits, skip: str = "") -> None:
+    def __init__(self, kafka: KafkaSettings, topic: str, wanted: Wanted, limits: Limits) -> None:
         self._kafka, self._topic, self._wanted, self._limits = kafka, topic, wanted, limits
-        self._skip = parse_places(skip)
         self.records_read = 0
         """Of the changelog, for the page at hand, those included that were looked at in search of its beginning."""
         self._deadline_ms = 0.0
@@ -102,8 +100,7 @@ class ClosedPages:
         begun = place
         if place.offset < 0:
             place = await self._first(consumer, at, end)
-        skip = frozenset(offset for own, offset in self._skip if own == at.partition)
-        scan = ClosedScan(self._wanted, place, rows_max, skip)
+        scan = ClosedScan(self._wanted, place, rows_max)
         consumer.seek(at, place.offset)
         while not scan.is_past and await consumer.position(at) < end:
             if scan.is_full or (self._is_used_up(0) and scan.place != begun):
@@ -126,12 +123,10 @@ class ClosedPages:
         """From where on there can be windows that end late enough: as late as a search finds it in a few steps.
 
         Only commits of transactions are gone by: of others a zombie's may be among them, which no reader would apply.
-        So may those be of an owner whose takeover is passed over: where records are named, all is read.
         """
         low, high, epoch = 0, end, 0
         from_ms, store = self._wanted.reach[0], self._wanted.store.name
-        is_named = any(own == at.partition for own, _ in self._skip)
-        while from_ms > 0 and not is_named and high - low > SEARCHED_RECORDS:
+        while from_ms > 0 and high - low > SEARCHED_RECORDS:
             middle = (low + high) // 2
             found = await self._commit_after(consumer, at, middle, high)
             if found is not None and found[0] < high and _is_before(found[2], store, from_ms):
@@ -149,7 +144,7 @@ class ClosedPages:
             for columns in (await consumer.poll(POLL_MS)).values():
                 self.records_read += len(columns)
                 for own, value in zip(columns.offsets.tolist(), columns.values, strict=True):
-                    if value is not None and value[:2] == COMMITTED and (at.partition, own) not in self._skip:
+                    if value is not None and value[:2] == COMMITTED:
                         with contextlib.suppress(CorruptRecord):  # to be named by who reads on from there
                             entry = decode(value)
                             return own, entry.epoch, decode_progress(entry.body)

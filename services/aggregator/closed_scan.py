@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from penstock.services.aggregator.found_windows import Found, results, told
 from penstock.services.aggregator.sessions import feed
 from penstock.shared.common.continuation import ChangelogPlace
+from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import Columns
-from penstock.shared.streams.changelog_format import FINAL, FORMAT_VERSION, Progress, StoreSchema
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.changelog.format import FINAL, Progress, StoreSchema
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, Commit, Confirmed, one_by_one
 
-PASSED_OVER = frozenset(bytes((FORMAT_VERSION,)) + operation for operation in (b"L", b"D"))
-"""How records begin that say nothing of closed windows: they are not even decoded."""
-CLOSED = bytes((FORMAT_VERSION,)) + FINAL
 WINDOWS = ("tumbling", "hopping", "sliding")
 """Kinds whose windows are no longer than their size."""
 
@@ -35,64 +35,70 @@ class Wanted(NamedTuple):
 class ClosedScan:
     """Takes a partition's records from `place` on; `place` moves along, and is where the next page begins."""
 
-    def __init__(
-        self, wanted: Wanted, place: ChangelogPlace, rows_max: int, skip: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, wanted: Wanted, place: ChangelogPlace, rows_max: int) -> None:
         self.place, self._wanted, self._rows_max = place, wanted, rows_max
         self.rows: list[Found] = []
         self.is_full = self.is_past = False
         """Whether the page has all its rows, and whether no later record can have one more."""
-        self._reader = ChangelogReader(self._take, epoch=place.epoch, skip=skip)
+        self._reader = ChangelogReader(self._take, epoch=place.epoch)
+        self.progress: Progress | None = None
+        """That of the last commit that was read."""
         self._of_commit, self._given = 0, place.rows
         """Rows of the commit at hand that came by, and how many of them this page or one before has."""
-
-    @property
-    def progress(self) -> Progress | None:
-        """That of the last commit that was read."""
-        return self._reader.progress
 
     def feed(self, columns: Columns) -> None:
         """Take the next records until the page is full, or past what is asked for; CorruptRecord names what is not to
         be read."""
-        keys, values, has = list(columns.keys), columns.values, self._wanted.keys.has
-        offsets, skip = columns.offsets.tolist(), self._reader.skip
-        for i, value in enumerate(values):
-            mark = None if value is None else value[:2]
-            says_nothing = mark in PASSED_OVER or (mark == CLOSED and not has(keys[i]))
-            if says_nothing and offsets[i] not in skip:
-                continue
-            self._feed(columns, offsets[i], keys[i], value)
+        try:
+            feed(self._reader, columns)
+        except CorruptRecord:
+            if not (self.is_full or self.is_past):  # else it is the next page's
+                raise
+        if not (self.is_full or self.is_past) and self._reader.is_between_commits:
+            self._move(int(columns.offsets[-1]) + 1, self._reader.epoch)
+
+    def _take(self, confirmed: Confirmed) -> None:
+        """Take closed windows, commit by commit; of one that was read in several parts the last has the commit."""
+        if self.is_full or self.is_past:
+            return
+        store, (from_ms, to_ms) = self._wanted.store, self._wanted.reach
+        names = [one.name for one in confirmed.stores]
+        is_own = (confirmed.operations == FINAL[0]) & (confirmed.ends >= from_ms) & (confirmed.starts <= to_ms)
+        is_own &= confirmed.numbers == (names.index(store.name) if store.name in names else -1)
+        first = 0
+        for commit in confirmed.commits:
+            self._take_windows(confirmed.at(np.flatnonzero(is_own[first : commit.changes]) + first))
+            self._end(commit)
             if self.is_full or self.is_past:
                 return
-        self._move(offsets[-1] + 1)
+            first = commit.changes
+        self._take_windows(confirmed.at(np.flatnonzero(is_own[first:]) + first))
 
-    def _feed(self, columns: Columns, offset: int, key: bytes | None, value: bytes | None) -> None:
-        reader, before = self._reader, self._reader.progress
-        feed(reader, columns.topic_partition, offset, key, value)
-        if reader.progress is before:
-            self._move(offset + 1)
-            return
+    def _take_windows(self, own: Confirmed) -> None:
+        def take(change: Change) -> None:
+            store = self._wanted.store
+            if not self._wanted.keys.has(change.key):
+                return
+            self._of_commit += 1
+            if self._of_commit > self._given and len(self.rows) < self._rows_max:
+                self._given += 1
+                key = change.key.decode() if store.key == "string" else change.key
+                values = results(store, told(change).state)
+                self.rows.append(Found(self.place.partition, change.start, change.end, "closed", 0, values, key))
+
+        one_by_one(take)(own)
+
+    def _end(self, commit: Commit) -> None:
+        self.progress = commit.progress
         if self._given < self._of_commit:  # the rest of the commit is the next page's
             self.place, self.is_full = self.place._replace(rows=self._given), True
             return
         self._of_commit = self._given = 0
-        self._move(offset + 1)
+        self._move(commit.offset + 1, commit.epoch)
         self.is_full, self.is_past = len(self.rows) == self._rows_max, self._has_all_closed()
 
-    def _move(self, offset: int) -> None:
-        if self._reader.is_between_commits:
-            self.place = self.place._replace(offset=offset, epoch=self._reader.epoch, rows=self._given)
-
-    def _take(self, change: Change) -> None:
-        store, (from_ms, to_ms) = self._wanted.store, self._wanted.reach
-        if change.operation != FINAL or change.store != store.name or change.end < from_ms or change.start > to_ms:
-            return
-        self._of_commit += 1
-        if self._of_commit > self._given and len(self.rows) < self._rows_max:
-            self._given += 1
-            key = change.key.decode() if store.key == "string" else change.key
-            values = results(store, told(change).state)
-            self.rows.append(Found(self.place.partition, change.start, change.end, "closed", 0, values, key))
+    def _move(self, offset: int, epoch: int) -> None:
+        self.place = self.place._replace(offset=offset, epoch=epoch, rows=self._given)
 
     def _has_all_closed(self) -> bool:
         """Whether every window that begins in time is closed: not of sessions, which can grow for ever."""

@@ -74,7 +74,6 @@ def command(settings: AggregatorSettings) -> list[str]:
         "lake": streams.lake,
         "spark.master": compaction.spark_master,
         "spark.driver-memory": compaction.spark_memory,
-        "skip-changelog-records": streams.skip_changelog_records,
         "run-records-max": compaction.run_records_max,
         "runs-max": 1,
         "optimize-files-max": compaction.optimize_files_max,
@@ -83,7 +82,6 @@ def command(settings: AggregatorSettings) -> list[str]:
         "closed-retention-days": compaction.closed_retention_days,
     }
     chosen = {
-        "skip-corrupt": compaction.skip_corrupt,
         "with-late": compaction.with_late,
         "delete-covered": compaction.delete_covered,
         "accept-lost-windows": False,

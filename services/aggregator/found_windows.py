@@ -15,8 +15,8 @@ import msgspec
 
 from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.key_range import raw_key
-from penstock.shared.streams.changelog_format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
-from penstock.shared.streams.changelog_reader import Change
+from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.reader import Change
 from penstock.shared.streams.latest import LATEST
 
 
@@ -46,7 +46,6 @@ class Told(NamedTuple):
 
 def told(change: Change) -> Told:
     """A change with its state decoded as what it was written; CorruptRecord where that cannot be read."""
-    assert change.written_as is not None  # by a reader without a topology
     state = {} if change.operation == DELETED else _codec(change.written_as)(change.state)
     return Told(change.operation, change.store, change.key, change.start, change.end, state)
 

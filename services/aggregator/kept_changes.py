@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from penstock.services.aggregator.found_windows import Told, told
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.streams.changelog_format import DELETED, FINAL
-from penstock.shared.streams.changelog_reader import Change
+from penstock.shared.streams.changelog.format import DELETED, FINAL
+from penstock.shared.streams.changelog.reader import Change
 
 CHANGES_MAX = 200_000
 """Windows of one partition's tail, of the keys and times that are asked for: they are kept until the answer is made."""

@@ -28,8 +28,6 @@ class Question(Protocol):
     @property
     def to(self) -> str: ...
     @property
-    def skip_changelog_records(self) -> str: ...
-    @property
     def kafka_timeout_ms(self) -> int: ...
     @property
     def timeout_name(self) -> str: ...
@@ -58,7 +56,6 @@ class Asked(NamedTuple):
     keys: KeyRange
     from_: str
     to: str
-    skip_changelog_records: str
     kafka_timeout_ms: int
     rows_max: int
     status: Literal["open", "closed", "all"] = "all"

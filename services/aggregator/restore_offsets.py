@@ -39,8 +39,8 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import Progress, decode_progress
-from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.changelog.format import Progress, decode_progress
+from penstock.shared.streams.changelog.reader import ChangelogReader, ignore
 from penstock.shared.streams.restoring import RESTORE_IDLE_MS_MAX, RESTORE_POLL_MS, changelog_consumer, checked_start
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.source_offsets import Ahead, ahead_of, own_offset
@@ -147,10 +147,9 @@ async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSet
     while True:
         readers = {
             at: ChangelogReader(
-                lambda change: None,
+                ignore,
                 epoch=0 if (covered := snapshot.get(at)) is None else covered.epoch,
                 progress=None if covered is None else decode_progress(covered.progress),
-                skip=settings.skipped_changelog_offsets(at.partition),
             )
             for at in places
         }
@@ -202,8 +201,7 @@ async def _read_to(
     log.info("reading the changelog", records=sum(ends[at] - last[at] for at in readers))
     while behind := [at for at in readers if last[at] < ends[at]]:
         for at, columns in (await consumer.poll(RESTORE_POLL_MS)).items():
-            for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
-                feed(readers[at], at, offset, key, value)
+            feed(readers[at], columns)
         now = {at: await consumer.position(at) for at in readers}
         if now != last:
             last, moved_ms = now, SYSTEM_CLOCK.monotonic_ms()

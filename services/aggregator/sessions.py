@@ -40,17 +40,11 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.log import configure
 from penstock.shared.common.points_in_time import time_ms, utc_text
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.tables import console_for, plain
 from penstock.shared.common.topic_names import changelog_topic
-from penstock.shared.streams.changelog_format import (
-    Progress,
-    StoreSchema,
-    decode_progress,
-    parse_places,
-    way_out,
-)
-from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
+from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, one_by_one
 
 POLL_MS = 500
 REVISIONS_EXPECTED = 2
@@ -176,16 +170,11 @@ class Query:
         settings = ConsumerSettings(
             isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none", max_poll_records=None
         )
-        skipped = parse_places(self._settings.skip_changelog_records)
         reach = (time_ms(self._settings.from_), time_ms(self._settings.to))
         tails, readers = dict[int, Tail](), dict[int, ChangelogReader]()
         for p in partitions:
             changes = Changes(self._settings.keys, reach, self._settings.store)
-            readers[p] = ChangelogReader(
-                changes.keep,
-                epoch=covered[p].epoch if p in covered else 0,
-                skip=frozenset(offset for own, offset in skipped if own == p),
-            )
+            readers[p] = ChangelogReader(one_by_one(changes.keep), epoch=covered[p].epoch if p in covered else 0)
             tails[p] = Tail(changes, None)
         places = {p: TopicPartition(self._topic, p) for p in partitions}
         async with Consumer(self._settings.kafka, settings) as consumer:
@@ -207,8 +196,7 @@ class Query:
                 if SYSTEM_CLOCK.monotonic_ms() > deadline:
                     raise KafkaTimeout(self._too_slow(records))
                 for at, columns in (await consumer.poll(POLL_MS)).items():
-                    for offset, k, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
-                        feed(readers[at.partition], at, offset, k, value)
+                    feed(readers[at.partition], columns)
         return {p: tail._replace(progress=readers[p].progress) for p, tail in tails.items()}
 
     def _too_slow(self, records: int) -> str:
@@ -221,12 +209,13 @@ class Query:
         return f"{self._topic}: not read within {name}={ms}. {records} records {cause}; or raise {name}"
 
 
-def feed(reader: ChangelogReader, at: TopicPartition, offset: int, key: bytes | None, value: bytes | None) -> None:
-    """Have a reader take a record; CorruptRecord says which one cannot be read, and what to do about it."""
+def feed(reader: ChangelogReader, columns: Columns) -> None:
+    """Have a reader take records; CorruptRecord says which one cannot be read, and what to do about it."""
     try:
-        reader.feed(offset, key, value)
+        reader.feed(columns.offsets, columns.keys, columns.values)
     except CorruptEntry as e:
-        raise CorruptRecord(f"{at} at offset {e.offset}: {e.reason}. {way_out(at.partition, e.offset)}") from e
+        at = columns.topic_partition
+        raise CorruptRecord(f"{at} at offset {e.offset}: {e.reason}. {WAYS_OUT}") from e
 
 
 def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:

@@ -53,9 +53,6 @@ class CompactionSettings(Section):
     delete_covered: bool = Field(
         default=True, description="delete changelog records that the snapshot before the current one covers"
     )
-    skip_corrupt: bool = Field(
-        default=False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
-    )
     with_late: bool = Field(
         default=False, description="merge late records into closed windows, as rows with a higher revision"
     )
@@ -129,11 +126,6 @@ class SessionsSettings(CommandSettings):
     to: str = Field(
         default=str(TIME_MS_MAX),
         description="windows that begin after it are left out: ISO 8601 (UTC), or ms; default: none",
-    )
-    skip_changelog_records: str = Field(
-        default="",
-        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
-        description="partition:offset, comma-separated: corrupt changelog records to leave out",
     )
     json_line: bool = Field(default=False, description="print one JSON object a window; --json is the same")
     kafka_timeout_ms: PositiveMs = Field(default=30_000, description="how long reading the changelog's tail may take")

@@ -26,7 +26,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common.continuation import ChangelogPlace
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.streams.changelog_format import WINDOWED, StoreSchema
+from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
 
 FINDING_MAX = 2  # questions that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
@@ -79,7 +79,7 @@ class WindowSearch:
         pages = window_pages(streams.application_id, schema.name, status, question)
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
         from_ms, to_ms = map(str, _reach(question))
-        limits = (streams.skip_changelog_records, queries.changelog_timeout_ms, question["rows_max"])
+        limits = (queries.changelog_timeout_ms, question["rows_max"])
         most = min(CHANGES_MAX, queries.changelog_records_max)
         asked = Asked(*where, schema.name, _keys(question), from_ms, to_ms, *limits, status, tail_records_max=most)
         query = Query(asked, pages.place(question["continuation"]))
@@ -109,7 +109,7 @@ class WindowSearch:
         limits = Limits(question["rows_max"], queries.changelog_records_max, queries.changelog_timeout_ms)
         wanted = Wanted(schema, _keys(question), _reach(question))
         where = (self._settings.kafka, streams.changelog_topic)
-        reading = ClosedPages(*where, wanted, limits, streams.skip_changelog_records)
+        reading = ClosedPages(*where, wanted, limits)
         page = await in_own_loop(lambda: reading.read(place))
         text = self._closed_text(schema, status, question, page.last)
         return {"windows": [one._asdict() for one in page.rows], "position": page.position, "continuation": text}

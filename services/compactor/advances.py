@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.compactor import tables
 from penstock.services.compactor.bodies import ENVELOPE_BYTES
-from penstock.shared.streams.changelog_format import WINDOWED, Progress, StoreSchema
+from penstock.shared.streams.changelog.format import WINDOWED, Progress, StoreSchema
 
 SPENT_MAX = 1_000  # of a partition's rows that lie before all source records: more become one
 _SCHEMA = "partition INT, store STRING, position BIGINT, time_ms BIGINT, from_ms BIGINT, total_ms BIGINT"

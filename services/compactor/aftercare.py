@@ -21,7 +21,7 @@ from penstock.services.compactor.failures import CompactionConflict, translated
 from penstock.services.compactor.runs import RUN, note_of
 from penstock.services.compactor.settings import UpkeepSettings
 from penstock.shared.common.errors import PenstockError
-from penstock.shared.streams.changelog_format import decode_progress
+from penstock.shared.streams.changelog.format import decode_progress
 
 T = TypeVar("T")
 

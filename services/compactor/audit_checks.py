@@ -27,7 +27,7 @@ from penstock.services.compactor.measures import (
 )
 from penstock.services.compactor.sessions import replay
 from penstock.services.compactor.settings import SAMPLE_PARTS
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 DEAD, NULL_KEY = "dead", "null key"
 WINDOW = (*KEY, "start_ms", "end_ms")

@@ -44,13 +44,12 @@ from penstock.services.compactor.origins import (
 from penstock.services.compactor.settings import AuditSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import time_ms
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     FINAL,
     WINDOWED,
     Progress,
     StoreSchema,
     decode_progress,
-    parse_places,
 )
 
 SESSION = ("partition", "key", "start_ms", "end_ms", "state")
@@ -210,8 +209,7 @@ def require_one_rule(
     known = stream.rules
     if older := audit_rules.unknown_before(known, topic, span.start):
         until = {p: offset for p, (_, offset) in older.items()}
-        skip = parse_places(settings.skip_changelog_records)
-        known = known | audit_rules.in_changelog(spark, settings.kafka, stream.changelog, skip, until)
+        known = known | audit_rules.in_changelog(spark, settings.kafka, stream.changelog, until)
     found = audit_rules.eras(known, stream.progress, store)
     compared = audit_rules.between(found, span.start, span.end)
     closed_to = audit_rules.closed_to(spark, audit_rules.shorter_before(known, store), stream.advances)
@@ -293,8 +291,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
     start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
     require_no_hole(offsets, covered, start)
     tail = read_range(spark, settings.kafka, offsets.topic, start, offsets.latest).persist()
-    skip = parse_places(settings.skip_changelog_records)
-    window = read_window(spark, offsets.topic, tail, known(covered), skip)
+    window = read_window(spark, offsets.topic, tail, known(covered))
     progress = {p: decode_progress(row.progress.encode()) for p, row in covered.items()}
     progress |= {p: newest.progress for p, newest in window.newest.items()}
     if not progress:
@@ -315,7 +312,7 @@ def read_stream(spark: SparkSession, settings: AuditSettings) -> Stream:
         ends = start | {p: newest.covered_offset for p, newest in window.newest.items()}
         since = known(covered) | window.newest
         records = read_range(spark, settings.kafka, now.topic, ends, now.latest).persist()
-        return _finals(read_window(spark, now.topic, records, since, skip), now.topic, layout)
+        return _finals(read_window(spark, now.topic, records, since), now.topic, layout)
 
     return Stream(progress, store, stores, closed, live, later, offsets, found, moved, origin_of(state))
 

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.compactor import tables
 from penstock.services.compactor.bodies import TIME_MS_MAX
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 ACCEPTED, LATE = "accepted", "late"
 LEFT_OUT, LATE_LEFT_OUT = "left out", "late, left out"

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from penstock.services.compactor import tables
 from penstock.services.compactor.audit_checks import sampled
 from penstock.services.compactor.audit_part import Part
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 OPERATORS_OWN = "latest"  # kept beside a window's aggregations, and no result
 _JSON_TYPES = {"int64": "BIGINT", "float64": "DOUBLE"}

@@ -23,7 +23,7 @@ from penstock.services.compactor.kafka import TopicOffsets, read_range
 from penstock.services.compactor.origins import NotAuditable
 from penstock.services.compactor.rules import Rule, Rules
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import FORMAT_VERSION, PROGRESS, TAKEOVER, Progress, StoreSchema
+from penstock.shared.streams.changelog.format import FORMAT_VERSION, PROGRESS, TAKEOVER, Progress, StoreSchema
 
 PARTITIONS_NAMED = 5
 _JUDGED_BY = {
@@ -54,7 +54,6 @@ def in_changelog(
     spark: SparkSession,
     kafka: KafkaSettings,
     offsets: TopicOffsets,
-    skip: frozenset[rules.Place],
     until: Mapping[int, int],
 ) -> Rules:
     """What the changelog still has of rules up to and with these offsets, of the partitions that have one."""
@@ -63,7 +62,7 @@ def in_changelog(
     operation, epoch = F.col("operation"), epoch_bytes()
     mark = F.substring("value", 1, 1) == F.lit(bytes([FORMAT_VERSION]))
     controls = split(read_range(spark, kafka, offsets.topic, earliest, end))
-    controls = controls.filter(~is_foreign(skip) & mark & operation.isin(PROGRESS, TAKEOVER))
+    controls = controls.filter(~is_foreign() & mark & operation.isin(PROGRESS, TAKEOVER))
     # An owner takes over before it commits: the highest epoch so far is the one in force.
     order = SparkWindow.partitionBy("partition").orderBy("offset")
     in_force = F.max(epoch).over(order.rowsBetween(SparkWindow.unboundedPreceding, 0))

@@ -33,7 +33,7 @@ from penstock.services.compactor.audit_checks import (
 )
 from penstock.services.compactor.audit_part import ACCEPTED, KEY, LATE, Edges, cut_records, cut_windows
 from penstock.services.compactor.measures import measures
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 
 class Members(NamedTuple):

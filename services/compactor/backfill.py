@@ -37,7 +37,7 @@ from penstock.services.compactor.runs import RUN, newest_note, standing
 from penstock.services.compactor.settings import BackfillSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.changelog_format import decode_progress
+from penstock.shared.streams.changelog.format import decode_progress
 from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.settings import StreamsSettings, TaskSettings
 from penstock.shared.streams.task_metrics import Totals

@@ -33,7 +33,6 @@ from penstock.services.compactor.replay import HEADERS_SQL, partitioned
 from penstock.services.compactor.settings import NO_TIME, BackfillSettings, JobSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit, time_ms
-from penstock.shared.streams.changelog_format import parse_places
 
 COLUMNS = ("partition", "topic", "offset", "timestamp_ms", "key", "value", "headers")
 RECORDS_SQL = (
@@ -126,7 +125,7 @@ def place(spark: SparkSession, settings: JobSettings, offsets: TopicOffsets, tex
     if not NO_TIME.fullmatch(text):
         at = offsets_at(spark, settings.kafka, offsets, time_ms(text), settings.kafka_timeout_ms)
         return {p: at.get(p, end) for p, end in offsets.latest.items()}
-    given = dict(parse_places(text))
+    given = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}
     if wrong := sorted(given.keys() ^ offsets.latest.keys()):
         said = "an offset for each partition is needed, and no other"
         raise ConfigError(f"{offsets.topic}: {text}: {said} (partitions {wrong})")

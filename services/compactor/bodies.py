@@ -41,7 +41,7 @@ def beyond_time(start_ms: int, end_ms: int) -> str:
     """Why a closed window of these bounds is not taken."""
     return (
         f"a closed window from {start_ms} to {end_ms} ms, which no timestamp before the year 10000 can say: were "
-        "nanoseconds sent as milliseconds? compact --skip-corrupt leaves it out of `closed`; max_future_ms keeps such "
+        "nanoseconds sent as milliseconds? max_future_ms keeps such "
         "records from windows"
     )
 
@@ -217,38 +217,6 @@ def identities(batch: Any) -> Any:
     """Owner epoch and commit number of each row."""
     data, starts, ends = spans(batch.column("identity"))
     return numbers(data, starts, ends, 0, [("epoch", ">i4"), ("commit", ">i8")])
-
-
-def bad_rows(generations: Generations) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow: partition, offset and reason of each L, D or F entry whose body is not what its store's says."""
-
-    def find(batch: Any) -> Iterator[tuple[int, int, str]]:
-        stores, of = np.asarray(batch.column("store")), np.asarray(batch.column("generation"))
-        for row in _unknown_stores(batch, generations):
-            reason = f"an entry for store {stores[row]}, which there is not"
-            yield batch.column("partition")[row].as_py(), batch.column("offset")[row].as_py(), reason
-        for operation, head in ((LIVE, START_END_BYTES), (FINAL, START_END_CLOSED_BYTES)):
-            for generation, layouts in enumerate(generations):
-                for layout in layouts:
-                    own = _is(batch, operation) & (of == generation) & (stores == layout.number)
-                    places = np.flatnonzero(own)
-                    while len(places):
-                        try:
-                            state_struct(batch.column("value").take(pa.array(places)), ENVELOPE_BYTES + head, layout)
-                            break
-                        except BadBody as e:
-                            row = int(places[e.row])
-                            yield batch.column("partition")[row].as_py(), batch.column("offset")[row].as_py(), e.reason
-                            places = np.delete(places, e.row)
-
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            columns = list(zip(*find(batch), strict=True)) or [(), (), ()]
-            types = (pa.int32(), pa.int64(), pa.string())
-            arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
-            yield pa.record_batch(arrays, names=["partition", "offset", "reason"])
-
-    return run
 
 
 def _is(batch: Any, operation: bytes) -> Any:

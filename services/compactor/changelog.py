@@ -25,16 +25,11 @@ from penstock.services.compactor.bodies import (
     START_BYTES,
     START_END_BYTES,
     START_END_CLOSED_BYTES,
-    TIME_MS_MAX,
     Generations,
     StoreLayout,
-    bad_rows,
-    beyond_time,
 )
 from penstock.services.compactor.epochs import (
     EPOCH_BYTES,
-    Corrupt,
-    named,
     require_takeovers,
     valid_progress,
     with_epochs,
@@ -43,7 +38,7 @@ from penstock.services.compactor.generations import Stores, late_topics_left, la
 from penstock.services.compactor.unread_progress import unread_progress
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.log import get_logger
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     DELETED,
     EPOCH_MAX,
     FINAL,
@@ -51,18 +46,16 @@ from penstock.shared.streams.changelog_format import (
     LIVE,
     OPERATIONS,
     PROGRESS,
-    START_END,
     VERSIONS_MAX,
+    WAYS_OUT,
     Progress,
     decode,
     decode_progress,
-    way_out,
 )
 
 log = get_logger(__name__)
 
 _FIXED_BYTES = {LIVE: START_END_BYTES, FINAL: START_END_CLOSED_BYTES, DELETED: START_BYTES}
-CORRUPT_RECORDS_MAX = 10_000  # left out in one run: they are held in the driver, and so many are no accident
 
 
 class Newest(NamedTuple):
@@ -86,7 +79,7 @@ class Window(NamedTuple):
 
     `entries` has the columns that `bodies` names, and `generation`; `newest` has no entry for a partition without a
     valid progress record; `stores` are those of the progress record that knows most, `generations` the layouts that
-    the entries were written in. `foreign_records` and `corrupt` were left out. `advances` are those of the range
+    the entries were written in. `foreign_records` were left out. `advances` are those of the range
     (see `advances`), None where time was never moved on; `late_left` are stores' late topics that they have no more;
     `rules` are those that begin in the range (see `rules`).
     """
@@ -96,7 +89,6 @@ class Window(NamedTuple):
     stores: Stores
     generations: Generations = ()
     foreign_records: int = 0
-    corrupt: tuple[Corrupt, ...] = ()
     advances: DataFrame | None = None
     late_left: frozenset[tuple[str, str]] = frozenset()
     rules: Mapping[rules.Place, rules.Rule] = {}
@@ -123,29 +115,22 @@ def read_window(
     topic: str,
     records: DataFrame,
     covered: Mapping[int, Newest],
-    skip: frozenset[tuple[int, int]] = frozenset(),
-    *,
-    skip_corrupt: bool = False,
 ) -> Window:
     """Apply the rule to `records` (READ_SCHEMA; best cached, as it is read several times).
 
-    `covered` has no entry for a partition of which nothing was covered yet; `skip` are (partition, offset) to leave out
-    as if they were foreign. Raises CorruptRecord with the place of the first record that cannot be read, and
-    SchemaMismatch where commits were written with stores that contradict each other. With `skip_corrupt` such records
-    are left out and given back, those past the newest commits too; but none on which an epoch hangs (see `epochs`).
+    `covered` has no entry for a partition of which nothing was covered yet. Raises CorruptRecord with the place of the
+    first record that cannot be read, and SchemaMismatch where commits were written with stores that contradict each
+    other.
     """
     everything = split(records)
-    foreign, wrong = is_foreign(skip), F.coalesce(_is_corrupt(), F.lit(True))
-    foreign_records, is_sound, begins = _survey(topic, everything, foreign, wrong)
+    foreign, wrong = is_foreign(), F.coalesce(_is_corrupt(), F.lit(True))
+    foreign_records, is_sound = _survey(topic, everything, foreign, wrong)
     parts = everything.filter(~foreign)
     unread = unread_progress(spark, parts.filter(~wrong))
-    corrupt = () if is_sound and unread is None else _corrupt_records(topic, parts, wrong, unread, skip_corrupt)
-    if corrupt:
-        parts = parts.filter(~wrong)
-    if unread is not None:
-        parts = parts.join(unread, ["partition", "offset"], "left_anti")
+    if not is_sound or unread is not None:
+        raise _corrupt(topic, parts, wrong, unread)
     controls = with_epochs(parts, {p: c.epoch for p, c in covered.items()})
-    require_takeovers(topic, controls, corrupt, named(everything, skip, begins) if skip else ())
+    require_takeovers(topic, controls)
     valid = valid_progress(controls)
     said = rules.said(valid)
     newest = _newest(said)
@@ -165,43 +150,7 @@ def read_window(
     moved = any(one.progress.idle is not UNSET for one in newest.values())
     told = advances.said(valid, stores) if moved else None
     begun = rules.begun(commits, before)
-    window = Window(entries, newest, stores, generations, foreign_records, corrupt, told, left, begun)
-    return _without_beyond_time(topic, _without_bad_bodies(topic, window)) if skip_corrupt and generations else window
-
-
-def _without_bad_bodies(topic: str, window: Window) -> Window:
-    """Leave out entries that the reader's rule lets through, and whose body is not what their store's layout says."""
-    bad = window.entries.mapInArrow(bad_rows(window.generations), "partition int, offset bigint, reason string")
-    found = window.entries.join(bad, ["partition", "offset"]).limit(CORRUPT_RECORDS_MAX + 1).collect()
-    if not found:
-        return window
-    more = tuple(_as_corrupt(row, row.reason) for row in sorted(found, key=lambda r: (r.partition, r.offset)))
-    corrupt = window.corrupt + more
-    _require_few(topic, len(corrupt))
-    places = F.broadcast(bad.select("partition", "offset"))
-    return window._replace(entries=window.entries.join(places, ["partition", "offset"], "left_anti"), corrupt=corrupt)
-
-
-def _without_beyond_time(topic: str, window: Window) -> Window:
-    """Leave closed windows out whose bounds no timestamp can say: their entries say that a live one is no more."""
-    beyond = _is_beyond_time()
-    found = window.entries.filter(beyond).limit(CORRUPT_RECORDS_MAX + 1).collect()
-    if not found:
-        return window
-    corrupt = window.corrupt + tuple(
-        _as_corrupt(row, beyond_time(*START_END.unpack_from(row.value, ENVELOPE_BYTES)))
-        for row in sorted(found, key=lambda r: (r.partition, r.offset))
-    )
-    _require_few(topic, len(corrupt))
-    operation = F.when(beyond, F.lit(DELETED)).otherwise(F.col("operation"))
-    return window._replace(entries=window.entries.withColumn("operation", operation), corrupt=corrupt)
-
-
-def _is_beyond_time() -> SparkColumn:
-    """Big-endian bytes compare as their numbers do, negative ones as the highest."""
-    most = F.lit(TIME_MS_MAX.to_bytes(START_BYTES, "big"))
-    start, end = (F.substring("value", ENVELOPE_BYTES + 1 + at, START_BYTES) for at in (0, START_BYTES))
-    return (F.col("operation") == F.lit(FINAL)) & ((start > most) | (end > most))
+    return Window(entries, newest, stores, generations, foreign_records, told, left, begun)
 
 
 def counted(entries: DataFrame) -> Counts:
@@ -245,25 +194,19 @@ def split(records: DataFrame) -> DataFrame:
     )
 
 
-def is_foreign(skip: frozenset[tuple[int, int]]) -> SparkColumn:
-    """As `changelog_format.is_foreign`, on the columns `partition`, `offset` and `value`; the places of `skip` too."""
+def is_foreign() -> SparkColumn:
+    """As `changelog.format.is_foreign`, on the columns `partition`, `offset` and `value`."""
     version, operation = F.substring("value", 1, 1), F.substring("value", 2, 1)
     mark = (version >= F.lit(b"\x01")) & (version <= F.lit(bytes([VERSIONS_MAX])))
     mark &= (operation >= F.lit(b"A")) & (operation <= F.lit(b"Z"))
-    named = [f"{partition}:{offset}" for partition, offset in sorted(skip)]
-    skipped = F.concat_ws(":", "partition", "offset").isin(named) if named else F.lit(False)
-    return ~F.coalesce(mark, F.lit(False)) | skipped
+    return ~F.coalesce(mark, F.lit(False))
 
 
-def _survey(
-    topic: str, records: DataFrame, foreign: SparkColumn, wrong: SparkColumn
-) -> tuple[int, bool, dict[int, int]]:
-    """Warn of each partition's foreign records; their number, whether none of the others is corrupt, and by partition
-    the first offset."""
+def _survey(topic: str, records: DataFrame, foreign: SparkColumn, wrong: SparkColumn) -> tuple[int, bool]:
+    """Warn of each partition's foreign records; their number, and whether none of the others is corrupt."""
     found = (
         F.count_if(foreign).alias("number"),
         F.min(F.when(foreign, F.col("offset"))).alias("first"),
-        F.min("offset").alias("begins"),
         F.coalesce(F.bool_or(~foreign & wrong), F.lit(False)).alias("is_wrong"),
     )
     rows = records.groupBy("partition").agg(*found).collect()
@@ -275,8 +218,7 @@ def _survey(
             first_offset=row.first,
             records=row.number,
         )
-    begins = {int(row.partition): int(row.begins) for row in rows}
-    return sum(int(row.number) for row in rows), not any(row.is_wrong for row in rows), begins
+    return sum(int(row.number) for row in rows), not any(row.is_wrong for row in rows)
 
 
 def _is_corrupt() -> SparkColumn:
@@ -293,24 +235,13 @@ def _is_corrupt() -> SparkColumn:
     return wrong | ((operation == F.lit(DELETED)) & (length != ENVELOPE_BYTES + START_BYTES))
 
 
-def _corrupt_records(
-    topic: str, parts: DataFrame, wrong: SparkColumn, unread: DataFrame | None, skip_corrupt: bool
-) -> tuple[Corrupt, ...]:
-    """The corrupt records; the first of them is refused, unless they are to be left out."""
-    most = CORRUPT_RECORDS_MAX + 1 if skip_corrupt else 1
+def _corrupt(topic: str, parts: DataFrame, wrong: SparkColumn, unread: DataFrame | None) -> CorruptRecord:
+    """Names the first record that cannot be read."""
     all_wrong = parts.filter(wrong)
     if unread is not None:
         all_wrong = all_wrong.unionByName(parts.filter(~wrong).join(unread, ["partition", "offset"], "left_semi"))
-    found = [_as_corrupt(row, _reason(row)) for row in all_wrong.orderBy("partition", "offset").limit(most).collect()]
-    if found and not skip_corrupt:
-        raise _corrupt(topic, found[0].partition, found[0].offset, found[0].reason)
-    _require_few(topic, len(found))
-    return tuple(found)
-
-
-def _require_few(topic: str, number: int) -> None:
-    if number > CORRUPT_RECORDS_MAX:
-        raise CorruptRecord(f"{topic}: more than {CORRUPT_RECORDS_MAX} corrupt records; so many are not left out")
+    (row,) = all_wrong.orderBy("partition", "offset").limit(1).collect()
+    return CorruptRecord(f"{topic}-{row.partition} at offset {row.offset}: {_reason(row)}. {WAYS_OUT}")
 
 
 def _reason(row: Row) -> str:
@@ -322,15 +253,6 @@ def _reason(row: Row) -> str:
         return f"{reason} for operation {entry.operation!r} of epoch {entry.epoch}, commit {entry.commit}"
     except CorruptRecord as e:
         return str(e)
-
-
-def _as_corrupt(row: Row, reason: str) -> Corrupt:
-    key, value = (None if part is None else bytes(part) for part in (row.key, row.value))
-    return Corrupt(row.partition, row.offset, key, value, reason)
-
-
-def _corrupt(topic: str, partition: int, offset: int, reason: object) -> CorruptRecord:
-    return CorruptRecord(f"{topic}-{partition} at offset {offset}: {reason}. {way_out(partition, offset)}")
 
 
 def _newest(said: list[Row]) -> dict[int, Newest]:

@@ -24,7 +24,7 @@ from penstock.services.compactor.late_coverage import LateCoverage
 from penstock.services.compactor.marks import Marks, read_marks
 from penstock.services.compactor.settings import CompactSettings
 from penstock.shared.common.errors import ChangelogHole, PenstockError
-from penstock.shared.streams.changelog_format import decode_progress, parse_places
+from penstock.shared.streams.changelog.format import decode_progress
 
 WAY_OUT = (
     "put back one whose covered offsets the changelog still has (that before the newest it has, by RESTORE for "
@@ -114,15 +114,8 @@ class Compaction(Fold):
         return read_range(self.spark, kafka, topic, plan.start, plan.end, split=True)
 
     def window(self, plan: Plan, records: DataFrame) -> Window:
-        """What the records say; those that are named, and on demand all corrupt ones, are left out."""
-        settings = self.settings
-        skip = parse_places(settings.skip_changelog_records)
-        window = read_window(
-            self.spark, plan.offsets.topic, records, known(plan.covered), skip, skip_corrupt=settings.skip_corrupt
-        )
-        for record in window.corrupt:
-            place = f"{plan.offsets.topic}-{record.partition} at offset {record.offset}"
-            self.say(f"corrupt, kept in {settings.tables}/quarantine: {place}: {record.reason}")
+        """What the records say."""
+        window = read_window(self.spark, plan.offsets.topic, records, known(plan.covered))
         self.late_left = window.late_left
         return window
 

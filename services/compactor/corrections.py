@@ -58,7 +58,7 @@ from penstock.services.compactor.settings import CompactSettings
 from penstock.services.compactor.spark import travelling
 from penstock.shared.common.errors import FatalError, UnknownTopicOrPartition
 from penstock.shared.streams import late_records as names
-from penstock.shared.streams.changelog_format import StoreSchema, decode_progress
+from penstock.shared.streams.changelog.format import StoreSchema, decode_progress
 
 REFUSED_SAID_MAX = 10  # late records left out that are named one by one
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"

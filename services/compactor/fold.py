@@ -1,6 +1,6 @@
 """Changelog records into the Delta tables, once: what a compaction and a backfill have in common.
 
-Order of commits. First come facts that a rerun finds again and leaves as they are (`quarantine`, `advances`), then each
+Order of commits. First come facts that a rerun finds again and leaves as they are (`advances`), then each
 store's finals are appended to `closed/<store>`, then one MERGE into `state` writes live windows, deletes, rules (see
 `rules`) and the new covered offsets. A run has a number, one above that of the state it starts from. Every append and
 the MERGE carry it as Delta's transaction version, so Delta makes each of them once a run. An append also carries where
@@ -29,7 +29,7 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.compactor import advances, delta_log, quarantine, rules, tables, upkeep
+from penstock.services.compactor import advances, delta_log, rules, tables, upkeep
 from penstock.services.compactor.aftercare import Aftercare
 from penstock.services.compactor.bodies import final_rows, live_rows
 from penstock.services.compactor.changelog import Counts, Newest, Window, counted, known, latest_per_window, read_window
@@ -37,7 +37,7 @@ from penstock.services.compactor.failures import CompactionConflict, translated
 from penstock.services.compactor.kafka import TopicOffsets
 from penstock.services.compactor.runs import CLOSED, CORRECTED, RUN, TOPIC_ID, note_of
 from penstock.services.compactor.settings import UpkeepSettings
-from penstock.shared.streams.changelog_format import FINAL, Progress, decode_progress
+from penstock.shared.streams.changelog.format import FINAL, Progress, decode_progress
 from penstock.shared.streams.lake_names import IS_LIVE, STATE_HEAD, STATE_TAIL, require_lake_names
 
 Say = Callable[[str], object]
@@ -68,7 +68,6 @@ class Summary(NamedTuple):
     remaining_records: int = 0
     adopted: bool = False
     foreign_records: int = 0
-    quarantined: int = 0
     optimized_partitions: int = 0
     vacuumed: bool = False
     expired_days: int = 0
@@ -212,13 +211,11 @@ class Fold(ABC):
             if not newest and plan.accepts_loss:
                 newest = {partition: Newest.of(row) for partition, row in plan.covered.items()}
             window = window._replace(entries=entries, newest=newest)
-            quarantine.keep(self.spark, self.settings.tables, plan.offsets.topic, plan.run, window.corrupt)
             summary = self._write(plan, window, counts) if newest else self._nothing_new(plan)
         finally:
             entries.unpersist()
         left = sum(plan.offsets.latest[p] - to for p, to in summary.to_offsets.items() if plan.is_cut(p))
-        foreign, corrupt = window.foreign_records, len(window.corrupt)
-        return summary._replace(remaining_records=left, foreign_records=foreign, quarantined=corrupt)
+        return summary._replace(remaining_records=left, foreign_records=window.foreign_records)
 
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")

@@ -15,7 +15,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.compactor.rules import Rules
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 _EVER = -(2**62)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from penstock.services.compactor.bodies import StoreLayout
 from penstock.shared.common.errors import SchemaMismatch
-from penstock.shared.streams.changelog_format import Progress, StoreSchema
-from penstock.shared.streams.changelog_reader import AGGREGATIONS_STAY, STORES_STAY, changed_aggregations
+from penstock.shared.streams.changelog.format import Progress, StoreSchema
+from penstock.shared.streams.changelog.reader import AGGREGATIONS_STAY, STORES_STAY, changed_aggregations
 
 Stores = tuple[StoreSchema, ...]
 

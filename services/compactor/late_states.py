@@ -21,7 +21,7 @@ from penstock.shared.common.errors import ConfigError, DataError
 from penstock.shared.streams import aggregations as numbers
 from penstock.shared.streams import collecting, latest, quantiles
 from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct, Max, Mean, Min, OfField, Sum
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
 from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.quantiles import Quantiles

@@ -23,7 +23,7 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import TAKEOVER, Takeover, decode, encode_takeover, history_before
+from penstock.shared.streams.changelog.format import TAKEOVER, Takeover, decode, encode_takeover, history_before
 
 MARKS_MAX = 10  # looked for in a partition: more than one are there only if a write's fate was unknown
 

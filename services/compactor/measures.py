@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.compactor.tables import SQL_TYPES, quoted
 from penstock.shared.streams.aggregations import DISTINCT_LG_K, EMPTY_TEXT
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 RELATIVE_ERROR = 1e-9  # what two orders of adding the same floats may differ by, of the sum of their magnitudes
 FIELDS, TEXTS = "fields", "texts"

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from penstock.services.compactor import session_joins, tables
 from penstock.services.compactor.gaps import Gaps
 from penstock.services.compactor.spark import travelling
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 DAY_MS = 86_400_000
 RANGES_MAX = 64  # of time that are asked for; those nearest to each other become one beyond that

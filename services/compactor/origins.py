@@ -12,7 +12,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from penstock.shared.common.errors import FatalError
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 Offsets = dict[str, dict[int, int]]
 """By topic and partition."""

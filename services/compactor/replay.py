@@ -22,7 +22,7 @@ import pyarrow as pa
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import Columns, ProducerRecord
-from penstock.shared.streams.changelog_format import Takeover, encode_takeover
+from penstock.shared.streams.changelog.format import Takeover, encode_takeover
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.stream_task import Guarantee, StreamTask
 from penstock.shared.streams.task_inputs import process_in_time

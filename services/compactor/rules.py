@@ -24,7 +24,7 @@ from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.compactor.bodies import ENVELOPE_BYTES
-from penstock.shared.streams.changelog_format import Progress, StoreSchema, decode_progress
+from penstock.shared.streams.changelog.format import Progress, StoreSchema, decode_progress
 
 RULE = "rule"
 RULES_MAX = 100  # of a partition: years of changes, and no more than `state` can be asked for at once

@@ -126,14 +126,6 @@ class UpkeepSettings(JobSettings):
 class CompactSettings(UpkeepSettings):
     """`penstock compact`: fold the changelog into Delta tables."""
 
-    skip_changelog_records: str = Field(
-        default="",
-        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
-        description="partition:offset, comma-separated: corrupt changelog records to leave out",
-    )
-    skip_corrupt: bool = Field(
-        default=False, description="leave out corrupt changelog records, and keep them in the table `quarantine`"
-    )
     run_records_max: Annotated[int, Field(gt=0)] = Field(
         default=RUN_RECORDS_MAX, description="changelog records that one run reads; the next one goes on where it stops"
     )
@@ -211,11 +203,6 @@ class BackfillSettings(UpkeepSettings, TaskSettings):
 class AuditSettings(JobSettings):
     """`penstock audit`: compare the stream's windows with Spark's own over the source topic."""
 
-    skip_changelog_records: str = Field(
-        default="",
-        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
-        description="partition:offset, comma-separated: corrupt changelog records to leave out",
-    )
     store: str | None = Field(default=None, description="the store to audit; default: the only one")
     source: str | None = Field(default=None, description="source topic, where it is not what the changelog says")
     start: str | None = Field(

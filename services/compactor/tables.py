@@ -23,7 +23,7 @@ from penstock.services.compactor.bodies import TIME_MS_MAX, StoreLayout
 from penstock.services.compactor.rules import RULE, Place
 from penstock.services.compactor.runs import RESTORE, RUN, Version, is_down_to, versions
 from penstock.shared.common.errors import SchemaMismatch
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.lake_names import CLOSED_COLUMNS, STATE_HEAD, STATE_TAIL
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}

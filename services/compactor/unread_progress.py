@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams.changelog_format import ENVELOPE, PROGRESS, decode_progress
+from penstock.shared.streams.changelog.format import ENVELOPE, PROGRESS, decode_progress
 
 BYTES = "ISO-8859-1"  # a character a byte, whatever the bytes are
 NUMBER = r"(?<=[:,\[])-?(0|[1-9][0-9]{0,17})(?=[,}\]])"  # of so many digits each is an int64

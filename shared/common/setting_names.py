@@ -106,8 +106,6 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "services_auth_token",
         "services_timeout_ms",
         "shutdown_timeout_ms",
-        "skip_changelog_records",
-        "skip_corrupt",
         "source",
         "spark",
         "start",

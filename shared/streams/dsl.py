@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeVar, overload
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.serialization import Deserializer
 from penstock.shared.common.topic_names import dead_letter_topic, late_topic
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.flow import Flow, deserializer_of, is_type
 from penstock.shared.streams.joining import GlobalTable, Table
 from penstock.shared.streams.refusals import refuse_loops, require_key_type, require_name, require_topic

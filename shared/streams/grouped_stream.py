@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregation, Count
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreKind, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreKind, StoreSchema
 from penstock.shared.streams.joining import Table
 from penstock.shared.streams.latest import LATEST, Latest
 from penstock.shared.streams.processor import K, V, interval_ms

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from penstock.shared.streams.changelog_format import IdleAdvanced, IdleTime
+from penstock.shared.streams.changelog.format import IdleAdvanced, IdleTime
 from penstock.shared.streams.time_marks import TimeMark, mark_record
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from penstock.shared.common.errors import ConfigError, SerializationError
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.flow import Flow, deserializer_of
 from penstock.shared.streams.processor import K, Processor, Record, V
 from penstock.shared.streams.refusals import require_groupable, require_name, require_one_type, require_same_builder

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 STATE_HEAD = (
     *(("row", "STRING"), ("partition", "INT"), ("store", "STRING")),

@@ -1,8 +1,7 @@
 """Restoring from what an instance has on disk: where the changelog goes on, and when the disk is of no use.
 
 Rows on disk are true up to the checkpoint's covered offset, if nobody had taken the partition over before the owner
-that wrote them knew, and if no record before it was named since, to be left out: what that one said, or what rested on
-it, is in them. What cannot be trusted, or cannot be read any more, is thrown away and comes back from the
+that wrote them knew. What cannot be trusted, or cannot be read any more, is thrown away and comes back from the
 snapshot and the log: it is said why, and it is no error.
 """
 
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.log import get_logger
-from penstock.shared.streams.changelog_format import EPOCH_MAX, TAKEOVER, Entry, StoreSchema, decode, is_foreign
-from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from penstock.shared.streams.changelog.format import EPOCH_MAX, TAKEOVER, Entry, StoreSchema, decode, is_foreign
+from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry
 from penstock.shared.streams.state.checkpoint import Checkpoint, layout
 
 if TYPE_CHECKING:
@@ -28,22 +27,19 @@ class Overtaken(Exception):
 
 def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]) -> int | None:
     """Have the reader go on from what is on disk: the offset up to which that is; None where the disk is empty now."""
-    found, local.skipped = local.checkpoint, tuple(sorted(reader.skip))
-    reason = "it is not whole" if found is None else _why_not(found, reader.skip, stores)
+    found = local.checkpoint
+    reason = "it is not whole" if found is None else _why_not(found, stores)
     if found is None or reason is not None:
         discard(local, str(reason))
         return None
-    reader.epoch, reader.progress, reader.highest_epoch = found.epoch, found.progress, found.highest_epoch
+    reader.epoch, reader.progress = found.epoch, found.progress
     return found.covered_offset
 
 
-def _why_not(found: Checkpoint, skip: frozenset[int], stores: tuple[StoreSchema, ...]) -> str | None:
+def _why_not(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:
     if found.progress is not None and layout(found.progress.stores) != layout(stores):
         return "the stores have changed"
-    if (highest := max(found.epoch, found.highest_epoch)) >= EPOCH_MAX:
-        return f"no owner can go above epoch {highest}, which it has met"
-    named = sorted(at for at in skip - set(found.skipped) if at < found.covered_offset)
-    return f"it has what skip_changelog_records names at offset {named[0]}" if named else None
+    return f"no owner can go above its epoch {found.epoch}" if found.epoch >= EPOCH_MAX else None
 
 
 def refusal(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
@@ -75,7 +71,7 @@ def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None
 
     CorruptEntry where it cannot be read: it may have been one.
     """
-    if is_foreign(value) or offset in found.skipped:
+    if is_foreign(value):
         return
     try:
         entry = decode(value)
@@ -89,5 +85,4 @@ def write_restored(reader: ChangelogReader, local: LocalState, topic_id: str | N
     """Write what was restored so far, up to the last offset before which nothing is open."""
     covered = reader.covered_offset
     if covered is not None:
-        seen = (reader.epoch, covered, covered, reader.progress, local.skipped, reader.highest_epoch)
-        local.write(Checkpoint(topic_id, *seen))
+        local.write(Checkpoint(topic_id, reader.epoch, covered, covered, reader.progress))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from penstock.shared.streams.changelog_format import Progress
+from penstock.shared.streams.changelog.format import Progress
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.time_marks import NO_LIMIT, TimeMark
 from penstock.shared.streams.topology import SinkNode, SourceNode, Topology

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from penstock.shared.common.log import get_logger
-from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.idle_advance import IdleAdvance
 from penstock.shared.streams.local_restore import discard
 from penstock.shared.streams.refusal_log import RefusalLog

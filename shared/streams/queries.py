@@ -24,7 +24,7 @@ import msgspec
 from penstock.shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import raw_key
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.global_table import GlobalTableRows
 from penstock.shared.streams.latest import LATEST
 from penstock.shared.streams.state.persistent_stores import PersistentStore

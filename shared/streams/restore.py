@@ -6,17 +6,20 @@ A window that was written before its store got another aggregation has no state 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams.changelog_format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
-from penstock.shared.streams.changelog_reader import Change, check_schema
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.reader import Change, Confirmed, check_schema, one_by_one
 from penstock.shared.streams.idle_advance import IdleAdvances
 from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.windows.keys import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore
 
 
@@ -30,17 +33,47 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
     task.times.restore(progress)
 
 
+def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
+    """Put confirmed changes into a task's stores; CorruptEntry names the entry whose key or state cannot be read."""
+    for number in np.unique(confirmed.numbers).tolist():
+        written = confirmed.stores[number]
+        own = confirmed.at(np.flatnonzero(confirmed.numbers == number)) if len(confirmed.stores) > 1 else confirmed
+        store, schema = task.stores[written.name], task.topology.stores[written.name].schema
+        known = {column.name for column in written.state_columns()}
+        if isinstance(store, WindowStore) and all(column.name in known for column in schema.state_columns()):
+            try:
+                _replay(store, schema, own, written)
+                continue
+            except (CorruptRecord, ValueError, msgspec.MsgspecError):
+                pass  # one by one, the entry is found that cannot be read
+        one_by_one(partial(restore_change, task))(own)
+
+
+def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written: StoreSchema) -> None:
+    if schema.key == "string" and not are_ascii(changes.keys):
+        for key in changes.keys.tolist():
+            key.decode()
+    codec, names = _codec(written), [column.name for column in written.state_columns()]
+    is_live = changes.operations == LIVE[0]
+
+    def read(places: Int64Array) -> list[Any]:
+        if len(places) < np.count_nonzero(is_live):
+            codec.unpack_many(changes.states.at(is_live))  # a state that a later one replaces must be one, too
+        columns = dict(zip(names, codec.unpack_many(changes.states.at(places)), strict=True))
+        return [columns[column.name] for column in schema.state_columns()]
+
+    store.replay(changes.keys, changes.starts, changes.ends, is_live, read)
+
+
 def restore_change(task: StreamTask, change: Change) -> None:
     """Put one confirmed change into a task's store; CorruptRecord where its key or state cannot be read."""
+    written, own = change.written_as, task.topology.stores[change.store].schema
     try:
-        if task.local is not None and change.written_as is None:
+        if task.local is not None and written.aggregations == own.aggregations:
             state = change.state if change.operation == LIVE else None
             task.local.restore_raw(change.store, change.key, change.start, change.end, state)
         elif change.operation == LIVE:
-            if change.written_as is None:
-                columns: Sequence[Any] = task.codecs[change.store].unpack(change.state)
-            else:
-                columns = widened(task, change.written_as, _codec(change.written_as).unpack(change.state))
+            columns = widened(task, written, _codec(written).unpack(change.state))
             restore_window(task, change.store, change.key, change.start, change.end, columns)
         else:
             assert change.operation in (DELETED, FINAL)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from penstock.shared.clients.admin import Admin
@@ -20,8 +21,8 @@ from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTim
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import PROGRESS, Progress, decode, decode_progress, is_foreign, way_out
-from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry, HistoryMissing, check_schema
+from penstock.shared.streams.changelog.format import PROGRESS, WAYS_OUT, Progress, decode, decode_progress, is_foreign
+from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, HistoryMissing, check_schema
 from penstock.shared.streams.local_restore import (
     check_overtaken,
     discard,
@@ -30,7 +31,7 @@ from penstock.shared.streams.local_restore import (
     take_up,
     write_restored,
 )
-from penstock.shared.streams.restore import restore_change, restore_progress, restore_windows
+from penstock.shared.streams.restore import restore_changes, restore_progress, restore_windows
 from penstock.shared.streams.restore_progress import RestoreProgress
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import Checkpoint
@@ -39,7 +40,7 @@ from penstock.shared.streams.stream_task import StreamTask
 log = get_logger(__name__)
 
 Isolation = Literal["read_uncommitted", "read_committed"]
-RESTORE_RECORDS_MAX = 1_000  # taken at once, between which the loop goes on
+RESTORE_RECORDS_MAX = 2_000  # taken at once, between which the loop goes on
 RESTORE_POLL_MS = 500
 NEWEST_RECORDS = 1_000
 """At the changelog's end, looked at before a restore that reads more: the newest commit is among them, unless as many
@@ -130,11 +131,7 @@ class Restoring:
         self._kafka, self._settings, self._clock = kafka, settings, clock
         self.task, self.report, self.progress = task, RestoreReport(), RestoreProgress(task.partition)
         self.at = TopicPartition(settings.changelog_topic, task.partition)
-        self.reader = ChangelogReader(
-            lambda change: restore_change(task, change),
-            stores=task.topology.schemas(),
-            skip=settings.skipped_changelog_offsets(task.partition),
-        )
+        self.reader = ChangelogReader(partial(restore_changes, task), stores=task.topology.schemas())
         self.topic_id: str | None = None
         self.rests_on: str | None = None
         """The snapshot's tables, where none of what they hold was ever in the changelog: a backfill's."""
@@ -217,11 +214,13 @@ class Restoring:
         report.changelog_windows = reader.entries_applied - self._applied_before
         report.foreign_records = reader.foreign_records - self._foreign_before
         if report.foreign_records:
-            what, first = "records that are no changelog entries", reader.first_foreign_offset
-            self._warn_of(what, first, records=reader.foreign_records)
-        if reader.lost_commits:
-            what, first = "commits of an epoch without a takeover record", reader.first_lost_offset
-            self._warn_of(what, first, commits=reader.lost_commits)
+            log.warning(
+                "records that are no changelog entries were passed over",
+                topic=self.at.topic,
+                partition=self.at.partition,
+                first_offset=reader.first_foreign_offset,
+                records=reader.foreign_records,
+            )
 
     def next_epoch(self) -> int:
         """What the next owner takes; CorruptRecord where there is none any more."""
@@ -234,26 +233,22 @@ class Restoring:
 
     # --- inside ---
 
-    def _warn_of(self, what: str, first_offset: int | None, **number: int) -> None:
-        topic, partition = self.at
-        log.warning(f"{what} were passed over", topic=topic, partition=partition, first_offset=first_offset, **number)
-
     def _refused(self, e: CorruptEntry) -> CorruptRecord:
-        return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {way_out(self.at.partition, e.offset)}")
+        return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {WAYS_OUT}")
 
     def _feed(self, columns: Columns) -> int:
         reader, kept = self.reader, self._kept
-        for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
-            try:
-                if kept is not None and offset < kept.covered_offset:
+        covered = 0 if kept is None else int(columns.offsets.searchsorted(kept.covered_offset))
+        try:
+            if kept is not None and covered:
+                for offset, value in zip(columns.offsets[:covered].tolist(), columns.values[:covered], strict=True):
                     check_overtaken(kept, offset, value)
-                else:
-                    reader.feed(offset, key, value)
-            except CorruptEntry as e:
-                raise self._refused(e) from e
-            except HistoryMissing as e:
-                lake_is = f"streams.lake is {self._settings.lake or 'not set'}"
-                raise ChangelogHole(f"{self.at}: {e}. Here {lake_is}") from None
+            reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
+        except CorruptEntry as e:
+            raise self._refused(e) from e
+        except HistoryMissing as e:
+            lake_is = f"streams.lake is {self._settings.lake or 'not set'}"
+            raise ChangelogHole(f"{self.at}: {e}. Here {lake_is}") from None
         self.report.changelog_records += len(columns)
         if self.task.local is not None and self.task.local.is_full:
             self.write()
@@ -299,7 +294,7 @@ class Restoring:
         end = (await consumer.end_offsets([self.at]))[self.at]
         if (reason := refusal(found, self.topic_id, first, end)) is not None:
             discard(local, reason)
-            reader.epoch, reader.progress, reader.highest_epoch = 0, None, 0
+            reader.epoch, reader.progress = 0, None
             return None
         self.report.local_windows = sum(map(len, task.stores.values()))
         return found

@@ -11,7 +11,6 @@ from penstock.shared.common.lake_place import require_place
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import PositiveMs, Section
 from penstock.shared.common.topic_names import APPLICATION_ID, APPLICATION_ID_MAX, changelog_topic, instances_topic
-from penstock.shared.streams.changelog_format import parse_places
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 
 log = get_logger(__name__)
@@ -161,11 +160,6 @@ class StreamsSettings(Section, TaskSettings):
         default="fail",
         description="where source records were deleted before they were read: stop, or count the gap and go on",
     )
-    skip_changelog_records: str = Field(
-        default="",
-        pattern=r"^(\d+:\d+(,\d+:\d+)*)?$",
-        description="partition:offset, comma-separated: corrupt changelog records to leave out",
-    )
     default_dsl_store: Literal["in_memory", "rocksDB"] = Field(
         default="in_memory",
         description="where stores are kept; rocksDB: on disk, for state larger than memory (extra rocksdb)",
@@ -238,10 +232,6 @@ class StreamsSettings(Section, TaskSettings):
     def instances_topic(self) -> str:
         """Where the application's instances say what they have."""
         return instances_topic(self.application_id)
-
-    def skipped_changelog_offsets(self, partition: int) -> frozenset[int]:
-        """The offsets of a changelog partition that `skip_changelog_records` names."""
-        return frozenset(at for own, at in parse_places(self.skip_changelog_records) if own == partition)
 
     def transactional_id(self, partition: int) -> str:
         """One a partition, so that a new owner's first request fences the old one."""

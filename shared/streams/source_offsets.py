@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.topic_names import REPARTITION_SUFFIX, is_repartition_topic
-from penstock.shared.streams.changelog_reader import RENAMED
+from penstock.shared.streams.changelog.reader import RENAMED
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (
@@ -75,9 +75,9 @@ class GroupAhead(ChangelogHole):
             )
         if lost := [one for one in known if one.by_application]:
             parts.append(
-                f"{_listed(lost)}: the application has committed these offsets, and the changelog has lost the commits "
-                "or streams.skip_changelog_records leaves them out. From the changelog's position on, records are "
-                "processed again with the state of then, and their results may come twice"
+                f"{_listed(lost)}: the application has committed these offsets, and the changelog has lost the "
+                "commits. From the changelog's position on, records are processed again with the state of then, and "
+                "their results may come twice"
             )
         if gone := [one for one in unknown if one.by_application]:
             parts.append(

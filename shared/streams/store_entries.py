@@ -10,8 +10,8 @@ import numpy as np
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.changelog_entries import Entries
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.format import (
     DELETED,
     ENVELOPE,
     FINAL,

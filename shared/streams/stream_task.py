@@ -40,8 +40,8 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.at_work import at_work
-from penstock.shared.streams.changelog_entries import Entries
-from penstock.shared.streams.changelog_format import StateCodec, encode_progress
+from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.format import StateCodec, encode_progress
 from penstock.shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.fetch_ahead import FetchAhead

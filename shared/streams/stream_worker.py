@@ -34,7 +34,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.fetched import advance, advance_all_idle, give_out, make_consumer, poll_ms, punctuate_all
 from penstock.shared.streams.global_table import GlobalTableRows
 from penstock.shared.streams.global_tables import GlobalTables

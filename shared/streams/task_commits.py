@@ -25,7 +25,7 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.metrics import histogram
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.streams.changelog import RecordRefused
+from penstock.shared.streams.changelog.partition import RecordRefused
 from penstock.shared.streams.owned_task import OwnedTask
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.source_offsets import own_offset

@@ -18,7 +18,7 @@ from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, ProducerRecord, RecordColumns
-from penstock.shared.streams.changelog_entries import Entries
+from penstock.shared.streams.changelog.entries import Entries
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.shared.streams.changelog_format import Progress
+from penstock.shared.streams.changelog.format import Progress
 
 if TYPE_CHECKING:
     from penstock.shared.streams.stream_task import StreamTask

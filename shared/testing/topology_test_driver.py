@@ -17,20 +17,23 @@ Everything a commit would write to Kafka is kept in lists, so a test can read re
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import AnyHeaders, Columns, ConsumerRecord, Headers, ProducerRecord, header_pairs
-from penstock.shared.streams.changelog_format import Takeover, encode_takeover
-from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.changelog.format import Takeover, encode_takeover
+from penstock.shared.streams.changelog.reader import ChangelogReader
 from penstock.shared.streams.column_path import COLUMNS_MIN
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.global_table import GlobalTableRows
 from penstock.shared.streams.idle_advance import IdleAdvance, advance_idle
 from penstock.shared.streams.local_restore import take_up, write_restored
 from penstock.shared.streams.processor import INT64_MAX
-from penstock.shared.streams.restore import restore_change, restore_progress
+from penstock.shared.streams.restore import restore_changes, restore_progress
 from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPlace
 from penstock.shared.streams.state.state_directory import StateDirectory
@@ -227,10 +230,10 @@ class TopologyTestDriver:
             local=self._local,
         )
         task.global_tables = self.global_tables
-        reader = ChangelogReader(lambda change: restore_change(task, change), stores=self.topology.schemas())
+        reader = ChangelogReader(partial(restore_changes, task), stores=self.topology.schemas())
         start = 0 if self._local is None else take_up(reader, self._local, self.topology.schemas()) or 0
-        for offset, (key, value) in enumerate(self.changelog[start:], start):
-            reader.feed(offset, key, value)
+        keys, values = [key for key, _ in self.changelog[start:]], [value for _, value in self.changelog[start:]]
+        reader.feed(np.arange(start, len(self.changelog)), keys, values)
         self.restored_entries = len(self.changelog) - start
         task.epoch = reader.next_epoch
         if reader.progress is not None:
@@ -238,7 +241,7 @@ class TopologyTestDriver:
         takeover = Takeover(APPLICATION, "driver", self.clock.now_ms())
         self.changelog.append((None, encode_takeover(task.epoch, takeover)))
         if self._local is not None:
-            reader.feed(len(self.changelog) - 1, *self.changelog[-1])
+            reader.feed_record(len(self.changelog) - 1, *self.changelog[-1])
             write_restored(reader, self._local, None)
         task.initialize(self.clock.now_ms())
         self.task, self._inputs = task, TaskInputs(task, self.topology, max_future_ms=self.max_future_ms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench._changelogs import NUMBERS, ChangelogWriter, Entry
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.changelog import format as log
 
 
 class Written(ChangelogWriter):

@@ -21,7 +21,7 @@ from penstock.shared.common import log
 from penstock.shared.common.records import GroupMetadata
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.shared.streams.changelog_format import FINAL, LIVE, TAKEOVER, decode
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.changelog.format import FINAL, LIVE, TAKEOVER, decode
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.owned_task import OwnedTask
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -51,7 +51,7 @@ class State:
     def __init__(self) -> None:
         self.live: dict[tuple[bytes, int], tuple[int, bytes]] = {}
         self.closed: Counter[tuple[bytes, int, int, bytes]] = Counter()
-        self.reader = ChangelogReader(self._apply)
+        self.reader = ChangelogReader(one_by_one(self._apply))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, State) and (self.live, self.closed) == (other.live, other.closed)
@@ -63,7 +63,7 @@ class State:
     def of(cls, records: Iterable[tuple[bytes | None, bytes | None]]) -> State:
         state = cls()
         for offset, (key, value) in enumerate(records):
-            state.reader.feed(offset, key, value)
+            state.reader.feed_record(offset, key, value)
         return state
 
     def _apply(self, change: Change) -> None:

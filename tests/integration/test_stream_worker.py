@@ -36,8 +36,8 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, ConsumerRecord, GroupMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Sum
-from penstock.shared.streams.changelog import ChangelogPartition
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.changelog.partition import ChangelogPartition
+from penstock.shared.streams.changelog.reader import ChangelogReader, ignore
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
@@ -154,11 +154,10 @@ class Chain:
 
     async def confirmed(self, partition: int) -> ChangelogReader:
         """A reader that has taken the whole changelog partition."""
-        changes: list[Change] = []
-        reader = ChangelogReader(changes.append)
+        reader = ChangelogReader(ignore)
         for record in await self.read(f"{self.topic}-changelog"):
             if record.partition == partition:
-                reader.feed(record.offset, record.key, record.value)
+                reader.feed_record(record.offset, record.key, record.value)
         return reader
 
     async def wait_processed(self, *workers: StreamWorker) -> None:

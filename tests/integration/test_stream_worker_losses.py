@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.services.aggregator.restore_offsets import carry_out, plan_restore
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, NewTopic, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -27,20 +26,17 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import GroupMetadata, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import LogSettings
-from penstock.shared.streams.changelog_entries import Entries
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.format import (
     EPOCH_MAX,
     PROGRESS,
-    TAKEOVER,
     Takeover,
     decode,
-    encode_deleted,
     encode_live,
     encode_takeover,
 )
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.restoring import changelog_consumer, find_takeover
-from penstock.shared.streams.source_offsets import GroupAhead
 from penstock.shared.streams.state.checkpoint import LogReplaced
 from penstock.shared.streams.stream_worker import StreamWorker
 from penstock.shared.streams.task_outputs import TaskCommit
@@ -128,61 +124,27 @@ async def test_foreign_records_in_the_changelog_change_nothing(
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
-async def test_a_corrupt_changelog_record_is_refused_until_it_is_named(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """A record that claims to be an entry ends the worker with its place and the way out, and the way out works."""
+async def test_a_corrupt_changelog_record_is_refused(kafka: EmbeddedKafka, topic_name: str) -> None:
+    """A record that claims to be an entry ends the worker with its place and the ways out."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
         at = await put(chain, f"{topic_name}-changelog", (b"k", b"\x02L of a layout to come"))
-        said = rf'changelog-0 at offset {at}: .* version 2; .* version 1\. .*skip_changelog_records="0:{at}"'
+        said = rf"changelog-0 at offset {at}: .* version 2; .* version 1\. .*streams reset"
         for _ in range(2):
             with pytest.raises(CorruptRecord, match=said):
                 await fails(chain.worker())
-        await work(chain, 100, skip_changelog_records=f"0:{at}")
-        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
 
 
 async def test_no_owner_takes_an_epoch_that_no_reader_takes(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """The record above which there is none ends the worker before it has written anything, until it is named."""
+    """The record above which there is none ends the worker before it has written anything."""
     async with chain_of(kafka, topic_name, 1) as chain:
         await work(chain, 100)
-        at = await put(chain, f"{topic_name}-changelog", (b"k", encode_deleted(0, EPOCH_MAX, 1, 0)))
+        highest = encode_takeover(EPOCH_MAX, Takeover(topic_name, "other", 0))
+        at = await put(chain, f"{topic_name}-changelog", (None, highest))
         for _ in range(2):
-            with pytest.raises(CorruptRecord, match=rf"at offset {at}: .* no owner can go .*_records=\"0:{at}\""):
+            with pytest.raises(CorruptRecord, match=rf"at offset {at}: .* no owner can go .*streams reset"):
                 await fails(chain.worker())
         assert (await chain.read(f"{topic_name}-changelog"))[-1].offset == at
-        await work(chain, 100, skip_changelog_records=f"0:{at}")
-        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
-
-
-@pytest.mark.parametrize("operation", [TAKEOVER, PROGRESS], ids=["takeover", "newest-progress"])
-@pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
-async def test_a_named_record_that_commits_rest_on_is_gone_on_before(
-    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, operation: bytes, store: str
-) -> None:
-    """The group is ahead of what still counts then: the command sets it back, and what was lost is done again.
-
-    The state is that before the record: with nothing forgotten the windows are those of an uninterrupted run.
-    """
-    async with chain_of(kafka, topic_name, 1) as chain:
-        disk = {"default_dsl_store": store, "state_dir": str(tmp_path)}
-        await work(chain, 100, **disk)
-        await work(chain, 100, **disk)
-        read = await chain.read(f"{topic_name}-changelog")
-        at = [record.offset for record in read if record.value and decode(record.value).operation == operation][-1]
-        for asked in (False, True):
-            with pytest.raises(GroupAhead, match="the changelog has lost the commits") as refused:
-                await fails(chain.worker(skip_changelog_records=f"0:{at}", start_from_group_offsets=asked, **disk))
-        (ahead,) = refused.value.ahead
-        assert (ahead.at, ahead.committed, ahead.by_application) == (TopicPartition(topic_name, 0), 200, True)
-        settings = chain.settings(skip_changelog_records=f"0:{at}")
-        async with Admin(chain.kafka) as admin:
-            plan = await plan_restore(admin, chain.kafka, settings)
-            assert plan.back == [ahead]
-            await carry_out(admin, chain.kafka, plan)
-        await work(chain, 100, skip_changelog_records=f"0:{at}", **disk)
-        closed, late = offline(topic_name, chain.sent)
-        assert set(await chain.values("out")) == set(closed)
-        assert set(await chain.values("late")) == set(late)
 
 
 async def test_an_owner_that_another_takes_over_unseen_restores(

@@ -21,8 +21,8 @@ from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations import CountDistinct
-from penstock.shared.streams.changelog_format import DELETED, FINAL, LIVE, StateCodec, StoreSchema
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
 
 ARROW = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
@@ -53,10 +53,10 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str) -> list[di
             assert change.operation in (DELETED, FINAL)
             live.pop((change.key, change.start), None)
 
-    reader, end = ChangelogReader(apply), 0
+    reader, end = ChangelogReader(one_by_one(apply)), 0
     for record in await chain.read(f"{chain.topic}-changelog"):
         if record.partition == partition:
-            reader.feed(record.offset, record.key, record.value)
+            reader.feed_record(record.offset, record.key, record.value)
             end = record.offset + 1
     assert reader.progress is not None
     (store,) = reader.progress.stores
@@ -188,7 +188,7 @@ async def test_a_question_that_lost_its_ground_is_answered_from_the_newer_snapsh
         async def ask(root: Path | None) -> list[Any]:
             where = None if root is None else str(root)
             keys = KeyRange.of("key-1")
-            asked = Asked(chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", "", 30_000, 1_000)
+            asked = Asked(chain.kafka, topic_name, where, {}, None, keys, "0", "9999-12-31", 30_000, 1_000)
             return [one for one in (await Query(asked).run())[1] if one.status == "open"]
 
         wanted = await ask(None)

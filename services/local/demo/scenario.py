@@ -34,7 +34,7 @@ from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common import lake
 from penstock.shared.common.errors import FatalError, KafkaTimeout
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_format import decode_progress
+from penstock.shared.streams.changelog.format import decode_progress
 
 PARTITIONS = 4
 LONGEST = 10

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.shared.common.errors import ProducerFenced
-from penstock.shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.streams.changelog.format import Progress, StoreSchema
 
 
 class LogReplaced(ProducerFenced):
@@ -70,9 +70,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     `topic_id` is the changelog's. Up to `verified_offset` it is known that no other owner had written: a commit that
     the broker took counts for nobody where another had taken the partition over before it.
-
-    `skipped` are the changelog's offsets that were left out by name where the rows were restored, and `highest_epoch`
-    is that of any record before `covered_offset` (see `ChangelogReader`). Earlier releases wrote neither.
     """
 
     topic_id: str | None
@@ -80,8 +77,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
     covered_offset: int
     verified_offset: int
     progress: Progress | None
-    skipped: tuple[int, ...] = ()
-    highest_epoch: int = 0
 
 
 def layout(stores: tuple[StoreSchema, ...]) -> tuple[object, ...]:

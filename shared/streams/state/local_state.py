@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.shared.common.errors import RetriableError
-from penstock.shared.streams import changelog_format as fmt
-from penstock.shared.streams.changelog_format import Progress, StoreSchema
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import Progress, StoreSchema
 from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPlace
 from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
@@ -78,8 +78,6 @@ class LocalState:
         self._gathered: dict[RowId, StoredRow | None] = {}
         self._gathered_bytes = 0
         self._closed = False
-        self.skipped: tuple[int, ...] = ()
-        """The changelog's offsets that are left out by name: part of every checkpoint."""
         self._prepared: tuple[dict[RowId, StoredRow | None], Progress] | None = None
 
     def __repr__(self) -> str:
@@ -170,9 +168,7 @@ class LocalState:
         assert self._prepared is not None, "no commit was prepared"
         (rows, progress), self._prepared = self._prepared, None
         due = {number: store.due_ms for number, store in self._stores.items()}
-        checkpoint = Checkpoint(
-            place.topic_id, epoch, place.covered_offset, place.verified_offset, progress, self.skipped, epoch
-        )
+        checkpoint = Checkpoint(place.topic_id, epoch, place.covered_offset, place.verified_offset, progress)
         more = self.db.write(rows, checkpoint, indexed=self._indexed, due=due)
         own: dict[int, dict[tuple[bytes, int], StoredRow | None]] = {number: {} for number in self._stores}
         for (number, key, start), row in rows.items():

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.shared.common.errors import DataError, StateStoreFailed
 from penstock.shared.streams.aggregations import Aggregation
-from penstock.shared.streams.changelog_format import StateCodec, StoreSchema
+from penstock.shared.streams.changelog.format import StateCodec, StoreSchema
 
 
 class RowCodec:

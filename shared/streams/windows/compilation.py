@@ -11,8 +11,10 @@ import numpy as np
 from penstock.shared.clients.connection import compile_decoding, packed_headers
 from penstock.shared.clients.producer import column_slices
 from penstock.shared.common import string_copies
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams import json_fields, json_rows
 from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog import reader
 from penstock.shared.streams.windows import keys
 from penstock.shared.streams.windows.kinds import NoWindows, SessionWindows, SlidingWindows, TimeWindows
 from penstock.shared.streams.windows.state_columns import StateColumns
@@ -23,11 +25,14 @@ def compile_kernels() -> None:
     """Have every kernel compiled, or read from where compiled code is kept."""
     compile_decoding()
     column_slices.compile_kernels()
+    reader.compile_kernels()
     times = np.array([1, 100], np.int64)
     for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0), NoWindows()):
         store = WindowStore("compiled", windows.rule, StateColumns([Count()]), text_keys=True)
         store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
         store.load("c", 5, 15, [1])
+        key, starts = PackedBytes.of([b"c"]).at(times[:1] - 1), times[:1]
+        store.replay(key, starts + 4, starts + 14, np.zeros(1, np.bool_), lambda places: [places])
         store.unload("c", 5)
         store.advance(1_000)
         list(store.rows_of("a"))

@@ -1039,6 +1039,16 @@ def load_rows(
 
 
 @compiled
+def rows_at(codes, starts, links, cells, heads, rows):
+    """Find the rows of the windows of these keys and starts; NONE for one that is not there."""
+    for i in range(len(codes)):
+        row = heads[codes[i]]
+        while row != NONE and cells[row, START] > starts[i]:
+            row = links[row, NEXT]
+        rows[i] = row if row != NONE and cells[row, START] == starts[i] else NONE
+
+
+@compiled
 def drop_rows(rows, is_table, links, flags, heads, free, meta):
     """Take rows out as if they had never been there."""
     for row in rows:

@@ -370,23 +370,45 @@ class WindowStore:
         """
         self._load(Windows(PackedBytes.of(keys), starts, ends, self.columns.from_changelog(states)))
 
+    def replay(
+        self,
+        keys: PackedBytes,
+        starts: Int64Array,
+        ends: Int64Array,
+        is_live: NDArray[np.bool_],
+        read: Callable[[Int64Array], Sequence[Any]],
+    ) -> None:
+        """Restore changes of windows in the order of the changelog: each window is live, or removed.
+
+        Of each key and start the last change counts. `read` gives the `state_columns` of the windows in these places.
+        Raises what `read` or reading a state raises, before anything is changed.
+        """
+        codes = self.index.codes_of(keys)
+        newest = _newest(codes, starts)
+        live = newest[is_live[newest]]
+        columns = self.columns.from_changelog(read(live))
+        self._drop(self.table.rows_at(codes[newest], starts[newest]))
+        if len(live):
+            self._load(Windows(keys.at(live), starts[live], ends[live], columns), codes[live])
+
     def unload(self, key: Any, start: int) -> None:
         """Restore a removal; a window that is not there is no error, since a snapshot may be ahead of the log."""
         code = self._known(key)
         row = k.NONE if code == k.NONE else self.table.row_at(code, start)
         if row != k.NONE:
-            self._drop([row])
+            self._drop(np.array([row], np.int64))
 
     def evict(self, key: Any) -> int:
         """Forget a key's windows, which somebody else keeps: how many there were."""
         code = self._known(key)
         rows = [] if code == k.NONE else self.table.rows_of(code)
-        self._drop(rows)
+        self._drop(np.array(rows, np.int64))
         return len(rows)
 
-    def _load(self, windows: Windows) -> None:
+    def _load(self, windows: Windows, codes: Int32Array | None = None) -> None:
         cells, states = self.columns.to_rows(windows.columns)
-        codes = self.index.codes_of(windows.keys)
+        if codes is None:
+            codes = self.index.codes_of(windows.keys)
         if self.columns.objects:
             self.sizes.forget(codes)
         ends = np.asarray(windows.ends, np.int64) - self.rule.last_ms
@@ -396,8 +418,21 @@ class WindowStore:
             for row, state in zip(rows.tolist(), own, strict=True):
                 objects.rows[row] = state
 
-    def _drop(self, rows: list[int]) -> None:
-        self.table.drop(np.array(rows, np.int64))
+    def _drop(self, rows: Int64Array) -> None:
+        self.table.drop(rows)
         for states in self.columns.objects:
-            for row in rows:
+            for row in rows.tolist():
                 states.rows[row] = None
+
+
+def _newest(codes: Int32Array, starts: Int64Array) -> Int64Array:
+    """The places of the last of each code and start, in order.
+
+    >>> _newest(np.array([7, 8, 7, 7], np.int32), np.array([0, 0, 5, 0])).tolist()
+    [1, 2, 3]
+    """
+    order = np.lexsort((starts, codes))  # stable: of equal ones the last is the newest
+    codes, starts = codes[order], starts[order]
+    is_last = np.ones(len(order), np.bool_)
+    is_last[:-1] = (codes[1:] != codes[:-1]) | (starts[1:] != starts[:-1])
+    return np.sort(order[is_last])

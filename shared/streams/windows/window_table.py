@@ -234,6 +234,13 @@ class WindowTable:
         """The row of a key's window that starts there, or NONE."""
         return next((row for row in self.rows_of(code) if self.cells[row, k.START] == start), k.NONE)
 
+    def rows_at(self, codes: Int32Array, starts: Int64Array) -> Int64Array:
+        """The rows of the windows of these keys and starts, without those that are not there."""
+        self._see_keys()
+        rows = np.empty(len(codes), np.int64)
+        k.rows_at(codes, starts, self.links, self.cells, self.heads, rows)
+        return np.asarray(rows[rows != k.NONE])
+
     def live_rows(self) -> Int64Array:
         """All rows that are live."""
         return np.asarray(np.flatnonzero(self.links[:, k.KEY] != k.NONE))

@@ -20,8 +20,8 @@ from aiokafka.structs import TopicPartition
 from penstock.services.compactor.settings import SparkSettings
 from penstock.services.compactor.spark import spark_session
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.shared.streams import changelog_format as log
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
+from penstock.shared.streams.changelog import format as log
 
 GAP_MS, GRACE_MS = 100, 50
 SECRET_NAME, SECRET = "penstock.test.secret.key", "a=b:c#d\\ü"  # which Spark is given, and shows to nobody

@@ -19,7 +19,7 @@ from penstock.services.compactor.settings import AuditSettings, CompactSettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.changelog_format import PROGRESS, decode, decode_progress
+from penstock.shared.streams.changelog.format import PROGRESS, decode, decode_progress
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology

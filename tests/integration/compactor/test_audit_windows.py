@@ -18,8 +18,8 @@ from penstock.services.compactor.settings import AuditSettings, CompactSettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ProducerRecord
-from penstock.shared.streams import changelog_format as log
 from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Sum
+from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running

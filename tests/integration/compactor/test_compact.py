@@ -28,7 +28,7 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.settings import StreamsSettings
 
 

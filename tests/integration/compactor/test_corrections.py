@@ -27,8 +27,8 @@ from penstock.services.compactor.settings import AuditSettings, CompactSettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common import lake
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams import changelog_format as log
 from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.collecting import CollectList, Last
 from penstock.shared.streams.latest import Latest
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from penstock.services.compactor.changelog import Newest, Window, read_window
+from penstock.services.compactor.changelog import Newest, Window, read_window, split
 from penstock.services.compactor.kafka import READ_SCHEMA
+from penstock.services.compactor.unread_progress import unread_progress
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams import changelog_format as log
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader, CorruptEntry
+from penstock.shared.streams.changelog import format as log
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, CorruptEntry, ignore, one_by_one
 
 Case = tuple[tuple[bytes, ...], tuple[int, ...]]
 Record = tuple[bytes | None, bytes | None]
@@ -26,7 +26,7 @@ WRONG = [(b'"wall_ms":0', b'"wall_ms":"a"'), (b'"version":1', b'"version":null')
 def read(spark: Any, new_simulation: Callable[[str, int], Any]) -> Callable[..., Window]:
     """Reads a partition for each case, where epoch 1 is known: a commit of it, values, and commits of other epochs."""
 
-    def read(*cases: Case, named: int | None = None) -> Window:
+    def read(*cases: Case) -> Window:
         (task,) = new_simulation("log", 1).tasks
         task.commit()
         done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
@@ -35,45 +35,13 @@ def read(spark: Any, new_simulation: Callable[[str, int], Any]) -> Callable[...,
             everything = [log.encode_progress(1, 1, done), *values, *(log.encode_progress(e, 1, done) for e in epochs)]
             rows += [(partition, offset, 0, None, value) for offset, value in enumerate(everything)]
         covered = {p: Newest(0, 1, 0, b"", done) for p in range(len(cases))}
-        skip = frozenset((p, named) for p in covered if named is not None)
-        return read_window(spark, "log", spark.createDataFrame(rows, READ_SCHEMA), covered, skip, skip_corrupt=True)
+        return read_window(spark, "log", spark.createDataFrame(rows, READ_SCHEMA), covered)
 
     return read
 
 
 TAKEOVER = log.encode_takeover(2, log.Takeover("log", "test", 0))
-LATER = log.encode_takeover(3, log.Takeover("log", "test", 0))
-OF_ANOTHER_VERSION, OF_NO_OPERATION = b"\x03" + TAKEOVER[1:], TAKEOVER[:1] + b"X" + TAKEOVER[2:]
-
-
-@pytest.mark.parametrize(
-    ("value", "epochs", "why"),
-    [
-        (OF_ANOTHER_VERSION, (1,), "it is a takeover record"),
-        (OF_NO_OPERATION, (2, 2), "commits of epoch 2 follow (offset 2 is the first), and no takeover record of it"),
-    ],
-)
-def test_a_damaged_takeover_is_not_left_out(
-    read: Callable[..., Window], value: bytes, epochs: tuple[int, ...], why: str
-) -> None:
-    """Whether it still says that it is one, before any commit hangs on it, or commits that follow say so."""
-    with pytest.raises(CorruptRecord, match=rf"^log-0 at offset 1: .*{re.escape(why)}"):
-        read(((value,), epochs))
-
-
-def test_corrupt_records_on_which_no_epoch_hangs_are_left_out(read: Callable[..., Window]) -> None:
-    """Behind a sound takeover, in an epoch that goes on, and past the newest commit."""
-    window = read(((TAKEOVER, OF_NO_OPERATION), (2,)), ((OF_NO_OPERATION,), (1,)), ((OF_NO_OPERATION,), ()))
-    assert {p: newest.covered_offset for p, newest in window.newest.items()} == {0: 4, 1: 3, 2: 1}
-    assert [(c.partition, c.offset) for c in window.corrupt] == [(0, 2), (1, 1), (2, 1)]
-
-
-def test_a_takeover_that_is_named_takes_its_epoch_with_it(read: Callable[..., Window]) -> None:
-    """Nothing of it counts, up to the next takeover."""
-    window = read(((OF_ANOTHER_VERSION,), (2,)), ((OF_ANOTHER_VERSION, LATER), (2, 3)), named=1)
-    assert {p: (newest.epoch, newest.covered_offset) for p, newest in window.newest.items()} == {0: (1, 1), 1: (3, 5)}
-    assert window.corrupt == ()
-
+OF_NO_OPERATION = TAKEOVER[:1] + b"X" + TAKEOVER[2:]
 
 NOT_INTS = (b"1.5", b"01", b"-", b'"1"')
 
@@ -96,33 +64,34 @@ def test_a_progress_record_is_what_every_reader_takes_for_one(
     for partition, (damaged, epoch, at) in enumerate(cases):
         values = [log.encode_takeover(2, log.Takeover("log", "test", 0)), *[log.encode_progress(2, 1, done)] * 3]
         values.insert(at, log.encode_progress(epoch, 1, done)[: log.ENVELOPE.size] + damaged)
-        reader = ChangelogReader(lambda change: None)
+        reader = ChangelogReader(ignore)
         for offset, value in enumerate(values):
             try:
-                reader.feed(offset, None, value)
+                reader.feed_record(offset, None, value)
             except CorruptEntry as e:
                 refused[partition] = e.offset
         rows += [(partition, offset, 0, None, value) for offset, value in enumerate(values)]
     records = spark.createDataFrame(rows, READ_SCHEMA)
     with pytest.raises(CorruptRecord, match=r"^log-0 at offset 1: a progress record cannot be read"):
         read_window(spark, "log", records, {})
-    window = read_window(spark, "log", records, {}, skip_corrupt=True)
-    assert {c.partition: c.offset for c in window.corrupt} == refused == {p: at for p, (_, _, at) in enumerate(cases)}
-    assert {newest.covered_offset for newest in window.newest.values()} == {4, 5}
+    unread = unread_progress(spark, split(records))
+    assert unread is not None
+    assert {row.partition: row.offset for row in unread.collect()} == refused
+    assert refused == {p: at for p, (_, _, at) in enumerate(cases)}
 
 
 class Read:
     """A log of one partition as the Python reader takes it: what it applied, and up to which offset it counts."""
 
-    def __init__(self, records: list[Record], begins: int, skip: frozenset[int]) -> None:
+    def __init__(self, records: list[Record], begins: int) -> None:
         self.applied: list[int] = []
         self.covers = 0
         self.refused: int | None = None
-        reader = ChangelogReader(self._apply, epoch=begins, skip=skip)
+        reader = ChangelogReader(one_by_one(self._apply), epoch=begins)
         for offset, (key, value) in enumerate(records):
             before = reader.progress
             try:
-                reader.feed(offset, key, value)
+                reader.feed_record(offset, key, value)
             except CorruptEntry as e:
                 self.refused = e.offset
                 return
@@ -149,29 +118,27 @@ def drawn(draw: random.Random, offset: int, done: log.Progress) -> Record:
 
 
 def test_spark_and_the_reader_agree_on_what_counts(spark: Any, new_simulation: Callable[[str, int], Any]) -> None:
-    """Whatever takeovers were named or came twice, whatever commits began again, and whoever wrote what among them.
+    """Whatever takeovers came twice, whatever commits began again, and whoever wrote what among them.
 
-    What the reader refuses is named, and then the next, until there is no more; Spark refuses the same.
+    What the reader refuses becomes a foreign record, and then the next, until there is no more; Spark refuses the same.
     """
     (task,) = new_simulation("log", 1).tasks
     task.commit()
     done = log.decode_progress(log.decode(task.changelog[-1][1]).body)
-    rows, covered, skip, expected = [], {}, set(), {}
-    refusals: list[tuple[list[Record], int, frozenset[int], int]] = []
+    rows, covered, expected = [], {}, {}
+    refusals: list[tuple[list[Record], int, int]] = []
     for partition in range(LOGS):
         draw = random.Random(partition)
         begins = draw.randrange(2) * draw.randrange(EPOCH_MAX)
         records = [drawn(draw, offset, done) for offset in range(RECORDS_MAX)]
-        named = frozenset(draw.sample(range(RECORDS_MAX), draw.randrange(4)))
-        while (refused := (read := Read(records, begins, named)).refused) is not None:
-            refusals.append((records[: refused + 1], begins, named, refused))
-            named |= {refused}
+        while (refused := (read := Read(records, begins)).refused) is not None:
+            refusals.append((records[: refused + 1], begins, refused))
+            records[refused] = None, b"foreign"
         rows += [(partition, offset, 0, *record) for offset, record in enumerate(records)]
         if begins:
             covered[partition] = Newest(0, begins, 0, b"", done)
-        skip |= {(partition, offset) for offset in named}
         expected[partition] = read
-    window = read_window(spark, "log", spark.createDataFrame(rows, READ_SCHEMA), covered, frozenset(skip))
+    window = read_window(spark, "log", spark.createDataFrame(rows, READ_SCHEMA), covered)
     found: dict[int, list[int]] = {p: [] for p in expected}
     for row in window.entries.select("partition", "offset").orderBy("partition", "offset").collect():
         found[row.partition].append(row.offset)
@@ -179,41 +146,15 @@ def test_spark_and_the_reader_agree_on_what_counts(spark: Any, new_simulation: C
     newest = {p: one.covered_offset for p, one in window.newest.items()}
     assert newest == {p: read.covers for p, read in expected.items() if read.covers}
     assert sum(map(len, found.values())) > LOGS / 2
-    for records, begins, named, refused in random.Random(0).sample(refusals, REFUSALS):
+    for records, begins, refused in random.Random(0).sample(refusals, REFUSALS):
         frame = spark.createDataFrame([(0, at, 0, *record) for at, record in enumerate(records)], READ_SCHEMA)
         known = {0: Newest(0, begins, 0, b"", done)} if begins else {}
         with pytest.raises(CorruptRecord, match=rf"^log-0 at offset {refused}: "):
-            read_window(spark, "log", frame, known, frozenset((0, at) for at in named))
-
-
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        (TAKEOVER, None),
-        (OF_NO_OPERATION, None),
-        (LATER, r"at offset 2: .* epoch 2 follow \(offset 3 is the first\)"),
-    ],
-    ids=["takeover", "unreadable", "of-another-epoch"],
-)
-def test_a_named_takeover_counts_as_named_with_other_corrupt_records(
-    spark: Any, read: Callable[..., Window], named: bytes, said: str | None
-) -> None:
-    """One between it and its owner's commits is left out as any other, and nobody is asked to name it too."""
-    case: Case = ((named, OF_NO_OPERATION), (2,))
-    if said is not None:
-        with pytest.raises(CorruptRecord, match=said):
-            read(case, named=1)
-        return
-    window = read(case, named=1)
-    assert [(c.partition, c.offset) for c in window.corrupt] == [(0, 2)]
-    assert {p: newest.covered_offset for p, newest in window.newest.items()} == {0: 1}
+            read_window(spark, "log", frame, known)
 
 
 def test_commits_without_a_takeover_are_refused_by_their_own_place(read: Callable[..., Window]) -> None:
     """Where its mark is damaged nobody can tell it from a foreign record: what it leaves behind tells."""
     damaged = b"\x00" + TAKEOVER[1:]
-    with pytest.raises(CorruptRecord, match=r"^log-0 at offset 2: a commit of epoch 2, and no takeover .*\"0:2\""):
+    with pytest.raises(CorruptRecord, match=r"^log-0 at offset 2: a commit of epoch 2, and no takeover "):
         read(((damaged,), (2, 2)))
-    for named in (1, 2):
-        window = read(((damaged,), (2, 2, 1)), named=named)
-        assert {p: newest.covered_offset for p, newest in window.newest.items()} == {0: 5}

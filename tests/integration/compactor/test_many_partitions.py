@@ -16,7 +16,7 @@ from penstock.services.compactor.kafka import READ_SCHEMA, read_range, topic_off
 from penstock.services.compactor.settings import CompactSettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.changelog import format as log
 
 PARTITIONS = 2_000
 LAST = PARTITIONS - 1

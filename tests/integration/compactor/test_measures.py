@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 from penstock.services.compactor.audit_checks import parsed
 from penstock.services.compactor.measures import FIELDS, field_types, measures
 from penstock.shared.streams.aggregations import Max, Mean, Min, Sum
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 VALUES = (b"true", b"false", b"2.5", b"null", b"-7", b"0.1", b"1e2", b"123456789012345678")
 OF_X = {"sum": Sum("x"), "mean": Mean("x"), "least": Min("x"), "most": Max("x")}

@@ -109,14 +109,14 @@ def test_folders_without_a_log_are_no_tables(
     broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker)
     of = Lake(spark, simulation, topics, settings)
-    for table in ("state", "closed/banks", "quarantine", "advances"):
+    for table in ("state", "closed/banks", "late_states", "advances"):
         (of.folder / table / "_delta_log").mkdir(parents=True)
     of.compact()
     of.require_whole()
-    tables.create(spark, str(of.folder / "quarantine"), "topic STRING")
+    tables.create(spark, str(of.folder / "late_states"), "topic STRING")
     shown = spark.sql(f"SHOW TBLPROPERTIES {tables.delta(str(of.folder / 'state'))}").collect()
     assert ("delta.enableDeletionVectors", "true") in [(row.key, row.value) for row in shown]
-    assert tables.exists(spark, str(of.folder / "quarantine"))
+    assert tables.exists(spark, str(of.folder / "late_states"))
     assert not tables.exists(spark, str(of.folder / "advances"))
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.services.compactor.changelog import read_window
 from penstock.services.compactor.kafka import READ_SCHEMA
-from penstock.shared.streams import changelog_format as log
+from penstock.shared.streams.changelog import format as log
 
 
 def test_rules_are_those_of_commits_that_count(spark: Any, new_simulation: Callable[[str, int], Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.shared.common.records import Columns, RecordColumns
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     AggregationSchema,
     Progress,
     StateCodec,

@@ -33,7 +33,6 @@ def test_the_job_understands_its_command_line() -> None:
     """The job's own settings, read from the command line and the environment, are what the aggregator was told."""
     given = settings(
         "--streams.application-id=app",
-        "--streams.skip-changelog-records=0:17,3:99",
         "--compaction.spark-master=local[3]",
         "--compaction.spark-memory=2g",
         "--no-compaction.delete-covered",
@@ -52,14 +51,13 @@ def test_the_job_understands_its_command_line() -> None:
     job = CompactSettings.load(rest[3:], environ=environment(given))
     assert python
     assert (job.application, job.changelog_topic, job.lake) == ("app", "app-changelog", "lake")
-    assert job.skip_changelog_records == "0:17,3:99"
     assert (job.spark.master, job.spark.driver_memory) == ("local[3]", "2g")
     assert job.spark.conf == {"spark.hadoop.fs.s3a.secret.key": "hunter4,x=y"}
     assert not job.delete_covered
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
     assert job.closed_retention_days == 90
-    assert (job.skip_corrupt, job.with_late) == (False, True)
-    assert "--skip-corrupt" in command(settings("--compaction.skip-corrupt"))
+    assert job.with_late
+    assert "--with-late" in command(settings("--compaction.with-late"))
     assert (job.run_records_max, job.runs_max) == (1234, 1)
     assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
     assert "TIMEOUT" not in environment(given)
@@ -72,14 +70,14 @@ def test_the_job_does_as_the_aggregator_says_whatever_else_is_in_the_file(
 ) -> None:
     """What stands there for `penstock compact` by hand, such as a loss that is accepted once, is not the job's."""
     monkeypatch.chdir(tmp_path)
-    by_hand = "with_late = true\nskip_corrupt = true\naccept_lost_windows = true\nskip_changelog_records = '0:1'\n"
+    by_hand = "with_late = true\naccept_lost_windows = true\n"
     by_hand += "retention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
     (tmp_path / "penstock.toml").write_text(f"{by_hand}[streams]\nlake = 'lake'\n[compaction]\nvacuum_every = 2\n")
     given = AggregatorSettings.load(["--topology", "a:b", "--no-compaction.delete-covered"], environ={})
     given = given.model_copy(update={"compaction": given.compaction.model_copy(update={"retention_hours": None})})
     job = CompactSettings.load(command(given)[4:], environ=environment(given))
-    assert (job.with_late, job.skip_corrupt, job.accept_lost_windows, job.delete_covered) == (False,) * 4
-    assert (job.skip_changelog_records, job.retention_hours, job.closed_retention_days) == ("", None, None)
+    assert (job.with_late, job.accept_lost_windows, job.delete_covered) == (False,) * 3
+    assert (job.retention_hours, job.closed_retention_days) == (None, None)
     assert (job.vacuum_every, job.runs_max) == (2, 1)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.services.aggregator.found_windows import Told, closed_of_lake, each_once, merge, merged, results, told
 from penstock.shared.streams.aggregations import Count, CountDistinct, Mean, Min
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     DELETED,
     FINAL,
     LIVE,
@@ -21,7 +21,7 @@ from penstock.shared.streams.changelog_format import (
     encode_progress,
     encode_takeover,
 )
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
 from penstock.shared.streams.latest import LATEST, Latest
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
@@ -101,13 +101,13 @@ def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
     log = [(None, encode_takeover(1, Takeover("app", "here", 0)))]
     log += entries(old, 1, StateCodec(old.state_columns()).pack(kept))
     seen: list[Told] = []
-    reader = ChangelogReader(lambda change: seen.append(told(change)))
+    reader = ChangelogReader(one_by_one(lambda change: seen.append(told(change))))
     for offset, (key, value) in enumerate(log):
-        reader.feed(offset, key, value)
+        reader.feed_record(offset, key, value)
     (found,) = merge(0, STORE, [], seen, ALWAYS)
     assert found.results == {"n": 1, "mean": None, "least": 4.0, "ids": 1}
     for offset, (key, value) in enumerate(entries(STORE, 2, StateCodec(STORE.state_columns()).pack(whole)), len(log)):
-        reader.feed(offset, key, value)
+        reader.feed_record(offset, key, value)
     (found,) = merge(0, STORE, [], seen, ALWAYS)
     assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
 

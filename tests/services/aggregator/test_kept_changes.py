@@ -9,8 +9,8 @@ from penstock.services.aggregator.kept_changes import Changes
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import DELETED, FINAL, LIVE, AggregationSchema, StateCodec, StoreSchema
-from penstock.shared.streams.changelog_reader import Change
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.reader import Change
 
 STORE = StoreSchema(
     *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),

@@ -14,7 +14,7 @@ from penstock.services.aggregator.restore_offsets import RestorePlan, compare, l
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
-from penstock.shared.streams.changelog_format import Progress
+from penstock.shared.streams.changelog.format import Progress
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.source_offsets import Ahead, GroupAhead, own_offset
 from penstock.shared.testing.fake_broker import FakeCluster

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
@@ -23,10 +24,10 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.common.records import ProducerRecord, TopicPartition
+from penstock.shared.common.records import Columns, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     AggregationSchema,
     Progress,
     StateCodec,
@@ -38,7 +39,7 @@ from penstock.shared.streams.changelog_format import (
     encode_progress,
     encode_takeover,
 )
-from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.changelog.reader import ChangelogReader, one_by_one
 from penstock.shared.testing.fake_broker import FakeCluster
 
 STORE = StoreSchema(
@@ -51,13 +52,14 @@ CODEC = StateCodec(STORE.state_columns())
 
 def test_a_state_that_cannot_be_read_is_named() -> None:
     """The error has topic, partition and offset of the record itself, not of the one that confirms it."""
-    at, seen = TopicPartition("app-changelog", 3), list[Told]()
-    reader = ChangelogReader(lambda change: seen.append(told(change)))
-    feed(reader, at, 70, None, encode_takeover(1, Takeover("app", "here", 0)))
-    feed(reader, at, 71, b"k", encode_live(0, 1, 1, 0, 5, b"short"))
-    said = r"^app-changelog-3 at offset 71: a changelog state of 5 bytes .*skip_changelog_records=\"3:71\""
+    seen = list[Told]()
+    reader = ChangelogReader(one_by_one(lambda change: seen.append(told(change))))
+    values = [encode_takeover(1, Takeover("app", "here", 0)), encode_live(0, 1, 1, 0, 5, b"short")]
+    values.append(encode_progress(1, 1, PROGRESS))
+    offsets = np.arange(70, 73)
+    said = r"^app-changelog-3 at offset 71: a changelog state of 5 bytes .*streams reset"
     with pytest.raises(CorruptRecord, match=said):
-        feed(reader, at, 72, None, encode_progress(1, 1, PROGRESS))
+        feed(reader, Columns("app-changelog", 3, [None, b"k", None], values, offsets, offsets))
 
 
 def test_the_store_is_the_only_one_or_named() -> None:
@@ -220,9 +222,7 @@ async def test_pages_have_each_window_once(status: Any, tmp_path: Path) -> None:
         wanted = set().union(*(windows for kind, windows in there.items() if status in ("all", kind)))
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         for rows_max in (3, 10, len(wanted), 1_000):
-            asked = Asked(
-                kafka, "app", str(tmp_path), {}, "s", KeyRange.of(), "0", "1000", "", 30_000, rows_max, status
-            )
+            asked = Asked(kafka, "app", str(tmp_path), {}, "s", KeyRange.of(), "0", "1000", 30_000, rows_max, status)
             seen: list[Found] = []
             query = Query(asked)
             while True:

@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.services.compactor.advances import has_time_of_its_own, missing, moved_on_ms
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import IdleTime, Progress
+from penstock.shared.streams.changelog.format import IdleTime, Progress
 from penstock.shared.streams.dsl import StreamsBuilder
 
 

@@ -18,7 +18,7 @@ from penstock.services.compactor.audit_rules import (
     unknown_before,
 )
 from penstock.services.compactor.rules import Rule
-from penstock.shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema
 
 NEW = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
 OLD = msgspec.structs.replace(NEW, grace_ms=500, late=None)

@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.services.compactor.gaps import Gaps, gaps_of
 from penstock.services.compactor.rules import Rule
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 NEW = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
 OLD, OTHER = msgspec.structs.replace(NEW, gap_ms=500), msgspec.structs.replace(NEW, name="other", gap_ms=9)

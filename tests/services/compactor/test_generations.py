@@ -10,7 +10,7 @@ import pytest
 from penstock.services.compactor.generations import late_topics_left, newest_of, newest_stores, require_successor
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.aggregations import Count, Max, Mean
-from penstock.shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema
 
 N, MEAN = AggregationSchema.of("n", Count()), AggregationSchema.of("mean", Mean("delay"))
 MOST = AggregationSchema.of("most", Max("delay"))

@@ -18,7 +18,7 @@ from penstock.services.compactor.late_states import Places, aggregation_of, late
 from penstock.services.compactor.spark import travelling
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
 from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.quantiles import Quantiles

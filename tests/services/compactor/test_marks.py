@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.services.compactor.marks import Marks, marks_of
-from penstock.shared.streams.changelog_format import Takeover, encode_takeover
+from penstock.shared.streams.changelog.format import Takeover, encode_takeover
 
 MARK = encode_takeover(1, Takeover("app", "backfill", 0, rests_on="lake/app"))
 OWNER = encode_takeover(1, Takeover("app", "instance", 0))

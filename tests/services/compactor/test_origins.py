@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.services.compactor.origins import NotAuditable, Origin, first_offsets, require_written, unwritten_below
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from penstock.services.compactor.replay import (
     replay,
 )
 from penstock.shared.clients.producer.partitioner import for_key
-from penstock.shared.streams.changelog_format import FINAL, PROGRESS, TAKEOVER, decode, decode_progress
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader
+from penstock.shared.streams.changelog.format import FINAL, PROGRESS, TAKEOVER, decode, decode_progress
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
 from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.task_metrics import Totals
 from penstock.shared.streams.topology_loading import load_topology
@@ -106,11 +106,11 @@ def test_the_changelog_is_what_the_aggregator_would_have_written(job: ReplayJob)
         for _, _, key, at in given(partition, number):
             driver.pipe("in", key=key, value=b'{"a":1}', timestamp=max(at, -1))
         changes: list[Change] = []
-        reader = ChangelogReader(changes.append)
+        reader = ChangelogReader(one_by_one(changes.append))
         own = [row for row in found if row["topic"] is None and row["partition"] == partition]
         assert [row["offset"] for row in own] == list(range(FIRST_OFFSET, FIRST_OFFSET + len(own)))
         for row in own:
-            reader.feed(row["offset"], row["key"], row["value"])
+            reader.feed_record(row["offset"], row["key"], row["value"])
         finals = [row["value"] for row in own if decode(row["value"]).operation == FINAL]
         published = [r for r in driver.read("out") if r.value]
         assert len(finals) == len(published) > 2

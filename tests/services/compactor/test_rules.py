@@ -7,7 +7,7 @@ from msgspec import UNSET
 from pyspark.sql import Row
 
 from penstock.services.compactor.rules import Rule, Said, begun, of_earlier_releases, oldest, rows_of
-from penstock.shared.streams.changelog_format import IdleTime, Progress, StoreSchema
+from penstock.shared.streams.changelog.format import IdleTime, Progress, StoreSchema
 
 NEW = StoreSchema("s", "session", "string", 100, 50, "on_close", "in", "out", "late", "dlq", ())
 OLD = msgspec.structs.replace(NEW, gap_ms=500)

@@ -8,7 +8,7 @@ from penstock.services.compactor import tables
 from penstock.services.compactor.generations import layouts_of
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.aggregations import Count, CountDistinct, Mean
-from penstock.shared.streams.changelog_format import AggregationSchema, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 STORE = StoreSchema(
     name="banks",

@@ -7,7 +7,7 @@ import json
 from msgspec import UNSET
 
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import PROGRESS, IdleAdvanced, IdleTime, Progress, decode, decode_progress
+from penstock.shared.streams.changelog.format import PROGRESS, IdleAdvanced, IdleTime, Progress, decode, decode_progress
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.idle_advance import IdleAdvance, IdleAdvances, take_mark
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record

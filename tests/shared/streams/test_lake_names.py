@@ -6,7 +6,7 @@ import pytest
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.lake_names import CLOSED_COLUMNS, STATE_COLUMNS, require_lake_names
 

@@ -7,24 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.shared.common import log
-from penstock.shared.common.records import Columns, ConsumerRecord
-from penstock.shared.common.settings import LogSettings
 from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog.format import (
     EPOCH_MAX,
-    TAKEOVER,
     Takeover,
-    decode,
     encode_deleted,
     encode_takeover,
 )
-from penstock.shared.streams.changelog_reader import ChangelogReader, CorruptEntry
+from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, ignore
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.local_restore import Overtaken, check_overtaken, refusal, take_up, write_restored
-from penstock.shared.streams.state.checkpoint import Checkpoint, CommitPlace
+from penstock.shared.streams.local_restore import Overtaken, check_overtaken, refusal, take_up
+from penstock.shared.streams.state.checkpoint import Checkpoint
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
@@ -55,60 +49,10 @@ def test_a_takeover_before_the_covered_offset_ends_the_trust() -> None:
 
 
 def test_a_record_before_the_covered_offset_that_cannot_be_read_is_named() -> None:
-    """It may have been a takeover; where the rows were restored without it, it is passed over."""
+    """It may have been a takeover."""
     damaged = b"\x03" + encode_takeover(4, Takeover("app", "i", 0))[1:]
     with pytest.raises(CorruptEntry, match="offset 44: changelog format version 3"):
         check_overtaken(FOUND, 44, damaged)
-    check_overtaken(msgspec.structs.replace(FOUND, skipped=(44,)), 44, damaged)
-
-
-def test_state_that_has_what_is_named_now_is_not_gone_on_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nor is it kept for another name; what was restored without the named records is, and what ends before them."""
-    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
-    driver = TopologyTestDriver(topology(), state=state)
-    driver.pipe("in", key=b"a", value=b"{}", timestamp=5)
-    local = driver.task.local
-    assert local is not None
-    schemas, end = driver.topology.schemas(), len(driver.changelog)
-    takeover = next(i for i, (_, value) in enumerate(driver.changelog) if decode(value).operation == TAKEOVER)
-
-    def taken_up(*skip: int) -> int | None:
-        return take_up(ChangelogReader(lambda change: None, skip=frozenset(skip)), local, schemas)
-
-    assert (taken_up(), taken_up(end)) == (end, end)
-    log.configure(LogSettings(format="json"), "test")
-    assert (taken_up(takeover), local.checkpoint) == (None, None)
-    assert f"it has what skip_changelog_records names at offset {takeover}" in capsys.readouterr().err
-    reader = ChangelogReader(lambda change: None, skip=frozenset({takeover}))
-    for offset, (key, value) in enumerate(driver.changelog):
-        reader.feed(offset, key, value)
-    write_restored(reader, local, None)
-    assert (taken_up(takeover), taken_up(takeover, end)) == (end, end)
-    again = ChangelogReader(lambda change: None, skip=frozenset({takeover}))
-    take_up(again, local, schemas)
-    assert (again.epoch, again.next_epoch) == (0, 2)
-    assert taken_up(takeover, takeover + 1) is None
-    driver.close()
-
-
-def test_what_was_left_out_by_name_is_known_after_a_commit(tmp_path: Path) -> None:
-    """Commits go on from what was restored without it: the next start throws nothing away, as long as it is named."""
-    state = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
-    local = state.state_of(0)
-
-    def taken_up(*skip: int) -> int | None:
-        return take_up(ChangelogReader(lambda change: None, skip=frozenset(skip)), local, topology().schemas())
-
-    assert taken_up(3) is None
-    task = StreamTask(topology(), 0, application="app", local=local)
-    task.initialize(0)
-    task.process(Columns.of([ConsumerRecord("in", 0, 0, 5, b"a", b"{}")]), 0)
-    task.prepare_commit(0)
-    task.commit_succeeded(CommitPlace("id", 7, 7))
-    assert (taken_up(3), taken_up(3, 9), taken_up(3, 4)) == (7, 7, None)
-    local.close()
 
 
 def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path) -> None:
@@ -117,8 +61,8 @@ def test_state_that_has_met_the_highest_epoch_is_not_gone_on_from(tmp_path: Path
     local, schemas = state.state_of(0), topology().schemas()
     local.begin(schemas)
     for highest, at in ((EPOCH_MAX - 1, 50), (EPOCH_MAX, None)):
-        local.write(msgspec.structs.replace(FOUND, highest_epoch=highest))
-        assert take_up(ChangelogReader(lambda change: None), local, schemas) == at
+        local.write(msgspec.structs.replace(FOUND, epoch=highest))
+        assert take_up(ChangelogReader(ignore), local, schemas) == at
     local.close()
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.changelog_reader import ChangelogReader
+from penstock.shared.streams.changelog.reader import ChangelogReader
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.idle_advance import IdleAdvance, advance_idle
 from penstock.shared.streams.operator_times import OperatorTimes
-from penstock.shared.streams.restore import restore_change, restore_progress
+from penstock.shared.streams.restore import restore_changes, restore_progress
 from penstock.shared.streams.stream_join import JoinWindows
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.task_inputs import TaskInputs
@@ -44,9 +44,9 @@ class Application:
         self.own = set(self.topology.internal_topics())
         self.tasks = [StreamTask(self.topology, p, application="app") for p in range(TASKS)]
         for task in self.tasks:
-            reader = ChangelogReader(partial(restore_change, task), epoch=task.epoch)
+            reader = ChangelogReader(partial(restore_changes, task), epoch=task.epoch)
             for offset, (key, value) in enumerate(self.changelogs[task.partition]):
-                reader.feed(offset, key, value)
+                reader.feed_record(offset, key, value)
             if reader.progress is not None:
                 restore_progress(task, reader.progress)
             task.initialize(self.now_ms)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -15,15 +18,15 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Columns, ConsumerRecord
-from penstock.shared.streams import changelog_format as fmt
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max
-from penstock.shared.streams.changelog_format import DELETED, LIVE, Progress, StateCodec
-from penstock.shared.streams.changelog_reader import Change
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import DELETED, LIVE, Progress, StateCodec
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, CorruptEntry, one_by_one
 from penstock.shared.streams.collecting import CollectList, Last
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
-from penstock.shared.streams.restore import restore_change, restore_windows
+from penstock.shared.streams.restore import restore_change, restore_changes, restore_windows
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
@@ -45,9 +48,9 @@ def pack(task: StreamTask, n: int, last: bytes) -> bytes:
 def test_a_live_window_comes_and_goes() -> None:
     """A live entry puts the window back, a deletion takes it out again."""
     task = new_task()
-    restore_change(task, Change(LIVE, "s", b"k", 1, 2, pack(task, 3, b'"x"')))
+    restore_change(task, Change(LIVE, "s", b"k", 1, 2, pack(task, 3, b'"x"'), task.topology.schemas()[0]))
     assert [(s.key, s.start, s.end, s.states) for s in task.stores["s"].rows()] == [("k", 1, 2, [3, "x"])]
-    restore_change(task, Change(DELETED, "s", b"k", 1))
+    restore_change(task, Change(DELETED, "s", b"k", 1, 0, b"", task.topology.schemas()[0]))
     assert not list(task.stores["s"].rows())
 
 
@@ -60,7 +63,85 @@ def test_what_cannot_be_read_is_corrupt(operation: bytes, key: bytes, last: byte
     """A key that is no text, or a state that its aggregation does not know, is a corrupt record of a named store."""
     task = new_task()
     with pytest.raises(CorruptRecord, match="an entry of store 's' cannot be read"):
-        restore_change(task, Change(operation, "s", key, 1, 2, pack(task, 3, last)))
+        restore_change(task, Change(operation, "s", key, 1, 2, pack(task, 3, last), task.topology.schemas()[0]))
+
+
+LIVES_AND_ENDS = st.lists(
+    st.tuples(
+        st.sampled_from("LLDF"), st.sampled_from(["s", "t", "u"]), st.sampled_from([b"a", b"b"]), st.integers(0, 3)
+    ),
+    max_size=12,
+)
+
+
+@given(commits=st.lists(LIVES_AND_ENDS, max_size=4), ends=st.lists(st.integers(0, 40), max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_columns_restore_what_the_changes_do_one_by_one(
+    commits: list[list[tuple[str, str, bytes, int]]], ends: list[int]
+) -> None:
+    """Of each key and start the newest counts, in stores of windows and of rows, with states of numbers and objects."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in").group_by_key()
+    stream.session_window(10, 5).aggregate("s", n=Count(), most=Max("x")).on_close().to("out")
+    stream.tumbling_window(10, 5).aggregate("t", all=CollectList("x"), n=Count()).on_close().to("out")
+    stream.aggregate("u", n=Count(), last=Last("x"))
+    topology = builder.build()
+    schemas = topology.schemas()
+    names = [schema.name for schema in schemas]
+    log: list[tuple[bytes | None, bytes]] = [(None, fmt.encode_takeover(1, fmt.Takeover("app", "i", 0)))]
+    for commit, changes in enumerate(commits, 1):
+        for place, (operation, name, key, at) in enumerate(changes):
+            number, start = names.index(name), 0 if name == "u" else 10 * at
+            own = topology.stores[name].aggregations
+            states = [a.initial() for a in own]
+            columns = [v for a, s in zip(own, states, strict=True) for v in a.to_columns(s)]
+            columns = [place + commit if column == 0 else column for column in columns]
+            state = StateCodec(schemas[number].state_columns()).pack(columns)
+            if operation == "L":
+                log.append((key, fmt.encode_live(number, 1, commit, start, start + place, state)))
+            elif operation == "F":
+                log.append((key, fmt.encode_final(number, 1, commit, start, start + place, 99, state)))
+            else:
+                log.append((key, fmt.encode_deleted(number, 1, commit, start)))
+        said = Progress("app", "exactly_once", {}, -1, {}, {}, schemas, 0)
+        log.append((None, fmt.encode_progress(1, commit, said)))
+    restored = [StreamTask(topology, 0, application="app") for _ in range(2)]
+    bounds = sorted({0, len(log), *(end for end in ends if end < len(log))})
+    first, second = restored
+    for apply in (partial(restore_changes, first), one_by_one(partial(restore_change, second))):
+        reader = ChangelogReader(apply, stores=schemas)
+        for low, high in pairwise(bounds):
+            part = log[low:high]
+            reader.feed(np.arange(low, high), [key for key, _ in part], [value for _, value in part])
+    in_columns, singly = (
+        {name: sorted(tuple(row) for row in task.stores[name].rows()) for name in names} for task in restored
+    )
+    assert in_columns == singly
+
+
+def test_the_entry_that_cannot_be_read_is_found_among_others() -> None:
+    """Its offset is named, not that of the first one of its batch."""
+    task = new_task()
+    (schema,) = task.topology.schemas()
+    entries = [(b"k%d" % i, pack(task, i, b"{" if i == 3 else b"1")) for i in range(5)]
+    values = [fmt.encode_live(0, 1, 1, 0, 5, state) for _, state in entries]
+    said = Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)
+    reader = ChangelogReader(partial(restore_changes, task), epoch=1)
+    with pytest.raises(CorruptEntry) as refused:
+        reader.feed(np.arange(10, 16), [*(key for key, _ in entries), None], [*values, fmt.encode_progress(1, 1, said)])
+    assert refused.value.offset == 13
+
+
+def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
+    """Whether an entry is refused does not depend on where batches end."""
+    task = new_task()
+    (schema,) = task.topology.schemas()
+    values = [fmt.encode_live(0, 1, 1, 0, 5, state) for state in (b"short", pack(task, 1, b"1"))]
+    values.append(fmt.encode_progress(1, 1, Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)))
+    reader = ChangelogReader(partial(restore_changes, task), epoch=1)
+    with pytest.raises(CorruptEntry) as refused:
+        reader.feed(np.arange(3), [b"k", b"k", None], values)
+    assert refused.value.offset == 0
 
 
 def tasks(**more: Aggregate[object, object]) -> tuple[StreamTask, StreamTask]:

@@ -11,7 +11,7 @@ from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.owned_task import OwnedTask
 from penstock.shared.streams.restoring import RESTORE_RECORDS_MAX, Restoring, checked_start
@@ -131,10 +131,10 @@ async def test_a_restore_knows_nothing_of_a_disk_that_it_threw_away(tmp_path: Pa
     task.initialize(0)
     kafka = KafkaSettings(bootstrap_servers="localhost:1")
     restoring = Restoring(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
-    local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None, highest_epoch=8))
+    local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None))
     restoring.topic_id = "id"
     assert await restoring._take_up_local(consumer) == local.checkpoint  # type: ignore[arg-type]
-    assert (restoring.reader.epoch, restoring.next_epoch()) == (3, 9)
+    assert (restoring.reader.epoch, restoring.next_epoch()) == (3, 4)
     restoring.topic_id = "another"
     assert await restoring._take_up_local(consumer) is None  # type: ignore[arg-type]
     reader = restoring.reader

@@ -9,22 +9,6 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.settings import StreamsSettings
 
 
-def test_skipped_records_are_kept_by_partition() -> None:
-    """Each partition gets the offsets that are named for it, and by default none."""
-    settings = StreamsSettings(skip_changelog_records="0:17,3:99,0:20")
-    assert settings.skipped_changelog_offsets(0) == {17, 20}
-    assert settings.skipped_changelog_offsets(3) == {99}
-    assert settings.skipped_changelog_offsets(1) == frozenset()
-    assert StreamsSettings().skipped_changelog_offsets(0) == frozenset()
-
-
-@pytest.mark.parametrize("given", ["0", "0:", "0:1,", "0:-1", "a:1", "0:1;2:3"])
-def test_a_place_that_is_none_is_refused(given: str) -> None:
-    """What is not partition:offset is refused at start-up by the setting's name."""
-    with pytest.raises(ConfigError, match="skip_changelog_records"):
-        StreamsSettings(skip_changelog_records=given)
-
-
 def test_a_key_must_leave_room_for_the_rest() -> None:
     """A key as large as a whole result is refused as a setting; by default there is no setting of its own."""
     assert StreamsSettings().key_bytes_max is None

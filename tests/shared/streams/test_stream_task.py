@@ -20,7 +20,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean, Sum
-from penstock.shared.streams.changelog_format import FINAL, LIVE, PROGRESS, decode, decode_progress
+from penstock.shared.streams.changelog.format import FINAL, LIVE, PROGRESS, decode, decode_progress
 from penstock.shared.streams.dsl import Stream, StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record

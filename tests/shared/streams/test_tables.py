@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
-from penstock.shared.streams.changelog_reader import check_schema
+from penstock.shared.streams.changelog.reader import check_schema
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record

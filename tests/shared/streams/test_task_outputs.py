@@ -9,7 +9,7 @@ import numpy as np
 from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Headers, ProducerRecord
-from penstock.shared.streams.changelog_entries import Entries
+from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.task_outputs import OutputColumns, TaskCommit, TaskOutputs
 
 

@@ -18,7 +18,7 @@ from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_entries import Entries
+from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.task_outputs import OutputColumns, TaskCommit, TaskOutputs
 from penstock.shared.streams.topology import Topology

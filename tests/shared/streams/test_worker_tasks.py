@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog import ChangelogPartition
+from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.owned_task import OwnedTask
 from penstock.shared.streams.processor import Processor

@@ -9,7 +9,7 @@ import pytest
 from penstock.shared.common.errors import ConfigError, DataError, ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import PROGRESS, TAKEOVER, decode
+from penstock.shared.streams.changelog.format import PROGRESS, TAKEOVER, decode
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology

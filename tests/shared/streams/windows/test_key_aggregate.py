@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
-from penstock.shared.streams.changelog_reader import check_schema
+from penstock.shared.streams.changelog.reader import check_schema
 from penstock.shared.streams.collecting import CollectList, Last
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers

@@ -38,12 +38,15 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations import Aggregation, Column, ColumnType, ColumnValue, ResultType
+from penstock.shared.streams.changelog import kernels as k
 
-FORMAT_VERSION = 1
-VERSIONS_MAX = 7  # 8 is the first byte with which a protocol buffer can begin
+FORMAT_VERSION = k.VERSION
+VERSIONS_MAX = k.VERSIONS_MAX  # 8 is the first byte with which a protocol buffer can begin
 MARK_BYTES = 2
 ENVELOPE = struct.Struct(">BcBiq")
 START_END = struct.Struct(">qq")
@@ -53,7 +56,7 @@ LENGTH = struct.Struct(">I")
 
 LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"G", b"T"
 OPERATIONS = frozenset((LIVE, DELETED, FINAL, PROGRESS, TAKEOVER))
-EPOCH_MAX = 2**31 - 2  # the highest that an owner takes, and that readers take
+EPOCH_MAX = k.EPOCH_MAX  # the highest that an owner takes, and that readers take
 STORES_MAX = 256  # a store's number is one byte
 BODY_BYTES_MIN = {
     LIVE: START_END.size,
@@ -224,6 +227,25 @@ class StateCodec:
             parts += (LENGTH.pack(len(blob)), blob)
         return b"".join(parts)
 
+    def unpack_many(self, states: PackedBytes) -> list[Any]:
+        """The columns of many states in declared order: arrays of numbers, and lists of bytes.
+
+        CorruptRecord says of the first that is no state what is wrong with it.
+        """
+        count = len(states)
+        cells = np.empty((len(self._fixed), count), np.int64)
+        begins, sizes = np.empty((2, len(self._binary), count), np.int64)
+        shape = (len(self._fixed), len(self._binary))
+        bad = k.read_states(states.data, states.offsets, states.lengths, *shape, cells, begins, sizes)
+        if bad < count:
+            self.unpack(states[bad] or b"")
+        columns: list[Any] = [None] * len(self.columns)
+        for row, i in enumerate(self._fixed):
+            columns[i] = cells[row] if self.columns[i].type == "int64" else cells[row].view(np.float64)
+        for row, i in enumerate(self._binary):
+            columns[i] = PackedBytes(states.data, begins[row], sizes[row]).tolist()
+        return columns
+
     def unpack(self, data: bytes, at: int = 0) -> list[ColumnValue]:
         """Column values in declared order; CorruptRecord where `data` is not exactly one state from `at` on."""
         try:
@@ -294,32 +316,19 @@ def decode(value: bytes | None) -> Entry:
     return Entry(operation, store, epoch, commit, body)
 
 
-def way_out(partition: int, offset: int) -> str:
-    """What a person can do about a record that is refused; part of the error's message."""
-    return (
-        "A newer format version needs the release that writes it. A record that is known to be no entry of this "
-        f'application is left out by name: skip_changelog_records="{partition}:{offset}". Until then nothing is read '
-        "past it; see docs/changelog-format.md, Foreign and corrupt records."
-    )
+WAYS_OUT = (
+    "Put the topic back from a copy, or start afresh (`penstock streams reset`). A newer format version needs the "
+    "release that writes it. See docs/changelog-format.md, Foreign and corrupt records"
+)
+"""What a person can do about a record that cannot be read; part of the error's message."""
 
 
 def without_takeover(epoch: int, in_force: int) -> str:
     """Why a commit of an epoch above the one in force (0: none is) is refused."""
     return (
         f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): that was damaged "
-        "or lost, and nothing that its owner committed would count. Put the topic back from a copy, or start afresh "
-        "(`penstock streams reset`). To do without all commits of that epoch, name this one or the takeover"
+        "or lost, and nothing that its owner committed would count"
     )
-
-
-def parse_places(text: str) -> frozenset[tuple[int, int]]:
-    """The (partition, offset) pairs of the setting `skip_changelog_records`.
-
-    >>> sorted(parse_places("0:17,3:99"))
-    [(0, 17), (3, 99)]
-    """
-    places = (place.split(":") for place in text.split(",") if place)
-    return frozenset((int(partition), int(offset)) for partition, offset in places)
 
 
 def history_before(takeover: bytes) -> str | None:

@@ -40,8 +40,8 @@ from penstock.shared.common.records import (
     TopicPartition,
 )
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog_entries import Entries
-from penstock.shared.streams.changelog_format import Takeover, encode_takeover
+from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.format import Takeover, encode_takeover
 from penstock.shared.streams.local_restore import Overtaken, discard
 from penstock.shared.streams.restore_progress import RestoreProgress
 from penstock.shared.streams.restoring import (

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams import changelog_format as fmt
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations import Column, Count, CountDistinct, Mean
-from penstock.shared.streams.changelog_format import (
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import (
     AggregationSchema,
     Entry,
     Progress,
@@ -143,6 +144,8 @@ def test_states_round_trip(given_state: tuple[list[Any], tuple[Any, ...], bytes]
     packed = codec.pack(state)
     assert codec.unpack(packed) == list(state)
     assert codec.unpack(before + packed, len(before)) == list(state)
+    columns = codec.unpack_many(PackedBytes.of([before, packed, packed])[1:])
+    assert [list(row) for row in zip(*columns, strict=True)] == ([list(state)] * 2 if types else [])
 
 
 def test_state_columns_are_named_by_their_aggregation() -> None:
@@ -192,6 +195,8 @@ def test_corrupt_states_are_refused(length: int) -> None:
     wrong = packed[:length] if length < len(packed) else packed + bytes(length - len(packed) + 1)
     with pytest.raises(CorruptRecord, match="changelog state"):
         codec.unpack(wrong)
+    with pytest.raises(CorruptRecord, match="changelog state"):
+        codec.unpack_many(PackedBytes.of([packed, wrong, packed]))
 
 
 # --- foreign records ---
@@ -217,10 +222,3 @@ def test_a_progress_record_from_before_topic_ids_is_read() -> None:
     older = PROGRESS_JSON.replace(b',"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"}', b"")
     assert older != PROGRESS_JSON
     assert fmt.decode_progress(older) == msgspec.structs.replace(PROGRESS, source_ids={})
-
-
-def test_the_way_out_names_the_setting_and_the_record() -> None:
-    """What a person is told is what the setting takes."""
-    assert 'skip_changelog_records="3:99"' in fmt.way_out(3, 99)
-    assert fmt.parse_places("3:99") == {(3, 99)}
-    assert fmt.parse_places("") == frozenset()

@@ -1,0 +1,152 @@
+"""The changelog's records as numbers, and which of them count: functions over arrays, compiled where numba is.
+
+`parse` reads the envelope of each record of a batch, `settle` carries out the reader's rule over them, `read_states`
+reads the columns of states. None of them makes an array.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.shared.common.compiled import compiled
+
+# --- the layout of an envelope, see `format` ---
+VERSION, VERSIONS_MAX, EPOCH_MAX = 1, 7, 2**31 - 2
+ENVELOPE_BYTES = 15
+LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = 76, 68, 70, 71, 84
+FOREIGN = 0
+"""The operation of a record that has no mark of an entry."""
+
+# --- numbers of a record ---
+OPERATION, STORE, EPOCH, COMMIT, START, END, CLOSED_AT, STATE, STATE_BYTES = range(9)
+NUMBERS = 9
+"""`STATE` is where a state begins in the buffer."""
+
+# --- where a reader is in a batch ---
+AT, FORCE, PENDING, FIRST_PENDING, COMMITS, CONFIRMED, IGNORED, FOREIGN_RECORDS = range(8)
+PLACES = 8
+"""The next record; the epoch in force; how many entries wait for a commit, without those of batches before, and the
+first of them; how many commits and changes were confirmed; how many records count for nobody; how many are foreign."""
+
+DONE, BEGINS, LOST = range(3)
+"""Why `settle` stopped: all records are settled; the record is a takeover that begins an epoch; the record is a commit
+of an epoch above the one in force."""
+
+
+@compiled
+def _number(data, at, size):
+    """A big-endian number; one of 8 bytes has a sign."""
+    number = np.int64(0)
+    for i in range(at, at + size):
+        number = (number << 8) | np.int64(data[i])
+    return number
+
+
+@compiled
+def parse(data, offsets, lengths, key_lengths, numbers):
+    """Read the envelopes of records up to the first that cannot be read; its place, or how many there are."""
+    for i in range(len(offsets)):
+        at, length = offsets[i], lengths[i]
+        if length < 2 or data[at] < 1 or data[at] > VERSIONS_MAX or data[at + 1] < 65 or data[at + 1] > 90:
+            numbers[i, OPERATION] = FOREIGN
+            continue
+        if length < ENVELOPE_BYTES or data[at] != VERSION:
+            return i
+        operation = np.int64(data[at + 1])
+        epoch, commit = _number(data, at + 3, 4), _number(data, at + 7, 8)
+        if epoch > EPOCH_MAX or commit < 0:
+            return i
+        numbers[i, OPERATION], numbers[i, STORE] = operation, data[at + 2]
+        numbers[i, EPOCH], numbers[i, COMMIT] = epoch, commit
+        if operation in (PROGRESS, TAKEOVER):
+            continue
+        body, size = at + ENVELOPE_BYTES, length - ENVELOPE_BYTES
+        if operation == LIVE:
+            head = 16
+        elif operation == FINAL:
+            head = 24
+        elif operation == DELETED:
+            head = 8
+        else:
+            return i
+        if size < head or (operation == DELETED and size != head) or key_lengths[i] < 0:
+            return i
+        numbers[i, START] = _number(data, body, 8)
+        numbers[i, END] = _number(data, body + 8, 8) if head > 8 else 0
+        numbers[i, CLOSED_AT] = _number(data, body + 16, 8) if head > 16 else 0
+        numbers[i, STATE], numbers[i, STATE_BYTES] = body + head, size - head
+    return len(offsets)
+
+
+@compiled
+def settle(numbers, count, confirmed, commits, places):
+    """Carry out the reader's rule from `places[AT]` on, up to `count`; see there why it stops.
+
+    The places of confirmed changes go to `confirmed`. Of each commit its progress record's place, and how many changes
+    are confirmed with it and before, go to `commits`.
+    """
+    for i in range(places[AT], count):
+        places[AT] = i
+        operation, epoch = numbers[i, OPERATION], numbers[i, EPOCH]
+        if operation == FOREIGN:
+            places[FOREIGN_RECORDS] += 1
+            continue
+        force = places[FORCE]
+        if operation == TAKEOVER:
+            if epoch > force:
+                return BEGINS
+            continue
+        if operation != PROGRESS:
+            if epoch != force or force == 0:
+                places[IGNORED] += 1
+            else:
+                if places[PENDING] == 0:
+                    places[FIRST_PENDING] = i
+                places[PENDING] += 1
+            continue
+        if epoch > force:
+            return LOST
+        if epoch < force or force == 0:
+            places[IGNORED] += 1
+            continue
+        if places[PENDING] > 0:
+            found = places[CONFIRMED]
+            for j in range(places[FIRST_PENDING], i):
+                other = numbers[j, OPERATION]
+                if other in (FOREIGN, TAKEOVER, PROGRESS) or numbers[j, EPOCH] != force:
+                    continue
+                if numbers[j, COMMIT] == numbers[i, COMMIT]:
+                    confirmed[found] = j
+                    found += 1
+            places[IGNORED] += places[PENDING] - (found - places[CONFIRMED])
+            places[CONFIRMED], places[PENDING] = found, 0
+        commits[places[COMMITS], 0], commits[places[COMMITS], 1] = i, places[CONFIRMED]
+        places[COMMITS] += 1
+    places[AT] = count
+    return DONE
+
+
+@compiled
+def read_states(data, offsets, lengths, fixed, binary, cells, begins, sizes):
+    """Read states of so many fixed and binary columns; the place of the first that is none, or how many there are.
+
+    Fixed columns go to the rows of `cells`, of binary ones the places and sizes to those of `begins` and `sizes`.
+    """
+    for i in range(len(offsets)):
+        at, end = offsets[i], offsets[i] + lengths[i]
+        if at + 8 * fixed > end:
+            return i
+        for c in range(fixed):
+            cells[c, i] = _number(data, at, 8)
+            at += 8
+        for b in range(binary):
+            if at + 4 > end:
+                return i
+            size = _number(data, at, 4)
+            begins[b, i], sizes[b, i] = at + 4, size
+            at += 4 + size
+        if at != end:
+            return i
+    return len(offsets)

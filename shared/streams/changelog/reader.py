@@ -1,0 +1,445 @@
+"""The one reader of a changelog partition: which entries count, and what they do to the stores.
+
+Feed it every record from the covered offset on, in batches of columns; what a progress record confirms is handed out,
+the rest is forgotten. See `format` for the rule, and for which records are foreign: those are counted and passed over.
+A commit may span batches; its entries are held until it is confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Int64Array
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX
+from penstock.shared.streams.aggregations import Column
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog import kernels as k
+from penstock.shared.streams.changelog.format import Progress, StoreSchema
+
+NO_EPOCH = 0
+"""Before the first takeover record, and in none: what says to be of it never counts."""
+
+ROWS = frozenset(("table", "join"))
+"""Kinds of stores whose rows are values of the user's, not aggregations."""
+
+
+class Change(NamedTuple):
+    """One confirmed change of a store: `operation` is LIVE, DELETED or FINAL; DELETED has no `end` and no `state`.
+
+    `written_as` is what the store was when the change was written.
+    """
+
+    operation: bytes
+    store: str
+    key: bytes
+    start: int
+    end: int
+    state: bytes
+    written_as: StoreSchema
+
+
+class Commit(NamedTuple):
+    """A commit that counts: where its progress record is, its epoch, and what it says.
+
+    `changes` is how many changes of the same `Confirmed` belong to it and to those before it there.
+    """
+
+    offset: int
+    epoch: int
+    progress: Progress
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """Confirmed changes as columns, in log order, that were written under the same `stores`.
+
+    `operations` are bytes as numbers, `numbers` those of the stores, `starts`, `ends` and `closed_at` times in ms; an
+    operation that lacks one has 0 there, and one that lacks a state has an empty one. `offsets` say where the entries
+    are. `commits` are those that end here, in order: one that was read in several batches is handed out in several
+    parts, the last of which has it.
+    """
+
+    operations: Int64Array
+    numbers: Int64Array
+    keys: PackedBytes
+    starts: Int64Array
+    ends: Int64Array
+    closed_at: Int64Array
+    states: PackedBytes
+    offsets: Int64Array
+    stores: tuple[StoreSchema, ...]
+    commits: tuple[Commit, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def at(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> Confirmed:
+        """The changes in these places, without the commits."""
+        return Confirmed(
+            self.operations[places],
+            self.numbers[places],
+            self.keys.at(places),
+            self.starts[places],
+            self.ends[places],
+            self.closed_at[places],
+            self.states.at(places),
+            self.offsets[places],
+            self.stores,
+        )
+
+    def changes(self) -> Iterator[tuple[int, Change]]:
+        """The changes one by one, each with its offset."""
+        columns = (self.operations, self.numbers, self.starts, self.ends, self.offsets)
+        rows = zip(*(column.tolist() for column in columns), self.keys, self.states, strict=True)
+        for operation, number, start, end, offset, key, state in rows:
+            store = self.stores[number]
+            yield offset, Change(bytes((operation,)), store.name, key or b"", start, end, state or b"", store)
+
+
+Apply = Callable[[Confirmed], None]
+
+
+def one_by_one(apply: Callable[[Change], None]) -> Apply:
+    """Apply changes one by one; a CorruptRecord that this raises becomes the CorruptEntry of the change's record."""
+
+    def apply_all(confirmed: Confirmed) -> None:
+        for offset, change in confirmed.changes():
+            try:
+                apply(change)
+            except CorruptRecord as e:
+                raise CorruptEntry(offset, str(e)) from None
+
+    return apply_all
+
+
+def ignore(confirmed: Confirmed) -> None:
+    """Do nothing with changes: for a reader of progress alone."""
+
+
+class CorruptEntry(CorruptRecord):
+    """The record at `offset` claims to be an entry and cannot be read; `reason` says why."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"offset {offset}: {reason}")
+        self.offset, self.reason = offset, reason
+
+
+class HistoryMissing(ChangelogHole):
+    """A changelog that rests on what a backfill leaves was begun with nothing."""
+
+    def __init__(self, tables: str) -> None:
+        super().__init__(
+            f"the changelog rests on a backfill: what that leaves is the `state` of {tables}, which was not found. If "
+            "the backfill has not ended, run it again as it was; if it has, name the lake that has it (streams.lake), "
+            "or put `state` back. Else begin anew (`penstock streams reset`, then `penstock backfill`)"
+        )
+        self.tables = tables
+
+
+class _Batch:
+    """Records as numbers, up to the first that cannot be read (`error` at place `count`)."""
+
+    def __init__(self, offsets: Int64Array, keys: PackedBytes, values: PackedBytes) -> None:
+        self.offsets, self.keys, self.values = offsets, keys, values
+        self.numbers = np.zeros((len(offsets), k.NUMBERS), np.int64)
+        places = (values.data, values.offsets, values.lengths)
+        self.count = int(k.parse(*places, keys.lengths, self.numbers))
+        self.progress: dict[int, Progress] = {}
+        self.error: CorruptEntry | None = None
+        if self.count < len(offsets):
+            self.error = CorruptEntry(int(offsets[self.count]), self._reason(self.count))
+        for place in np.flatnonzero(self.numbers[: self.count, k.OPERATION] == k.PROGRESS).tolist():
+            try:  # whether it counts or not, as with every other record
+                self.progress[place] = fmt.decode_progress(self.body(place))
+            except CorruptRecord as e:
+                self.count, self.error = place, CorruptEntry(int(offsets[place]), str(e))
+                break
+
+    def body(self, place: int) -> bytes:
+        """What follows the envelope."""
+        return (self.values[place] or b"")[fmt.ENVELOPE.size :]
+
+    def confirmed(self, rows: Int64Array, stores: tuple[StoreSchema, ...], commits: tuple[Commit, ...]) -> Confirmed:
+        """The entries in these places."""
+        n = self.numbers[rows].T.copy()
+        return Confirmed(
+            n[k.OPERATION],
+            n[k.STORE],
+            self.keys.at(rows),
+            n[k.START],
+            n[k.END],
+            n[k.CLOSED_AT],
+            PackedBytes(self.values.data, n[k.STATE], n[k.STATE_BYTES]),
+            self.offsets[rows],
+            stores,
+            commits,
+        )
+
+    def of_epoch(self, epoch: int, first: int) -> tuple[Int64Array, Int64Array]:
+        """The places of the epoch's entries from `first` on, and their commit numbers."""
+        own = self.numbers[first : self.count]
+        is_entry = np.isin(own[:, k.OPERATION], (k.LIVE, k.DELETED, k.FINAL))
+        rows = np.flatnonzero(is_entry & (own[:, k.EPOCH] == epoch))
+        return rows + first, own[rows, k.COMMIT]
+
+    def _reason(self, place: int) -> str:
+        try:
+            entry = fmt.decode(self.values[place])
+        except CorruptRecord as e:
+            return str(e)
+        return f"an entry {entry.operation!r} for store {entry.store} without a key"
+
+
+class ChangelogReader:
+    """Reads one partition; `apply` is called with confirmed changes in log order.
+
+    Where `stores` says what the reader's own topology has, a commit that was written under another raises
+    SchemaMismatch before any of its changes is applied. `takeover_offset` is where the epoch in force was declared: of
+    two owners that write the same epoch at once, the one whose record that is has won. What lies before
+    `covered_offset` has been applied, or counts for nobody.
+
+    `feed` raises HistoryMissing where no epoch is known yet and the changelog rests on a backfill's tables.
+    """
+
+    def __init__(
+        self,
+        apply: Apply,
+        *,
+        epoch: int = NO_EPOCH,
+        progress: Progress | None = None,
+        stores: tuple[StoreSchema, ...] | None = None,
+    ) -> None:
+        self._apply, self._stores, self.epoch = apply, stores, epoch
+        self.takeover_offset: int | None = None
+        self.progress = progress
+        self.next_offset: int | None = None
+        self.covered_offset: int | None = None
+        self.entries_applied = self.entries_ignored = self.foreign_records = 0
+        self.first_foreign_offset: int | None = None
+        self._pending: list[tuple[Confirmed, Int64Array]] = []
+        """Entries of the epoch in force that no commit has confirmed yet, with their commit numbers, by batch."""
+
+    def __repr__(self) -> str:
+        pending = sum(len(entries) for entries, _ in self._pending)
+        done = f"{self.entries_applied} applied, {self.entries_ignored} ignored, {pending} pending"
+        return f"ChangelogReader(epoch {self.epoch}, next {self.next_offset}, {done})"
+
+    @property
+    def next_epoch(self) -> int:
+        """What the next owner takes.
+
+        CorruptRecord where there is none any more: CorruptEntry where it is known which record says so.
+        """
+        if self.epoch < fmt.EPOCH_MAX:
+            return self.epoch + 1
+        offset, said = self.takeover_offset, f"a changelog record of epoch {self.epoch}: no owner can go above it"
+        raise CorruptRecord(f"what came before has {said}") if offset is None else CorruptEntry(offset, said)
+
+    @property
+    def is_between_commits(self) -> bool:
+        """Whether no entry waits for the progress record that confirms it."""
+        return not self._pending
+
+    def feed_record(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        """As `feed`, of one record."""
+        self.feed(np.array([offset]), [key], [value])
+
+    def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+        """Take the next records. CorruptEntry names one that cannot be read; what those before it confirm is applied.
+
+        Steps: 1. Read the envelopes, up to a record that cannot be read. 2. Settle what counts, from one takeover to
+        the next. 3. Hand out what was confirmed, with what was held of its commit. 4. Hold what is not confirmed yet.
+        """
+        if not len(offsets):
+            return
+        batch = _Batch(offsets, PackedBytes.of(keys), PackedBytes.of(values))
+        confirmed, ends = np.empty(batch.count, np.int64), np.empty((len(batch.progress), 2), np.int64)
+        places = np.zeros(k.PLACES, np.int64)
+        places[k.FORCE] = self.epoch
+        held, self._pending = self._pending, []
+        error: Exception | None = batch.error
+        while (why := k.settle(batch.numbers, batch.count, confirmed, ends, places)) != k.DONE:
+            place = int(places[k.AT])
+            epoch = int(batch.numbers[place, k.EPOCH])
+            if why == k.LOST:
+                reason = fmt.without_takeover(epoch, self.epoch)
+                batch.count, error = place, CorruptEntry(int(offsets[place]), reason)
+                break
+            if self.epoch == NO_EPOCH and (tables := fmt.history_before(batch.body(place))) is not None:
+                batch.count, error = place, HistoryMissing(tables)
+                break
+            self.epoch, self.takeover_offset = epoch, int(offsets[place])
+            places[k.FORCE], places[k.AT] = epoch, place + 1
+            places[k.IGNORED] += places[k.PENDING]
+            places[k.PENDING] = 0
+            if not places[k.COMMITS]:
+                self.entries_ignored += sum(len(entries) for entries, _ in held)
+                held = []
+        self._count(batch, places)
+        if places[k.COMMITS]:
+            self._hand_out(batch, confirmed, ends[: places[k.COMMITS]], held)
+            held = []
+        self._hold(batch, places, held)
+        if error is not None:
+            raise error
+
+    def _count(self, batch: _Batch, places: Int64Array) -> None:
+        self.entries_ignored += int(places[k.IGNORED])
+        if places[k.FOREIGN_RECORDS]:
+            self.foreign_records += int(places[k.FOREIGN_RECORDS])
+            if self.first_foreign_offset is None:
+                first = np.flatnonzero(batch.numbers[: batch.count, k.OPERATION] == k.FOREIGN)[0]
+                self.first_foreign_offset = int(batch.offsets[first])
+
+    def _hand_out(
+        self, batch: _Batch, confirmed: Int64Array, ends: Int64Array, held: list[tuple[Confirmed, Int64Array]]
+    ) -> None:
+        """Apply the commits that end in the batch; those in a row that were written under the same stores at once."""
+        first, commits = 0, list[Commit]()
+        for number, (place, end) in enumerate(ends.tolist()):
+            progress, epoch = batch.progress[place], int(batch.numbers[place, k.EPOCH])
+            if commits and progress.stores != commits[-1].progress.stores:
+                self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
+                first, commits = first + commits[-1].changes, []
+            if not commits and self._stores is not None:
+                check_schema(progress.stores, self._stores)
+            if number == 0 and held:
+                parts = self._of_commit(held, int(batch.numbers[place, k.COMMIT]), progress.stores)
+                _require_stores(
+                    batch.numbers[confirmed[:end], k.STORE], batch.offsets[confirmed[:end]], progress.stores
+                )
+                for part in parts:
+                    self._apply_all(part)
+            commits.append(Commit(int(batch.offsets[place]), epoch, progress, end - first))
+        self._apply_commits(batch, confirmed[first : first + commits[-1].changes], commits)
+
+    def _of_commit(
+        self, held: list[tuple[Confirmed, Int64Array]], commit: int, stores: tuple[StoreSchema, ...]
+    ) -> list[Confirmed]:
+        """What is held of this commit, as it was written; the rest of it counts for nobody."""
+        parts = []
+        for entries, numbers in held:
+            own = entries.at(np.flatnonzero(numbers == commit))
+            self.entries_ignored += len(entries) - len(own)
+            _require_stores(own.numbers, own.offsets, stores)
+            if len(own):
+                parts.append(replace(own, stores=stores))
+        return parts
+
+    def _apply_commits(self, batch: _Batch, rows: Int64Array, commits: list[Commit]) -> None:
+        """Those before the first that has an entry of a store which there is not are applied; that one is refused."""
+        stores = commits[0].progress.stores
+        unknown = np.flatnonzero(batch.numbers[rows, k.STORE] >= len(stores))
+        if not len(unknown):
+            self._apply_all(batch.confirmed(rows, stores, tuple(commits)))
+            return
+        if sound := [commit for commit in commits if commit.changes <= unknown[0]]:
+            self._apply_all(batch.confirmed(rows[: sound[-1].changes], stores, tuple(sound)))
+        _require_stores(batch.numbers[rows, k.STORE], batch.offsets[rows], stores)
+
+    def _apply_all(self, confirmed: Confirmed) -> None:
+        self._apply(confirmed)
+        self.entries_applied += len(confirmed)
+        if confirmed.commits:
+            self.progress = confirmed.commits[-1].progress
+
+    def _hold(self, batch: _Batch, places: Int64Array, held: list[tuple[Confirmed, Int64Array]]) -> None:
+        if batch.count:
+            self.next_offset = int(batch.offsets[batch.count - 1]) + 1
+        waiting, first = int(places[k.PENDING]), int(places[k.FIRST_PENDING])
+        if not held and batch.count:
+            if not waiting:
+                self.covered_offset = self.next_offset
+            elif first:
+                self.covered_offset = int(batch.offsets[first - 1]) + 1
+        if waiting:
+            rows, numbers = batch.of_epoch(self.epoch, first)
+            held.append((batch.confirmed(rows, (), ()), numbers))
+        self._pending = held
+
+
+def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[StoreSchema, ...]) -> None:
+    """Raise CorruptEntry for the first entry whose store's number none of the commit's stores has."""
+    for place in np.flatnonzero(numbers >= len(stores))[:1]:
+        raise CorruptEntry(int(offsets[place]), f"an entry for store {numbers[place]}; there are {len(stores)} stores")
+
+
+def compile_kernels() -> None:
+    """Have the kernels compiled that read a changelog."""
+    packed = PackedBytes.of([None])
+    for own in (packed, packed.at(np.array([0]))):  # arrays that are read-only, and those that are not
+        ChangelogReader(ignore).feed(np.array([0]), own, own)
+        fmt.StateCodec([Column("n", "int64")]).unpack_many(own[:0])
+
+
+RENAMED = (
+    "give it the name that it had, and its topic stays the one that it was. Otherwise run the topology as it was until "
+    "all is read, or forget everything with `penstock streams reset`."
+)
+
+
+WAYS_OUT = (
+    "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
+    "beginning; or stop all instances, forget everything with `penstock streams reset`, and start again, after "
+    "`penstock backfill` where the sources do not hold all that there was."
+)
+STORES_STAY = (
+    "An application's stores stay the ones that it began with: a new one would lack every record that was read before, "
+    f"and what is gone could not be had back. {WAYS_OUT}"
+)
+WINDOWS_STAY = f"What a store's windows are stays as it was: those that there are were made so. {WAYS_OUT}"
+
+
+AGGREGATIONS_STAY = (
+    "A window may get further aggregations; those that it has stay as they are (docs/changelog-format.md, Versions). "
+    "Run the topology as it was, or give this one an application_id of its own"
+)
+
+
+def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
+    """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
+
+    The grace, the emission and the topics that are written to may change: they say what happens from now on. So may
+    windows get aggregations that they did not have. The stores' order, names, keys and source topics, the windows'
+    kind, gap, size and advance, and the aggregations' names, functions and columns may not.
+    """
+    if len(stored) != len(own):
+        raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
+    for number, (old, new) in enumerate(zip(stored, own, strict=True)):
+        for what in ("name", "kind", "key", "source", "gap_ms", "size_ms", "advance_ms"):
+            if getattr(old, what) != getattr(new, what):
+                said = f"store {number}: {what} was {getattr(old, what)!r}, is now {getattr(new, what)!r}"
+                is_renamed = what == "source" and old.source.endswith(REPARTITION_SUFFIX)
+                raise SchemaMismatch(f"{said}. {f'If a key_by has no name: {RENAMED}' if is_renamed else WINDOWS_STAY}")
+        if changed := changed_aggregations(old, new):
+            raise SchemaMismatch(
+                f"store {old.name!r}: the aggregations changed: {', '.join(changed)}. {AGGREGATIONS_STAY}"
+            )
+
+
+def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> str:
+    was, now = [one.name for one in stored], [one.name for one in own]
+    changes = [f"{name!r} is new" for name in now if name not in was]
+    changes += [f"{name!r} is gone" for name in was if name not in now]
+    held, has = (", ".join(map(repr, names)) or "none" for names in (was, now))
+    return f"the state has the stores {held}, the topology has {has}: {', '.join(changes)}"
+
+
+def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
+    """What keeps states of `old` from being read as those of `new`; empty where nothing does.
+
+    A window may have aggregations more than it had. One that is gone, or is another under its name, is named.
+    """
+    was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
+    now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}
+    if any(now.get(name) != shape for name, shape in was.items()) or (new.kind in ROWS and was != now):
+        return sorted(n for n in was.keys() | now.keys() if was.get(n) != now.get(n))
+    return [] if [name for name in now if name in was] == list(was) else ["their order"]
