@@ -19,7 +19,6 @@ with _needs("penstock.streams", "streams"):
     from penstock.shared.streams.stream_worker import StreamWorker
     from penstock.shared.streams.topology import StoreBuilder, Topology
     from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
-    from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
 
 __all__ = [
     "Aggregate",
@@ -45,8 +44,6 @@ __all__ = [
     "Quantiles",
     "Record",
     "Schedule",
-    "SessionWindows",
-    "SlidingWindows",
     "StateDirectory",
     "StoreBuilder",
     "Stream",
@@ -55,7 +52,6 @@ __all__ = [
     "StreamsSettings",
     "Sum",
     "Table",
-    "TimeWindows",
     "Topology",
     "WindowKey",
     "WindowResult",

@@ -98,7 +98,7 @@ class ColumnPath:
             self._chain.forget()
 
     def _take(self, columns: Columns) -> None:
-        if not len(columns) or columns.timestamps.max() > INT64_MAX - self._operator.windows.reach_ms:
+        if not len(columns) or columns.timestamps.max() > INT64_MAX - self._operator.rule.reach_ms:
             self._take_records(columns)
             return
         values = self._values.of(columns)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Aggregation, Count
-from penstock.shared.streams.changelog.format import AggregationSchema, StoreKind, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.joining import Table
 from penstock.shared.streams.latest import LATEST, Latest
 from penstock.shared.streams.processor import K, V, interval_ms
@@ -17,8 +17,7 @@ from penstock.shared.streams.result_encoders import encode_json, encode_updates
 from penstock.shared.streams.topology import ProcessorNode, StoreBuilder
 from penstock.shared.streams.windowed_aggregate import Emit, WindowKey, WindowResult
 from penstock.shared.streams.windows.key_aggregate import KeyAggregate
-from penstock.shared.streams.windows.kinds import SessionWindows, SlidingWindows, TimeWindows
-from penstock.shared.streams.windows.kinds import WindowKind as Windows
+from penstock.shared.streams.windows.kinds import Rule, hopping_windows
 from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 
 if TYPE_CHECKING:
@@ -36,25 +35,24 @@ class GroupedStream(Generic[K, V]):
 
     def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Sessions that a gap of inactivity ends."""
-        return WindowedGroup(self._stream, SessionWindows(interval_ms(gap, "session_window: gap"), _grace_ms(grace)))
+        return WindowedGroup(self._stream, Rule("session", interval_ms(gap, "session_window: gap"), _grace_ms(grace)))
 
     def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Windows of one size, each beginning where the one before ends."""
         size_ms = interval_ms(size, "tumbling_window: size")
-        return WindowedGroup(self._stream, TimeWindows(size_ms, size_ms, _grace_ms(grace)))
+        return WindowedGroup(self._stream, Rule("tumbling", size_ms, _grace_ms(grace), size_ms))
 
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
     ) -> WindowedGroup[K, V]:
         """Windows of one size that begin every `advance`, and so overlap."""
         size_ms, advance_ms = interval_ms(size, "hopping_window: size"), interval_ms(advance, "hopping_window: advance")
-        return WindowedGroup(self._stream, TimeWindows(size_ms, advance_ms, _grace_ms(grace)))
+        return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _grace_ms(grace)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
         """Windows that hold records no further apart than `difference`; see `sliding_windows`."""
-        return WindowedGroup(
-            self._stream, SlidingWindows(interval_ms(difference, "sliding_window: difference", 0), _grace_ms(grace))
-        )
+        difference_ms = interval_ms(difference, "sliding_window: difference", 0)
+        return WindowedGroup(self._stream, Rule("sliding", difference_ms, _grace_ms(grace)))
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
         """The named results of each key over all its records: a table, kept in a store of this name.
@@ -67,7 +65,7 @@ class GroupedStream(Generic[K, V]):
         stream = self._stream
         name, bound = _bound(stream, name, "aggregate", aggregations)
         bound = {LATEST: Latest(), **bound}
-        _add_store(stream, _schema(stream, name, _Shape("aggregate"), "on_update", bound), bound)
+        _add_store(stream, _schema(stream, name, Rule("table"), "on_update", bound), bound)
         stream._builder._add(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), (stream._node,))
         return Table(stream._derived(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
 
@@ -77,25 +75,6 @@ def _grace_ms(grace: timedelta | int) -> int:
 
 
 Bound = Mapping[str, Aggregation[Any]]
-
-
-class _Shape(NamedTuple):
-    """A kind of windows as the changelog's readers know it."""
-
-    kind: StoreKind
-    gap_ms: int = 0
-    size_ms: int = 0
-    advance_ms: int = 0
-
-
-def _shape(windows: Windows) -> _Shape:
-    match windows:
-        case SessionWindows(gap_ms=gap):
-            return _Shape("session", gap)
-        case SlidingWindows(difference_ms=difference):
-            return _Shape("sliding", size_ms=difference)
-        case TimeWindows(size_ms=size, advance_ms=advance):
-            return _Shape("tumbling" if size == advance else "hopping", size_ms=size, advance_ms=advance)
 
 
 def _bound(
@@ -118,22 +97,22 @@ def _bound(
     return name, {n: a.bind(flow.value) for n, a in aggregations.items()}
 
 
-def _schema(stream: Stream, name: str, shape: _Shape, emit: Emit, bound: Bound, grace_ms: int = 0) -> StoreSchema:
-    source = stream._flow.source
+def _schema(stream: Stream, name: str, rule: Rule, emit: Emit, bound: Bound) -> StoreSchema:
+    source, is_table = stream._flow.source, rule.kind == "table"
     return StoreSchema(
         name=name,
-        kind=shape.kind,
+        kind="aggregate" if rule.kind == "table" else rule.kind,
         key=stream._flow.key,
-        gap_ms=shape.gap_ms,
-        grace_ms=grace_ms,
+        gap_ms=rule.gap_ms,
+        grace_ms=rule.grace_ms,
         emit=emit,
         source=source.topic,
         results=None,
-        late=None if shape.kind == "aggregate" else source.late,
+        late=None if is_table else source.late,
         dead_letters=source.dead_letters,
         aggregations=tuple(AggregationSchema.of(n, a) for n, a in bound.items()),
-        size_ms=shape.size_ms,
-        advance_ms=shape.advance_ms,
+        size_ms=rule.size_ms,
+        advance_ms=rule.advance_ms,
     )
 
 
@@ -150,8 +129,8 @@ def _add_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
 class WindowedGroup(Generic[K, V]):
     """A grouped stream cut into windows."""
 
-    def __init__(self, stream: Stream[K | None, V], windows: Windows) -> None:
-        self._stream, self._windows = stream, windows
+    def __init__(self, stream: Stream[K | None, V], rule: Rule) -> None:
+        self._stream, self._rule = stream, rule
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable[K]:
         """The named results of each window, kept in a store of this name.
@@ -159,18 +138,18 @@ class WindowedGroup(Generic[K, V]):
         Without one the store is named after the topic where the records entered the topology and the kind of window,
         such as `clicks-session`: the name stays when what lies between is changed. Two stores of one name are refused.
         """
-        name, bound = _bound(self._stream, name, _shape(self._windows).kind, aggregations)
-        if not isinstance(self._windows, SessionWindows):
+        name, bound = _bound(self._stream, name, self._rule.kind, aggregations)
+        if self._rule.kind != "session":
             bound = {LATEST: Latest(), **bound}
         self._stream._builder._silent[name] = None
-        return WindowedTable(self._stream, name, self._windows, bound)
+        return WindowedTable(self._stream, name, self._rule, bound)
 
 
 class WindowedTable(Generic[K]):
     """Windowed results; say when they are forwarded."""
 
-    def __init__(self, stream: Stream[K | None, Any], name: str, windows: Windows, bound: Bound) -> None:
-        self._stream, self._name, self._windows, self._bound = stream, name, windows, bound
+    def __init__(self, stream: Stream[K | None, Any], name: str, rule: Rule, bound: Bound) -> None:
+        self._stream, self._name, self._rule, self._bound = stream, name, rule, bound
 
     def on_close(self) -> Stream[WindowKey[K], WindowResult[K]]:
         """Each window once, when it is closed: a record's key is a `WindowKey`, its value a `WindowResult`."""
@@ -181,12 +160,12 @@ class WindowedTable(Generic[K]):
         return self._emit("on_update")
 
     def _emit(self, emit: Emit) -> Stream:
-        stream, name, windows, bound = self._stream, self._name, self._windows, self._bound
+        stream, name, rule, bound = self._stream, self._name, self._rule, self._bound
         builder = stream._builder
-        schema = _schema(stream, name, _shape(windows), emit, bound, windows.grace_ms)
+        schema = _schema(stream, name, rule, emit, bound)
         _add_store(stream, schema, bound)
         builder._silent.pop(name, None)
-        node = ProcessorNode(name, lambda: WindowAggregate(name, windows, bound, emit), (name,))
+        node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
         builder._add(node, (stream._node,))
         encode = encode_json if emit == "on_close" else encode_updates
         key, deletes = stream._flow.key, emit == "on_update"

@@ -104,9 +104,9 @@ class StoreBuilder:
     def windows(self) -> WindowStore:
         """The store of a window, in memory."""
         # Here, since who reads a topology without running it needs no compiler.
+        from penstock.shared.streams.windows.kinds import Rule
         from penstock.shared.streams.windows.state_columns import StateColumns
         from penstock.shared.streams.windows.window_store import WindowStore
-        from penstock.shared.streams.windows.window_table import Rule
 
         schema = self.schema
         assert schema.kind in ("session", "tumbling", "hopping", "sliding")

@@ -25,9 +25,9 @@ from penstock.shared.streams.latest import LATEST
 from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.state.store import LiveRow
 from penstock.shared.streams.windows.keys import NONE
+from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
-from penstock.shared.streams.windows.window_table import Rule
 
 
 def key_in_row(key: str | bytes) -> str:

@@ -16,7 +16,7 @@ from penstock.shared.streams import json_fields, json_rows
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.changelog import reader
 from penstock.shared.streams.windows import keys
-from penstock.shared.streams.windows.kinds import NoWindows, SessionWindows, SlidingWindows, TimeWindows
+from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
 
@@ -27,8 +27,8 @@ def compile_kernels() -> None:
     column_slices.compile_kernels()
     reader.compile_kernels()
     times = np.array([1, 100], np.int64)
-    for windows in (SessionWindows(10, 0), TimeWindows(10, 10, 0), SlidingWindows(10, 0), NoWindows()):
-        store = WindowStore("compiled", windows.rule, StateColumns([Count()]), text_keys=True)
+    for rule in (Rule("session", 10), Rule("tumbling", 10, 0, 10), Rule("sliding", 10), Rule("table")):
+        store = WindowStore("compiled", rule, StateColumns([Count()]), text_keys=True)
         store.take(times, store.index.codes_of([b"a", b"b"]), *store.columns.take(None, times))
         store.load("c", 5, 15, [1])
         key, starts = PackedBytes.of([b"c"]).at(times[:1] - 1), times[:1]

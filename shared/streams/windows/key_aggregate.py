@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.shared.streams.aggregations import Aggregation
 from penstock.shared.streams.window_results import WindowResults
-from penstock.shared.streams.windows.kinds import NoWindows
+from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 
 
@@ -19,7 +19,7 @@ class KeyAggregate(WindowAggregate):
     """Aggregates the records of each key into its row."""
 
     def __init__(self, store_name: str, aggregations: Mapping[str, Aggregation[Any]]) -> None:
-        super().__init__(store_name, NoWindows(), aggregations, "on_update")
+        super().__init__(store_name, Rule("table"), aggregations, "on_update")
 
     def results_from_ms(self) -> int:
         """What has changed since the commit goes out with it, also where its time is long past."""

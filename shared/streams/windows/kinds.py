@@ -20,119 +20,105 @@ Sources of the semantics: KStreamSessionWindowAggregate, KStreamWindowAggregate 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.windows.window_table import Kind, Rule
+
+Kind = Literal["session", "tumbling", "hopping", "sliding", "table"]
+"""A table has one row a key, which takes every record and is never closed."""
 
 WINDOWS_MAX = 10_000  # that one record is in: each is a write
+BUCKETS_PER_PATIENCE = 512
+"""So many buckets the timer wheel has for the time for which a window lives at least; it has twice as many in all."""
 
 
 @dataclass(frozen=True, slots=True)
-class SessionWindows:
-    """The inactivity gap and the grace period in ms."""
+class Rule:
+    """What windows are, with their times in ms: `span_ms` is the gap, the size or the difference."""
 
-    gap_ms: int
-    grace_ms: int
+    kind: Kind
+    span_ms: int = 0
+    grace_ms: int = 0
+    advance_ms: int = 0
 
     def __post_init__(self) -> None:
-        if self.gap_ms < 1:
-            raise ConfigError(f"session gap must be at least 1 ms, got {self.gap_ms}")
+        """Refuse times that no windows of this kind can have: ConfigError."""
+        if self.kind == "session" and self.span_ms < 1:
+            raise ConfigError(f"session gap must be at least 1 ms, got {self.span_ms}")
+        if self.kind == "sliding" and self.span_ms < 0:
+            raise ConfigError(f"window time difference must not be negative, got {self.span_ms}")
+        if self.kind in ("tumbling", "hopping"):
+            if self.span_ms < 1:
+                raise ConfigError(f"window size must be at least 1 ms, got {self.span_ms}")
+            if not 1 <= self.advance_ms <= self.span_ms:
+                raise ConfigError(f"window advance must be from 1 ms to the size {self.span_ms}, got {self.advance_ms}")
+            if self.span_ms > self.advance_ms * WINDOWS_MAX:
+                said = f"size {self.span_ms}, advance {self.advance_ms}"
+                raise ConfigError(f"a record would be in more than {WINDOWS_MAX} windows: {said}")
         if self.grace_ms < 0:
-            raise ConfigError(f"session grace must not be negative, got {self.grace_ms}")
-
-    @property
-    def rule(self) -> Rule:
-        """What the kernel is told."""
-        return Rule("session", self.gap_ms, self.grace_ms)
+            raise ConfigError(f"{self.kind} window: grace must not be negative, got {self.grace_ms}")
 
     @property
     def reach_ms(self) -> int:
         """How much later than a record a bound of its windows may lie, and be closed."""
-        return self.gap_ms + self.grace_ms
+        if self.kind == "session":
+            return self.span_ms + self.grace_ms
+        return self.span_ms + 1 if self.kind == "sliding" else self.span_ms  # one may start just after a record
 
     @property
     def results_before_ms(self) -> int:
-        """How far before the close time the timestamp of a result still to come may lie."""
-        return 0
+        """How far before the close time the timestamp of a result still to come may lie.
 
-
-@dataclass(frozen=True, slots=True)
-class TimeWindows:
-    """Size, advance (the size itself: tumbling) and grace period in ms."""
-
-    size_ms: int
-    advance_ms: int
-    grace_ms: int
-
-    def __post_init__(self) -> None:
-        if self.size_ms < 1:
-            raise ConfigError(f"window size must be at least 1 ms, got {self.size_ms}")
-        if not 1 <= self.advance_ms <= self.size_ms:
-            raise ConfigError(f"window advance must be from 1 ms to the size {self.size_ms}, got {self.advance_ms}")
-        if self.size_ms > self.advance_ms * WINDOWS_MAX:
-            raise ConfigError(
-                f"a record would be in more than {WINDOWS_MAX} windows: size {self.size_ms}, advance {self.advance_ms}"
-            )
-        if self.grace_ms < 0:
-            raise ConfigError(f"window grace must not be negative, got {self.grace_ms}")
+        A result has the time of its window's latest record, which may be its first moment; one of a session its end.
+        """
+        return 0 if self.kind == "session" else self.span_ms
 
     @property
-    def rule(self) -> Rule:
-        """What the kernel is told."""
-        kind: Kind = "tumbling" if self.size_ms == self.advance_ms else "hopping"
-        return Rule(kind, self.size_ms, self.grace_ms, self.advance_ms)
+    def gap_ms(self) -> int:
+        """A session's."""
+        return self.span_ms if self.kind == "session" else 0
 
     @property
-    def reach_ms(self) -> int:
-        """As that of sessions."""
-        return self.size_ms
+    def size_ms(self) -> int:
+        """That of other windows; of a sliding one the time difference."""
+        return 0 if self.kind == "session" else self.span_ms
 
     @property
-    def results_before_ms(self) -> int:
-        """As that of sessions: a result has the time of its window's latest record, which may be its first moment."""
-        return self.size_ms
-
-
-@dataclass(frozen=True, slots=True)
-class SlidingWindows:
-    """The greatest time difference of two records in a window, and the grace period, in ms."""
-
-    difference_ms: int
-    grace_ms: int
-
-    def __post_init__(self) -> None:
-        if self.difference_ms < 0:
-            raise ConfigError(f"window time difference must not be negative, got {self.difference_ms}")
-        if self.grace_ms < 0:
-            raise ConfigError(f"window grace must not be negative, got {self.grace_ms}")
+    def bounds(self) -> int:
+        """How many cells of a row are bounds."""
+        return 4 if self.kind == "session" else 2
 
     @property
-    def rule(self) -> Rule:
-        """What the kernel is told."""
-        return Rule("sliding", self.difference_ms, self.grace_ms)
+    def keeps(self) -> bool:
+        """Whether closed windows are kept, for others to begin with what they hold."""
+        return self.kind == "sliding"
 
     @property
-    def reach_ms(self) -> int:
-        """As that of sessions: a window may start just after a record."""
-        return self.difference_ms + 1
+    def kept_ms(self) -> int:
+        """How long a closed window is kept."""
+        return 2 * self.span_ms if self.keeps else 0
 
     @property
-    def results_before_ms(self) -> int:
-        """As that of sessions."""
-        return self.difference_ms
-
-
-@dataclass(frozen=True, slots=True)
-class NoWindows:
-    """One row a key, which takes every record and is never closed."""
-
-    reach_ms = 0
-    results_before_ms = 0
+    def bucket_ms(self) -> int:
+        """The width of the wheel's buckets."""
+        return max(1, (self.span_ms + self.grace_ms + self.kept_ms) // BUCKETS_PER_PATIENCE)
 
     @property
-    def rule(self) -> Rule:
-        """What the kernel is told."""
-        return Rule("table")
+    def waits_ms(self) -> int:
+        """How far the close time lies behind stream time."""
+        return self.grace_ms + (self.span_ms if self.kind == "session" else 0)
+
+    @property
+    def last_ms(self) -> int:
+        """How much later than a row's END its window ends: tumbling and hopping windows end after their last moment."""
+        return 1 if self.kind in {"tumbling", "hopping"} else 0
+
+    @property
+    def rows_per_record(self) -> int:
+        """How many rows one record can need."""
+        return 4 + (self.span_ms // self.advance_ms if self.advance_ms else 0)
 
 
-WindowKind = SessionWindows | TimeWindows | SlidingWindows
+def hopping_windows(size_ms: int, advance_ms: int, grace_ms: int) -> Rule:
+    """Windows of one size that begin every `advance_ms`: tumbling ones where that is the size."""
+    return Rule("tumbling" if size_ms == advance_ms else "hopping", size_ms, grace_ms, advance_ms)

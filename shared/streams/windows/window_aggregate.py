@@ -22,7 +22,7 @@ from penstock.shared.streams.window_limits import check_key, check_states
 from penstock.shared.streams.window_results import WindowResults
 from penstock.shared.streams.windowed_aggregate import NO_TIME, Emit, TimedProcessor
 from penstock.shared.streams.windows.keys import Int32Array
-from penstock.shared.streams.windows.kinds import NoWindows, WindowKind
+from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import Taken, WindowStore
 from penstock.shared.streams.windows.window_table import Values
@@ -36,11 +36,11 @@ class WindowAggregate(TimedProcessor):
     def __init__(
         self,
         store_name: str,
-        windows: WindowKind | NoWindows,
+        rule: Rule,
         aggregations: Mapping[str, Aggregation[Any]],
         emit: Emit,
     ) -> None:
-        self.store_name, self.windows, self.emit = store_name, windows, emit
+        self.store_name, self.rule, self.emit = store_name, rule, emit
         self.names = tuple(aggregations)
         self.stream_time_ms = NO_TIME
 
@@ -62,7 +62,7 @@ class WindowAggregate(TimedProcessor):
         if key is None:
             self.context.count_skipped("null key")
             return
-        if not self.context.takes_time(record.timestamp, self.windows.reach_ms):
+        if not self.context.takes_time(record.timestamp, self.rule.reach_ms):
             return
         check_key(key, self.store_name, self._key_bytes_max)
         raw, value = key if isinstance(key, bytes) else key.encode(), record.value
@@ -142,7 +142,7 @@ class WindowAggregate(TimedProcessor):
             self._told(self.store.advance(stream_time_ms))
 
     def results_from_ms(self) -> int:
-        return NO_TIME if self.close_time_ms is None else self.close_time_ms - self.windows.results_before_ms
+        return NO_TIME if self.close_time_ms is None else self.close_time_ms - self.rule.results_before_ms
 
     def commit(self) -> None:
         if self.emit == "on_update" and self.context.deduplicate_updates:

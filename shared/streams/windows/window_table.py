@@ -7,8 +7,7 @@ nothing of a task: who takes what was refused, late or closed is the operator's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +15,12 @@ from numpy.typing import NDArray
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.keys import Int32Array, KeyIndex
-
-Kind = Literal["session", "tumbling", "hopping", "sliding", "table"]
+from penstock.shared.streams.windows.kinds import Rule
 
 ROWS_MIN = 64
 GROWTH = 1.125
 OUTPUTS_MIN = 256
 BUCKETS = 1_024
-BUCKETS_PER_PATIENCE = 512
-"""So many buckets the wheel has for the time for which a window lives at least; it has twice as many in all."""
 _ROOMS = {
     ("late",): k.LATE,
     ("closed",): k.CLOSED,
@@ -41,51 +37,6 @@ GONE_MIN = 1_024
 """So few rows that were taken out may wait until the wheel comes to them."""
 IDLE_KEYS_MIN = 1_024
 """Fewer keys without a window are not looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What kind of windows, and their times in ms: `span_ms` is the gap, the size or the difference."""
-
-    kind: Kind
-    span_ms: int = 0
-    grace_ms: int = 0
-    advance_ms: int = 0
-
-    @property
-    def bounds(self) -> int:
-        """How many cells of a row are bounds."""
-        return 4 if self.kind == "session" else 2
-
-    @property
-    def keeps(self) -> bool:
-        """Whether closed windows are kept, for others to begin with what they hold."""
-        return self.kind == "sliding"
-
-    @property
-    def kept_ms(self) -> int:
-        """How long a closed window is kept."""
-        return 2 * self.span_ms if self.keeps else 0
-
-    @property
-    def bucket_ms(self) -> int:
-        """The width of the wheel's buckets."""
-        return max(1, (self.span_ms + self.grace_ms + self.kept_ms) // BUCKETS_PER_PATIENCE)
-
-    @property
-    def waits_ms(self) -> int:
-        """How far the close time lies behind stream time."""
-        return self.grace_ms + (self.span_ms if self.kind == "session" else 0)
-
-    @property
-    def last_ms(self) -> int:
-        """How much later than a row's END its window ends: tumbling and hopping windows end after their last moment."""
-        return 1 if self.kind in {"tumbling", "hopping"} else 0
-
-    @property
-    def rows_per_record(self) -> int:
-        """How many rows one record can need."""
-        return 4 + (self.span_ms // self.advance_ms if self.advance_ms else 0)
 
 
 class Mark(NamedTuple):

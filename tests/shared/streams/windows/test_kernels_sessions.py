@@ -25,7 +25,7 @@ from penstock.shared.streams.late_records import (
     TOPIC,
 )
 from penstock.shared.streams.windowed_aggregate import Emit
-from penstock.shared.streams.windows.kinds import SessionWindows
+from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
@@ -322,7 +322,7 @@ def test_a_refused_record_leaves_its_session_alone() -> None:
 def test_windows_refuse_what_is_no_duration(gap: int, grace: int, named: str) -> None:
     """A gap below 1 ms and a negative grace are refused by name."""
     with pytest.raises(ConfigError, match=f"session {named}"):
-        SessionWindows(gap, grace)
+        Rule("session", gap, grace)
 
 
 # --- against a brute-force sessionizer ---

@@ -12,7 +12,7 @@ from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windowed_aggregate import Emit
-from penstock.shared.streams.windows.kinds import SlidingWindows
+from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
@@ -140,7 +140,7 @@ def test_null_keys_and_time_moved_by_hand() -> None:
 def test_windows_refuse_what_is_no_duration(difference: int, grace: int, named: str) -> None:
     """Neither may be negative."""
     with pytest.raises(ConfigError, match=named):
-        SlidingWindows(difference, grace)
+        Rule("sliding", difference, grace)
 
 
 def test_a_longer_grace_opens_nothing_that_was_closed() -> None:

@@ -16,7 +16,7 @@ from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STORE, STREAM_TIME_MS
 from penstock.shared.streams.windowed_aggregate import Emit
-from penstock.shared.streams.windows.kinds import WINDOWS_MAX, TimeWindows
+from penstock.shared.streams.windows.kinds import WINDOWS_MAX, hopping_windows
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Window = tuple[str, int, int]
@@ -194,7 +194,7 @@ def test_a_refused_record_is_in_no_window() -> None:
 def test_windows_refuse_what_is_no_window(size: int, advance: int, grace: int, named: str) -> None:
     """A size below 1 ms, an advance beyond the size, a negative grace and too many windows a record are refused."""
     with pytest.raises(ConfigError, match=named):
-        TimeWindows(size, advance, grace)
+        hopping_windows(size, advance, grace)
 
 
 keys = st.sampled_from(["a", "a", "b", None])

@@ -16,9 +16,10 @@ from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, 
 from penstock.shared.streams.collecting import CollectList
 from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.windows import kernels as k
+from penstock.shared.streams.windows.kinds import Kind, Rule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
-from penstock.shared.streams.windows.window_table import OUTPUTS_MIN, Kind, Rule, WindowTable
+from penstock.shared.streams.windows.window_table import OUTPUTS_MIN, WindowTable
 
 
 class Whole(msgspec.Struct):
