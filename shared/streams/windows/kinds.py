@@ -56,7 +56,7 @@ class Rule:
                 said = f"size {self.span_ms}, advance {self.advance_ms}"
                 raise ConfigError(f"a record would be in more than {WINDOWS_MAX} windows: {said}")
         if self.grace_ms < 0:
-            raise ConfigError(f"{self.kind} window: grace must not be negative, got {self.grace_ms}")
+            raise ConfigError(f"{self.kind} grace must not be negative, got {self.grace_ms}")
 
     @property
     def reach_ms(self) -> int:

@@ -187,7 +187,7 @@ def test_a_refused_record_is_in_no_window() -> None:
         (0, 1, 0, "window size"),
         (10, 0, 0, "window advance"),
         (10, 11, 0, "window advance"),
-        (10, 10, -1, "window grace"),
+        (10, 10, -1, "tumbling grace"),
         (WINDOWS_MAX + 1, 1, 0, f"more than {WINDOWS_MAX} windows"),
     ],
 )
