@@ -76,7 +76,7 @@ class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """One aggregation as readers of the changelog need it.
 
     `verbatim` says that the source's JSON values have the field under its name and as the aggregation takes it.
-    `parameters` are a list's limit and the ranks of quantiles; earlier releases left them out.
+    `parameters` are a list's limit and the ranks of quantiles.
     """
 
     name: str
@@ -139,14 +139,14 @@ class IdleAdvanced(msgspec.Struct, frozen=True):
     """Time was moved on without a record when these were the positions.
 
     `stream_time_ms` is the task's after it, `operator_times_ms` that of each store's operator. Time was moved on by
-    `ms` there, and by `total_ms` there and before. The first version of this record left the last three out.
+    `ms` there, and by `total_ms` there and before.
     """
 
     sources: dict[str, int]
     stream_time_ms: int
-    operator_times_ms: dict[str, int] = {}
-    ms: int = 0
-    total_ms: int = 0
+    operator_times_ms: dict[str, int]
+    ms: int
+    total_ms: int
 
 
 class IdleTime(msgspec.Struct, frozen=True):

@@ -215,10 +215,3 @@ def test_a_foreign_record_is_none_that_decodes(value: bytes) -> None:
     if fmt.is_foreign(value):
         with pytest.raises(CorruptRecord):
             fmt.decode(value)
-
-
-def test_a_progress_record_from_before_topic_ids_is_read() -> None:
-    """The field `source_ids` may be missing: an older release's changelog stays readable."""
-    older = PROGRESS_JSON.replace(b',"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"}', b"")
-    assert older != PROGRESS_JSON
-    assert fmt.decode_progress(older) == msgspec.structs.replace(PROGRESS, source_ids={})
