@@ -98,6 +98,12 @@ class Latency:
         return {"p50_ms": quantile_ms(counts, 0.5), "p99_ms": quantile_ms(counts, 0.99)}
 
 
+RATE_RECORDS_MIN = 10_000
+"""A restore of fewer records says what it takes to begin, and nothing of a rate."""
+RECORDS_A_MS = 100
+"""The rate where no restore was large enough to show one: that of windows on disk is a little lower, in memory higher."""
+
+
 def quantile_ms(counts: Mapping[float, float], share: float) -> float | None:
     """A quantile, in ms, of cumulative counts by upper bound in seconds, as between the bounds on a line.
 
@@ -119,14 +125,22 @@ def quantile_ms(counts: Mapping[float, float], share: float) -> float | None:
 
 
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
-    """How long a restore would take now, at the rate of the last ones: live windows, and the changelog behind them."""
-    took_ms = sum(task.get("restore_ms") or 0 for task in tasks)
-    restored = sum(
-        (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0) for task in tasks
-    )
+    """How long a restore would take now: of live windows, and of the changelog behind them.
+
+    It goes by the rate of those last restores that read much. Where none did, it is what the shortest of them took,
+    which says what connections take, and a usual rate.
+    """
+    restores = [
+        (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))
+        for task in tasks
+        if task.get("restore_ms") is not None
+    ]
     checks = [service.checks.get("compaction") or {} for service in services]
     behind = [check["changelog_records"] for check in checks if check.get("changelog_records") is not None]
-    if not took_ms or not restored or not behind:
+    if not restores or not behind:
         return None
-    live = sum(task.get("open_sessions") or 0 for task in tasks)
-    return float((live + sum(behind)) * took_ms / restored / 1_000)
+    large = [(took_ms, restored) for took_ms, restored in restores if restored >= RATE_RECORDS_MIN]
+    records = sum(task.get("open_sessions") or 0 for task in tasks) + sum(behind)
+    if not large:
+        return float(min(took_ms for took_ms, _ in restores) + records / RECORDS_A_MS) / 1_000
+    return float(records * sum(ms for ms, _ in large) / sum(restored for _, restored in large)) / 1_000

@@ -48,7 +48,16 @@ def test_latency_is_that_of_the_last_seconds() -> None:
 
 def test_a_restore_takes_as_long_as_the_last_one_did_for_each_record() -> None:
     """Live windows and the changelog behind the snapshot, at the rate of the last restores; None without any."""
-    tasks = [{"restore_ms": 1_000, "restored_windows": 900, "restored_changelog_records": 100, "open_sessions": 2_000}]
-    aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 3_000}})
-    assert restore_estimate_s(tasks, [aggregator]) == 5.0
+    large = {"restore_ms": 100, "restored_windows": 9_000, "restored_changelog_records": 1_000, "open_sessions": 20_000}
+    small = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "open_sessions": 10_000}
+    aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 20_000}})
+    assert restore_estimate_s([large, small], [aggregator]) == 0.5
     assert restore_estimate_s([], [aggregator]) is None
+    assert restore_estimate_s([{"open_sessions": 5}], [aggregator]) is None
+
+
+def test_a_restore_of_hardly_anything_says_nothing_of_a_rate() -> None:
+    """Thirty ms for two records are the time that connections take: 100,000 more do not take 25 minutes."""
+    first = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "open_sessions": 50_000}
+    aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 50_000}})
+    assert restore_estimate_s([first, {**first, "restore_ms": 40, "open_sessions": 0}], [aggregator]) == 1.03
