@@ -101,7 +101,7 @@ class Latency:
 RATE_RECORDS_MIN = 10_000
 """A restore of fewer records says what it takes to begin, and nothing of a rate."""
 RECORDS_A_MS = 100
-"""The rate where no restore was large enough to show one: that of windows on disk is a little lower, in memory higher."""
+"""The rate where no restore was large enough to show one: of windows on disk it is a little lower, in memory higher."""
 
 
 def quantile_ms(counts: Mapping[float, float], share: float) -> float | None:
