@@ -296,7 +296,7 @@ def logs(draw: st.DrawFn) -> bytes:
 def with_deltas(
     deltas: list[int], offset: int, spread: int, compression: str = "none", attributes: int = 0
 ) -> tuple[bytes, int]:
-    """A batch whose records say these offset deltas, that is spread over so many offsets more; where the next begins."""
+    """A batch whose records say these offset deltas, and that ends so many offsets after them; its last delta."""
     builder = new_batch_builder(1 << 20, False)
     for i, delta in enumerate(deltas):
         builder.append(delta, 1_000 + i, b"k%d" % i, b"v%d" % i, [])
