@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.shared.common.records import Columns
 from penstock.shared.streams.windowed_aggregate import Emit
 from tests.shared.streams.batches_beside_records import (
     Piped,
@@ -116,3 +118,26 @@ def test_large_sums_that_were_restored_are_known() -> None:
     pipe_all(drivers, [Piped(b"a", b'{"n":0}', at) for at in (10, 30)])
     require_equal(*drivers)
     assert drivers[0].task.metrics.dead_letters_total == 1
+
+
+@pytest.mark.parametrize("windowed", [sessions(10, 1_000), hopping(20, 5, 1_000), sliding(10, 1_000)])
+def test_a_batch_is_left_where_it_is_cut_once_there_is_no_time(windowed: Windowed) -> None:
+    """Before a record that is taken singly, after it, and where a schedule is due; the next turn goes on from there."""
+    cut, whole = pair_of(topology(windowed, "on_update"))
+    for driver in (cut, whole):
+        schedule(driver, 100, [])
+    piped = [Piped(b"ab"[n % 2 : n % 2 + 1], b'{"n":%d}' % n, n * 3) for n in range(100)]
+    for odd in (10, 11, 70):
+        piped[odd] = Piped(b"a", b"{", 0)
+    keys, values, times = (list(column) for column in zip(*piped, strict=True))
+    columns = Columns("in", 0, keys, values, np.array(times), np.arange(len(piped)))
+    stops = []
+    while cut.task.sources.get("in", 0) < len(piped):
+        cut.task.process(columns[cut.task.sources.get("in", 0) :], 0, lambda: False)
+        stops.append(cut.task.sources["in"])
+        assert cut.task.metrics.records_total == stops[-1]
+    assert stops == [1, 10, 11, 12, 35, 68, 70, 71, 100]
+    whole.pipe_columns("in", piped)
+    for driver in (cut, whole):
+        driver.commit()
+    require_equal(cut, whole)

@@ -58,6 +58,39 @@ def test_kernels_as_plain_python(tmp_path: Path) -> None:
     assert f"{len(cases)} passed, 0 failed".encode() in done.stdout
 
 
+WITHOUT_NUMBA = """
+import importlib.util, sys
+from importlib.machinery import PathFinder
+
+class Others(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] == "numba" else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys.meta_path]
+assert importlib.util.find_spec("numba") is None
+
+from penstock.shared.common.compilation import IS_COMPILED
+from penstock.shared.testing.oracle import main
+
+status = main(sys.argv[1:])
+assert not IS_COMPILED and "numba" not in sys.modules
+sys.exit(status)
+"""
+"""The oracle where numba cannot be found, as where it is not installed."""
+
+
+@pytest.mark.parametrize("how", [[], ["--batch", "7"]])
+def test_without_numba(how: list[str], tmp_path: Path) -> None:
+    """A case of each kind, emission and aggregate comes out the same where numba is not installed."""
+    cases = list({(case["kind"], case.get("emit"), case.get("aggregate")): case for case in CASES}.values())
+    file = write(tmp_path / "cases.jsonl", *cases)
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", WITHOUT_NUMBA, *how, str(file)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == f"{len(cases)} passed, 0 failed\n"
+
+
 def test_the_sample_is_fair() -> None:
     """The recorded cases hold every kind, of each window both emissions and every aggregate, lateness and merging."""
     assert {c["kind"] for c in CASES} == set(KINDS)

@@ -313,6 +313,54 @@ def logs(draw: st.DrawFn) -> bytes:
     return b"".join(data)
 
 
+def with_deltas(
+    deltas: list[int], offset: int, spread: int, compression: str = "none", attributes: int = 0
+) -> tuple[bytes, int]:
+    """A batch whose records say these offset deltas, and that ends so many offsets after them; its last delta."""
+    builder = new_batch_builder(1 << 20, False)
+    for i, delta in enumerate(deltas):
+        builder.append(delta, 1_000 + i, b"k%d" % i, b"v%d" % i, [])
+    last = max(0, *deltas) + spread
+    return rewritten(
+        seal_batch(builder, (-1, -1, -1), COMPRESSION[compression]), offset, attributes, max(0, last)
+    ), last
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+@pytest.mark.parametrize("deltas", [[0, 0], [1, 0], [0, 1, 1, 2], [0, 2, 1], [3, 2, 1, 0], [0, -1], [-1, 0], [2, 2, 2]])
+def test_offsets_that_do_not_rise_are_read_as_by_aiokafka(deltas: list[int], start: int) -> None:
+    """A broker never writes such a batch; where there is one with a valid checksum, neither reader knows better."""
+    data = with_deltas(deltas, 0, 1)[0] + batch(b"after", offset=10)
+    for limit in (None, 1, 2):
+        assert outcome(data, start, None, limit, packed=True) == outcome(data, start, None, limit, packed=False)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    batches=st.lists(
+        st.tuples(
+            st.lists(st.integers(-1, 6), min_size=1, max_size=5),
+            st.integers(-2, 2),
+            st.sampled_from(["none", "none", "gzip"]),
+            st.sampled_from([0, LOG_APPEND_TIME]),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    start=st.integers(0, 12),
+    limit=st.none() | st.integers(1, 4),
+)
+def test_any_offset_deltas_are_read_as_by_aiokafka(
+    batches: list[tuple[list[int], int, str, int]], start: int, limit: int | None
+) -> None:
+    """Falling, repeated, before the batch or behind its last offset."""
+    data, offset = b"", 0
+    for deltas, spread, compression, attributes in batches:
+        made, last = with_deltas(deltas, offset, spread, compression, attributes)
+        data, offset = data + made, offset + max(0, last) + 1
+    assert outcome(data, start, None, limit, packed=True) == outcome(data, start, None, limit, packed=False)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
 @given(
     data=logs(),
