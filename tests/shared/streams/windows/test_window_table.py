@@ -17,9 +17,10 @@ from penstock.shared.streams.collecting import CollectList
 from penstock.shared.streams.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows import window_table
+from penstock.shared.streams.windows.kinds import Kind, Rule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore
-from penstock.shared.streams.windows.window_table import ROWS_MIN, Kind, Rule
+from penstock.shared.streams.windows.window_table import ROWS_MIN
 
 RULES: dict[Kind, Rule] = {
     "session": Rule("session", 10, 5),

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from penstock.shared.common.errors import SchemaMismatch
-from penstock.shared.streams import changelog_format as fmt
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog_format import AggregationSchema, Progress, StoreSchema, Takeover
-from penstock.shared.streams.changelog_reader import Change, ChangelogReader, check_schema
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
+from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed, check_schema
 
 STORES = {
     "session": StoreSchema(
@@ -86,11 +86,11 @@ def test_what_happens_from_now_on_may_change(kind: str, what: str) -> None:
 @pytest.mark.parametrize(("kind", "what", "now"), STAYS)
 def test_a_reader_applies_nothing_of_other_windows(kind: str, what: str, now: Any) -> None:
     """A commit that was written by other windows is refused as a whole."""
-    was, changes = STORES[kind], list[Change]()
+    was, changes = STORES[kind], list[Confirmed]()
     reader = ChangelogReader(changes.append, stores=(msgspec.structs.replace(was, **{what: now}),))
-    reader.feed(0, None, fmt.encode_takeover(1, Takeover("app", "host", 0)))
-    reader.feed(1, b"a", fmt.encode_live(0, 1, 1, 0, 0, b"state"))
+    reader.feed_record(0, None, fmt.encode_takeover(1, Takeover("app", "host", 0)))
+    reader.feed_record(1, b"a", fmt.encode_live(0, 1, 1, 0, 0, b"state"))
     progress = Progress("app", "exactly_once", {"in": 7}, 0, {"s": 0}, {}, (was,), 0)
     with pytest.raises(SchemaMismatch, match=what):
-        reader.feed(2, None, fmt.encode_progress(1, 1, progress))
+        reader.feed_record(2, None, fmt.encode_progress(1, 1, progress))
     assert (changes, reader.progress) == ([], None)
