@@ -17,6 +17,7 @@ from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change, Confirmed, check_schema, one_by_one
+from penstock.shared.streams.changelog.states import unpack_many
 from penstock.shared.streams.idle_advance import IdleAdvances
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.windows.keys import are_ascii
@@ -58,8 +59,8 @@ def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written
 
     def read(places: Int64Array) -> list[Any]:
         if len(places) < np.count_nonzero(is_live):
-            codec.unpack_many(changes.states.at(is_live))  # a state that a later one replaces must be one, too
-        columns = dict(zip(names, codec.unpack_many(changes.states.at(places)), strict=True))
+            unpack_many(codec, changes.states.at(is_live))  # a state that a later one replaces must be one, too
+        columns = dict(zip(names, unpack_many(codec, changes.states.at(places)), strict=True))
         return [columns[column.name] for column in schema.state_columns()]
 
     store.replay(changes.keys, changes.starts, changes.ends, is_live, read)

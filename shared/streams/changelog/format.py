@@ -38,15 +38,12 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations import Aggregation, Column, ColumnType, ColumnValue, ResultType
-from penstock.shared.streams.changelog import kernels as k
 
-FORMAT_VERSION = k.VERSION
-VERSIONS_MAX = k.VERSIONS_MAX  # 8 is the first byte with which a protocol buffer can begin
+FORMAT_VERSION = 1
+VERSIONS_MAX = 7  # 8 is the first byte with which a protocol buffer can begin
 MARK_BYTES = 2
 ENVELOPE = struct.Struct(">BcBiq")
 START_END = struct.Struct(">qq")
@@ -56,7 +53,7 @@ LENGTH = struct.Struct(">I")
 
 LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"G", b"T"
 OPERATIONS = frozenset((LIVE, DELETED, FINAL, PROGRESS, TAKEOVER))
-EPOCH_MAX = k.EPOCH_MAX  # the highest that an owner takes, and that readers take
+EPOCH_MAX = 2**31 - 2  # the highest that an owner takes, and that readers take
 STORES_MAX = 256  # a store's number is one byte
 BODY_BYTES_MIN = {
     LIVE: START_END.size,
@@ -211,49 +208,30 @@ class StateCodec:
     def __init__(self, columns: Sequence[Column]) -> None:
         self.columns = tuple(columns)
         fixed = [i for i, c in enumerate(columns) if c.type != "binary"]
-        self._binary = [i for i, c in enumerate(columns) if c.type == "binary"]
-        self._fixed = fixed
+        self.binary = [i for i, c in enumerate(columns) if c.type == "binary"]
+        self.fixed = fixed
         self._struct = struct.Struct(">" + "".join("q" if columns[i].type == "int64" else "d" for i in fixed))
-        self._all_fixed = not self._binary
+        self._all_fixed = not self.binary
 
     def pack(self, values: Sequence[ColumnValue]) -> bytes:
         """The state's bytes from its column values in declared order."""
         if self._all_fixed:
             return self._struct.pack(*values)
-        parts = [self._struct.pack(*(values[i] for i in self._fixed))]
-        for i in self._binary:
+        parts = [self._struct.pack(*(values[i] for i in self.fixed))]
+        for i in self.binary:
             blob = values[i]
             assert isinstance(blob, bytes)
             parts += (LENGTH.pack(len(blob)), blob)
         return b"".join(parts)
 
-    def unpack_many(self, states: PackedBytes) -> list[Any]:
-        """The columns of many states in declared order: arrays of numbers, and lists of bytes.
-
-        CorruptRecord says of the first that is no state what is wrong with it.
-        """
-        count = len(states)
-        cells = np.empty((len(self._fixed), count), np.int64)
-        begins, sizes = np.empty((2, len(self._binary), count), np.int64)
-        shape = (len(self._fixed), len(self._binary))
-        bad = k.read_states(states.data, states.offsets, states.lengths, *shape, cells, begins, sizes)
-        if bad < count:
-            self.unpack(states[bad] or b"")
-        columns: list[Any] = [None] * len(self.columns)
-        for row, i in enumerate(self._fixed):
-            columns[i] = cells[row] if self.columns[i].type == "int64" else cells[row].view(np.float64)
-        for row, i in enumerate(self._binary):
-            columns[i] = PackedBytes(states.data, begins[row], sizes[row]).tolist()
-        return columns
-
     def unpack(self, data: bytes, at: int = 0) -> list[ColumnValue]:
         """Column values in declared order; CorruptRecord where `data` is not exactly one state from `at` on."""
         try:
             values: list[ColumnValue] = [0] * len(self.columns)
-            for i, value in zip(self._fixed, self._struct.unpack_from(data, at), strict=True):
+            for i, value in zip(self.fixed, self._struct.unpack_from(data, at), strict=True):
                 values[i] = value
             at += self._struct.size
-            for i in self._binary:
+            for i in self.binary:
                 (length,) = LENGTH.unpack_from(data, at)
                 at += LENGTH.size
                 values[i] = data[at : at + length]

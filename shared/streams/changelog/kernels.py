@@ -11,11 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.shared.common.compiled import compiled
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import EPOCH_MAX, FORMAT_VERSION, VERSIONS_MAX
 
-# --- the layout of an envelope, see `format` ---
-VERSION, VERSIONS_MAX, EPOCH_MAX = 1, 7, 2**31 - 2
-ENVELOPE_BYTES = 15
-LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = 76, 68, 70, 71, 84
+ENVELOPE_BYTES = fmt.ENVELOPE.size
+LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = (
+    operation[0] for operation in (fmt.LIVE, fmt.DELETED, fmt.FINAL, fmt.PROGRESS, fmt.TAKEOVER)
+)
 FOREIGN = 0
 """The operation of a record that has no mark of an entry."""
 
@@ -52,7 +54,7 @@ def parse(data, offsets, lengths, key_lengths, numbers):
         if length < 2 or data[at] < 1 or data[at] > VERSIONS_MAX or data[at + 1] < 65 or data[at + 1] > 90:
             numbers[i, OPERATION] = FOREIGN
             continue
-        if length < ENVELOPE_BYTES or data[at] != VERSION:
+        if length < ENVELOPE_BYTES or data[at] != FORMAT_VERSION:
             return i
         operation = np.int64(data[at + 1])
         epoch, commit = _number(data, at + 3, 4), _number(data, at + 7, 8)

@@ -22,6 +22,7 @@ from penstock.shared.streams.aggregations import Column
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog import kernels as k
 from penstock.shared.streams.changelog.format import Progress, StoreSchema
+from penstock.shared.streams.changelog.states import unpack_many
 
 NO_EPOCH = 0
 """Before the first takeover record, and in none: what says to be of it never counts."""
@@ -374,10 +375,9 @@ def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[Stor
 
 def compile_kernels() -> None:
     """Have the kernels compiled that read a changelog."""
-    packed = PackedBytes.of([None])
-    for own in (packed, packed.at(np.array([0]))):  # arrays that are read-only, and those that are not
-        ChangelogReader(ignore).feed(np.array([0]), own, own)
-        fmt.StateCodec([Column("n", "int64")]).unpack_many(own[:0])
+    nothing = PackedBytes.of([None])
+    ChangelogReader(ignore).feed(np.array([0]), nothing, nothing)
+    unpack_many(fmt.StateCodec([Column("n", "int64")]), nothing[:0])
 
 
 RENAMED = (

@@ -22,6 +22,7 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     Takeover,
 )
+from penstock.shared.streams.changelog.states import unpack_many
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 epochs, stores, commits = st.integers(0, fmt.EPOCH_MAX), st.integers(0, 255), st.integers(0, 2**63 - 1)
@@ -144,7 +145,7 @@ def test_states_round_trip(given_state: tuple[list[Any], tuple[Any, ...], bytes]
     packed = codec.pack(state)
     assert codec.unpack(packed) == list(state)
     assert codec.unpack(before + packed, len(before)) == list(state)
-    columns = codec.unpack_many(PackedBytes.of([before, packed, packed])[1:])
+    columns = unpack_many(codec, PackedBytes.of([before, packed, packed])[1:])
     assert [list(row) for row in zip(*columns, strict=True)] == ([list(state)] * 2 if types else [])
 
 
@@ -196,7 +197,7 @@ def test_corrupt_states_are_refused(length: int) -> None:
     with pytest.raises(CorruptRecord, match="changelog state"):
         codec.unpack(wrong)
     with pytest.raises(CorruptRecord, match="changelog state"):
-        codec.unpack_many(PackedBytes.of([packed, wrong, packed]))
+        unpack_many(codec, PackedBytes.of([packed, wrong, packed]))
 
 
 # --- foreign records ---

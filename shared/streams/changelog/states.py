@@ -1,0 +1,30 @@
+"""States of many windows as columns, out of the bytes of their changelog entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.streams.changelog import kernels as k
+from penstock.shared.streams.changelog.format import StateCodec
+
+
+def unpack_many(codec: StateCodec, states: PackedBytes) -> list[Any]:
+    """The columns of many states in declared order: arrays of numbers, and lists of bytes.
+
+    CorruptRecord says of the first that is no state what is wrong with it.
+    """
+    count, fixed, binary = len(states), codec.fixed, codec.binary
+    cells = np.empty((len(fixed), count), np.int64)
+    begins, sizes = np.empty((2, len(binary), count), np.int64)
+    bad = k.read_states(*states.arrays, len(fixed), len(binary), cells, begins, sizes)
+    if bad < count:
+        codec.unpack(states[bad] or b"")
+    columns: list[Any] = [None] * len(codec.columns)
+    for row, i in enumerate(fixed):
+        columns[i] = cells[row] if codec.columns[i].type == "int64" else cells[row].view(np.float64)
+    for row, i in enumerate(binary):
+        columns[i] = PackedBytes(states.data, begins[row], sizes[row]).tolist()
+    return columns
