@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shared.common.compiled import compiled, copy_bytes
-from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.packed_bytes import PackedBytes, read_only
 from penstock.shared.common.varints import put_varint, zigzag
 
 
@@ -61,9 +61,7 @@ def kernel_texts(columns: Sequence[PackedBytes]) -> tuple[NDArray[np.uint8], NDA
     before = np.cumsum([0, *(len(column.data) for column in columns[:-1])])
     starts = np.stack([column.offsets + at for column, at in zip(columns, before.tolist(), strict=True)])
     lengths = np.stack([column.lengths for column in columns])
-    data = np.concatenate([column.data for column in columns])
-    data.flags.writeable = False
-    return data, starts, lengths
+    return read_only(np.concatenate([column.data for column in columns]), np.uint8), starts, lengths
 
 
 def interleaved(pieces: Sequence[bytes], columns: Sequence[PackedBytes]) -> PackedBytes:

@@ -58,12 +58,16 @@ def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written
     is_live = changes.operations == LIVE[0]
 
     def read(places: Int64Array) -> list[Any]:
-        if len(places) < np.count_nonzero(is_live):
-            unpack_many(codec, changes.states.at(is_live))  # a state that a later one replaces must be one, too
-        columns = dict(zip(names, unpack_many(codec, changes.states.at(places)), strict=True))
-        return [columns[column.name] for column in schema.state_columns()]
+        all_live = unpack_many(codec, changes.states.at(is_live))  # one that a later one replaces must be a state, too
+        own = np.flatnonzero(is_live).searchsorted(places)
+        columns = dict(zip(names, all_live, strict=True))
+        return [_chosen(columns[column.name], own) for column in schema.state_columns()]
 
     store.replay(changes.keys, changes.starts, changes.ends, is_live, read)
+
+
+def _chosen(column: Any, places: Int64Array) -> Any:
+    return column[places] if isinstance(column, np.ndarray) else [column[place] for place in places.tolist()]
 
 
 def restore_change(task: StreamTask, change: Change) -> None:

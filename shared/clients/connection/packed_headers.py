@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 import numpy as np
-from aiokafka.record.util import encode_varint
+from aiokafka.record.util import decode_varint, encode_varint
 from numpy.typing import NDArray
 
 from penstock.shared.common.compiled import compiled, copy_bytes
@@ -130,27 +130,15 @@ def _read(block: bytes) -> Headers:
     """The headers of a block that is known to be whole."""
     if not block:
         return ()
-    count, at = _int(block, 0)
+    count, at = decode_varint(block, 0)
     headers = []
     for _ in range(count):
-        length, at = _int(block, at)
+        length, at = decode_varint(block, at)
         name, at = block[at : at + length].decode(), at + length
-        length, at = _int(block, at)
+        length, at = decode_varint(block, at)
         headers.append((name, None if length < 0 else block[at : at + length]))
         at += max(length, 0)
     return tuple(headers)
-
-
-def _int(data: bytes, at: int) -> tuple[int, int]:
-    """As `read_varint`."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
 
 
 def compile_kernels() -> None:

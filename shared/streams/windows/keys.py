@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from penstock.shared.common.compiled import compiled, copy_bytes
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
+from penstock.shared.common.string_copies import copied
 
 NONE = -1
 SLOTS_MIN = 256
@@ -182,16 +183,6 @@ def _compact(arena, packed, places, sizes, used):
 
 
 @compiled
-def _gather(codes, arena, places, sizes, out):
-    at = 0
-    for i in range(len(codes)):
-        place = places[codes[i]]
-        for j in range(place, place + sizes[codes[i]]):
-            out[at] = arena[j]
-            at += 1
-
-
-@compiled
 def _are_ascii(data, offsets, lengths):
     for i in range(len(offsets)):
         for j in range(offsets[i], offsets[i] + lengths[i]):
@@ -258,11 +249,7 @@ class KeyIndex:
 
     def keys(self, codes: NDArray[Any]) -> PackedBytes:
         """The keys with these numbers, copied: the index may change."""
-        lengths = self.sizes[codes].astype(np.int64)
-        ends = np.cumsum(lengths)
-        data = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-        _gather(np.ascontiguousarray(codes, np.int64), self.arena, self.places, self.sizes, data)
-        return PackedBytes(data, ends - lengths, lengths)
+        return copied(PackedBytes(self.arena, self.places[codes], self.sizes[codes]))
 
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
         """Forget those of these keys that are not used; `is_used` is by number."""
@@ -283,17 +270,18 @@ class KeyIndex:
             self.repack(max(len(self.arena), int(least * GROWTH)))
         if not self._counts[_FREE] and self._counts[_USED] == self.capacity:
             self.capacity = int(self.capacity * GROWTH)
-            self.hashes, self.places = _grown(self.hashes, self.capacity), _grown(self.places, self.capacity)
-            self.sizes, self._free = _grown(self.sizes, self.capacity, NONE), _grown(self._free, self.capacity)
+            self.hashes, self.places = grown(self.hashes, self.capacity), grown(self.places, self.capacity)
+            self.sizes, self._free = grown(self.sizes, self.capacity, NONE), grown(self._free, self.capacity)
         if 2 * (self._counts[_TAKEN] + 1) > len(self.slots):
             self.slots = np.full(2 * len(self.slots), NONE, np.int32)
             _rehash(self.slots, self.hashes, self.sizes, int(self._counts[_USED]))
 
 
-def _grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
-    grown = np.full(size, fill, array.dtype)
-    grown[: len(array)] = array
-    return grown
+def grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
+    """The array with room for more rows, in memory of its own."""
+    larger = np.full((size, *array.shape[1:]), fill, array.dtype)
+    larger[: len(array)] = array
+    return larger
 
 
 def compile_kernels() -> None:

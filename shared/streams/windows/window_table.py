@@ -7,18 +7,17 @@ nothing of a task: who takes what was refused, late or closed is the operator's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.keys import Int32Array, KeyIndex
+from penstock.shared.streams.windows.keys import GROWTH, Int32Array, KeyIndex, grown
 from penstock.shared.streams.windows.kinds import Rule
 
 ROWS_MIN = 64
-GROWTH = 1.125
 OUTPUTS_MIN = 256
 BUCKETS = 1_024
 _ROOMS = {
@@ -264,7 +263,7 @@ class WindowTable:
             self._add_rows(max(int(len(self.flags) * GROWTH), len(self.flags) + count))
         if self.meta[k.HEAP] + count > len(self._heap):
             size = max(2 * len(self._heap), int(self.meta[k.HEAP]) + count)
-            self._heap, self._dues = _grown(self._heap, size), _grown(self._dues, size)
+            self._heap, self._dues = grown(self._heap, size), grown(self._dues, size)
         rows = np.empty(count, np.int64)
         rule = self.rule
         k.load_rows(
@@ -299,7 +298,7 @@ class WindowTable:
 
     def _see_keys(self) -> None:
         if len(self.heads) < self.keys.capacity:
-            self.heads = _grown(self.heads, self.keys.capacity, k.NONE)
+            self.heads = grown(self.heads, self.keys.capacity, k.NONE)
 
     def _make_room(self, result: int) -> None:
         if result == k.ROWS:
@@ -310,11 +309,11 @@ class WindowTable:
         for names in short or used:  # else one record needs more than half of one
             for name in names:
                 array = getattr(self, name)
-                setattr(self, name, _grown(array, 2 * len(array)))
+                setattr(self, name, grown(array, 2 * len(array)))
 
     def _add_rows(self, capacity: int) -> None:
         had = len(self.flags)
-        self.cells, self.flags = _grown(self.cells, capacity), _grown(self.flags, capacity)
+        self.cells, self.flags = grown(self.cells, capacity), grown(self.flags, capacity)
         self.links = self.cells.view(np.int32)
         self.links[had:, k.KEY] = k.NONE
         new = np.arange(capacity - 1, had - 1, -1, dtype=np.int32)
@@ -323,10 +322,4 @@ class WindowTable:
         free[: len(new)], free[len(new) : len(new) + count] = new, self._free[:count]
         self._free = free
         self.meta[k.FREE] = count + len(new)
-        self.changed = _grown(self.changed, capacity)
-
-
-def _grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
-    grown = np.full((size, *array.shape[1:]), fill, array.dtype)
-    grown[: len(array)] = array
-    return grown
+        self.changed = grown(self.changed, capacity)
