@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench._changelogs import ChangelogWriter, Kind
-from penstock.services.compactor.compact import Compaction
-from penstock.services.compactor.fold import Summary
-from penstock.services.compactor.settings import CompactSettings
+from penstock.services.spark.compact import Compaction
+from penstock.services.spark.fold import Summary
+from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.restoring import RestoreReport

@@ -33,11 +33,11 @@ from bench import _compaction_partitions
 from bench._changelogs import NUMBERS, OBJECTS, SKETCHES, ChangelogWriter, Kind
 from bench._compactions import Compactions
 from bench._plot import chart
-from penstock.services.compactor import tables, upkeep
-from penstock.services.compactor.settings import CompactSettings, SparkSettings
-from penstock.services.compactor.spark import spark_session
 from penstock.services.local.broker_config import EmbeddedKafkaSettings
 from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark import tables, upkeep
+from penstock.services.spark.session import spark_session
+from penstock.services.spark.settings import CompactSettings, SparkSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.restoring import RestoreReport
 

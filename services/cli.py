@@ -83,19 +83,19 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
     "compact": (
         JOBS,
-        "penstock.services.compactor.main:compact_main",
+        "penstock.services.spark.main:compact_main",
         "Fold the changelog into Delta tables.",
         ("spark",),
     ),
     "backfill": (
         JOBS,
-        "penstock.services.compactor.main:backfill_main",
+        "penstock.services.spark.main:backfill_main",
         "Build the first state from history.",
         ("spark",),
     ),
     "audit": (
         JOBS,
-        "penstock.services.compactor.main:audit_main",
+        "penstock.services.spark.main:audit_main",
         "Prove the stream's windows against Spark's own.",
         ("spark",),
     ),

@@ -17,7 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
-COMPACTOR = "tests/integration/compactor/"
+COMPACTOR = "tests/integration/spark/"
 QUIETED = ("httpx", "httpcore", "uvicorn.access", "py4j")
 """What a service's logging keeps quiet."""
 

@@ -25,12 +25,12 @@ from typer.main import get_command
 from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.cli import COMMANDS
-from penstock.services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from penstock.services.consumer import dlq
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.demo import main as demo
 from penstock.services.local.up import UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.services.spark.settings import AuditSettings, BackfillSettings, CompactSettings
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import CommandSettings
 from tests.documents import README, ROOT, blocks

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.compactor.scratch import sweep
+from penstock.services.spark.scratch import sweep
 
 JOB = """
 import sys, time
 from pathlib import Path
-from penstock.services.compactor.scratch import scratch_folder
+from penstock.services.spark.scratch import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as work:
     (Path(work) / "blockmgr").mkdir()
     print("there", flush=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from penstock.services.compactor.main import AUDIT_FAILED, CONFLICT, audit_main, compact_main
+from penstock.services.spark.main import AUDIT_FAILED, CONFLICT, audit_main, compact_main
 
 ATTEMPTS_MAX = 3  # at a compaction: a job that outlived the aggregator which had started it may win the first
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from penstock.services.aggregator.backlog import Backlog, BacklogWatch
 from penstock.services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.compactor.settings import CompactSettings
+from penstock.services.spark.settings import CompactSettings
 from penstock.shared.testing.manual_clock import ManualClock
 
 SECRETS = {

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from penstock.services.admin.settings import AdminServiceSettings
 from penstock.services.aggregator.settings import AggregatorSettings, SessionsSettings
-from penstock.services.compactor.settings import AuditSettings, BackfillSettings, CompactSettings
 from penstock.services.consumer.dlq import DlqSettings
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.connect_worker import ConnectWorkerSettings
 from penstock.services.local.gateway import GatewaySettings
 from penstock.services.local.up import UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
+from penstock.services.spark.settings import AuditSettings, BackfillSettings, CompactSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import (
     OTHER_VARIABLES,

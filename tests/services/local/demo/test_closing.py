@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.compactor.main import AUDIT_FAILED
 from penstock.services.local.demo import closing
+from penstock.services.spark.main import AUDIT_FAILED
 
 
 def test_a_compaction_that_fails_is_followed_by_no_audit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,135 @@
+"""`penstock compact`, `penstock backfill` and `penstock audit`.
+
+Progress goes to standard error, the result to standard output (of `compact` a line a run). Exit statuses of `compact`
+and `backfill`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted
+at the same time and won. A run whose line of output is there counts, whatever the status: then something after it
+(late records, deletion, upkeep) was not done.
+Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
+the window make Spark's sessions say nothing about the stream's: the message names them), or there was no window to
+compare.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.services.spark.settings import AuditSettings, BackfillSettings, CompactSettings, UpkeepSettings
+from penstock.shared.common.errors import ConfigError, PenstockError
+from penstock.shared.common.log import configure
+from penstock.shared.common.log_store import unarbitrated
+
+if TYPE_CHECKING:
+    from penstock.services.spark.audit import Report
+    from penstock.services.spark.fold import Fold, Summary
+
+DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
+AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
+
+
+def compact_main(arguments: list[str]) -> int:
+    """Compact in one run after the other until nothing is left, or `runs_max` times; the exit status."""
+    try:
+        settings = CompactSettings.load(arguments, program="penstock compact")
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
+    from penstock.services.spark.compact import Compaction
+
+    return _fold("compact", settings, lambda spark: Compaction(spark, settings, _say), settings.runs_max)
+
+
+def backfill_main(arguments: list[str]) -> int:
+    """Run one backfill; the exit status."""
+    try:
+        settings = BackfillSettings.load(arguments, program="penstock backfill")
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    from penstock.services.spark.backfill import Backfill
+
+    return _fold("backfill", settings, lambda spark: Backfill(spark, settings, _say))
+
+
+def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold], runs_max: int = 1) -> int:
+    configure(settings.log, name)
+    if (warning := unarbitrated(settings.tables, settings.spark.conf, "spark.conf")) is not None:
+        _say(f"warning: {warning}")
+    from penstock.services.spark.failures import CompactionConflict
+    from penstock.services.spark.session import spark_session
+
+    counts = ""
+
+    def told(summary: Summary) -> None:
+        nonlocal counts
+        print(json.dumps({**summary._asdict(), **job.more(), "spark_start_seconds": start_seconds}), flush=True)
+        counts = f"run {summary.run} counts, but not all that comes after it was done: "
+
+    try:
+        started = time.monotonic()
+        with spark_session(settings.spark, f"penstock {name} {settings.application}", *settings.places) as spark:
+            start_seconds = round(time.monotonic() - started, 3)
+            for run in itertools.count(1):
+                job, counts = make(spark), ""
+                summary = job.run(told)
+                if not summary.remaining_records or run == runs_max:
+                    break
+                _say(f"{summary.remaining_records} records are left")
+    except CompactionConflict as e:
+        return _say(f"{counts}{e}", CONFLICT)
+    except ConfigError as e:
+        return _say(f"{counts}{e}", WRONG_SETTINGS)
+    except PenstockError as e:
+        return _say(f"{counts}{type(e).__name__}: {e}", FAILED)
+    return DONE
+
+
+def audit_main(arguments: list[str]) -> int:
+    """Run one audit; the exit status."""
+    try:
+        settings = AuditSettings.load(
+            ["--json-line" if argument == "--json" else argument for argument in arguments], program="penstock audit"
+        )
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    configure(settings.log, "audit")
+    from penstock.services.spark.audit import run_audit
+    from penstock.services.spark.audit_report import print_report
+    from penstock.services.spark.session import spark_session
+
+    try:
+        with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.places) as spark:
+            report = run_audit(spark, settings, _say)
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    except PenstockError as e:
+        return _say(f"{type(e).__name__}: {e}", AUDIT_FAILED)
+    print_report(report, as_json=settings.json_line)
+    return status_of(report)
+
+
+def status_of(report: Report) -> int:
+    """The exit status of an audit that was carried out."""
+    if report.differs:
+        return AUDIT_DIFFERENCES
+    return AUDIT_FAILED if report.is_empty else AUDIT_OK
+
+
+def _say(text: str, status: int = DONE) -> int:
+    print(text, file=sys.stderr, flush=True)
+    return status
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m penstock.services.spark.main compact|backfill|audit …`."""
+    commands = {"compact": compact_main, "backfill": backfill_main, "audit": audit_main}
+    if not arguments or arguments[0] not in commands:
+        return _say(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
+    return commands[arguments[0]](arguments[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

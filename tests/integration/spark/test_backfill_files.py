@@ -1,0 +1,229 @@
+"""Rows of files keep what the files say."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from deltalake import write_deltalake
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from penstock.services.spark.backfill_files import file_rows, state_of
+from penstock.services.spark.backfill_inputs import file_records
+from penstock.services.spark.kafka import TopicOffsets
+from penstock.services.spark.settings import BackfillSettings
+from penstock.shared.common.errors import ConfigError
+
+
+def records(spark: Any, file: Path, text: str, **more: Any) -> list[tuple[str | None, str]]:
+    """Keys and values of a file with this text."""
+    file.write_text(text)
+    settings = BackfillSettings(
+        application="visits", lake="lake", topology="t:t", files=str(file), timestamp_column="ms", **more
+    )
+    found = file_rows(spark, settings)
+    rows = found.rows.select(found.as_bytes(settings.key_column).alias("key"), found.whole.alias("value")).collect()
+    return [(None if row.key is None else row.key.decode(), row.value.decode()) for row in rows]
+
+
+def test_a_line_of_json_is_the_value(spark: Any, tmp_path: Path) -> None:
+    """What a line does not say its value does not either, and nothing of it is written anew."""
+    lines = ['{"who":"ann","ms":1}', '{"ms": 2, "x": 1.50, "who": "bob", "deep": {"a": null}}', "no JSON"]
+    found = records(spark, tmp_path / "f.json", "\n".join([*lines, "", ""]), format="json", key_column="who")
+    assert found == list(zip(["ann", "bob", None], lines, strict=True))
+
+
+def test_lines_that_the_readers_options_change_are_rows(spark: Any, tmp_path: Path) -> None:
+    """Objects of several lines have no line: their value is their fields."""
+    text = '[{"who": "ann",\n "ms": 1}, {"who": "bob", "ms": 2, "x": 5}]'
+    options = {"multiLine": "true"}
+    found = records(spark, tmp_path / "f.json", text, format="json", key_column="who", reader_options=options)
+    assert found == [("ann", '{"ms":1,"who":"ann"}'), ("bob", '{"ms":2,"who":"bob","x":5}')]
+
+
+def test_a_key_of_json_is_what_stands_there(spark: Any, tmp_path: Path) -> None:
+    """Whole numbers beside a fraction are no fractions, in the value neither; an object is its JSON."""
+    keys = ["5", "5.5", "12345678901", "true"]
+    lines = [f'{{"who":{key},"ms":{i}}}' for i, key in enumerate(keys[:3])]
+    found = records(spark, tmp_path / "f.json", "\n".join(lines), format="json", key_column="who")
+    assert found == list(zip(keys[:3], lines, strict=True))
+    options = {"multiLine": "true"}
+    text = f"[{','.join(lines)}]"
+    found = records(spark, tmp_path / "g.json", text, format="json", key_column="who", reader_options=options)
+    assert [(key, json.loads(value)["who"]) for key, value in found] == [("5", 5), ("5.5", 5.5), (keys[2], 12345678901)]
+    deep = '{"who":{"a":[1,"x"]},"ms":1}'
+    assert records(spark, tmp_path / "h.json", deep, format="json", key_column="who") == [('{"a":[1,"x"]}', deep)]
+
+
+def test_what_folders_say_is_a_column_of_json_lines(spark: Any, tmp_path: Path) -> None:
+    """As key it is the text that stands there, as time and order what it means; the line stays the value."""
+    for name in ("value=007", "value=8"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.json").write_text('{"x":1}\n{"x":2}\n')
+    given = {"files": str(tmp_path), "format": "json", "timestamp_column": "value", "order_column": "value"}
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "key_column": "value"}
+    settings = BackfillSettings.model_validate(names | given)
+    held = {"t": TopicOffsets("t", "id", {0: 0}, {0: 0})}
+    found, order = file_records(spark, settings, ["t"], held)
+    assert order == "value, as numbers"
+    assert [(row.key, row.timestamp_ms, row.value) for row in found.collect()] == [
+        (bytearray(key), at, bytearray(b'{"x":%d}' % x)) for key, at in ((b"007", 7), (b"8", 8)) for x in (1, 2)
+    ]
+
+
+def test_text_of_digits_stays_what_it_is(spark: Any, tmp_path: Path) -> None:
+    """A key of `007` is no 7, a zip code no number; numbers that are written as such are numbers."""
+    text = "who,ms,zip,n,x\n007,1,01234,5,0.50\n8,2,56789,6,1.25\n"
+    found = records(spark, tmp_path / "f.csv", text, format="csv", key_column="who")
+    assert found == [
+        ("007", '{"who":"007","ms":1,"zip":"01234","n":5,"x":0.5}'),
+        ("8", '{"who":"8","ms":2,"zip":"56789","n":6,"x":1.25}'),
+    ]
+
+
+def test_a_key_that_is_written_as_a_number_is_one(spark: Any, tmp_path: Path) -> None:
+    """A column of whole numbers keeps its type in the value, as key or not; a key of another form does not."""
+    assert records(spark, tmp_path / "a.csv", "who,ms\n7,1\n-8,2\n", format="csv", key_column="who") == [
+        ("7", '{"who":7,"ms":1}'),
+        ("-8", '{"who":-8,"ms":2}'),
+    ]
+    assert records(spark, tmp_path / "b.csv", "who,ms\n1.50,1\n", format="csv", key_column="who") == [
+        ("1.50", '{"who":"1.50","ms":1}')
+    ]
+
+
+def test_text_that_looks_like_something_stays_as_it_is_written(spark: Any, tmp_path: Path) -> None:
+    """Dates, times, signs, leading zeros and capitals are kept; numbers and booleans as JSON has them are these."""
+    columns = {
+        "at": ("2013-01-01 05:00", "2013-01-02T06:30:00+02:00"),
+        "day": ("2013-01-01", "2013-01-02"),
+        "clock": ("05:00", "23:59"),
+        "zero": ("007", "8"),
+        "plus": ("+5", "6"),
+        "point": (".5", "1.5"),
+        "caps": ("TRUE", "false"),
+        "long": ("12345678901234567", "0.5"),
+        "huge": ("1e999", "1.0"),
+    }
+    numbers = {"power": ("1e5", "2"), "price": ("1.10", "-0.25"), "flag": ("true", "false"), "n": ("-5", "0")}
+    texts = columns | numbers
+    rows = [",".join(texts[name][i] for name in texts) + f",{i}" for i in (0, 1)]
+    text = "\n".join([",".join([*texts, "ms"]), *rows, ""])
+    found = [json.loads(value) for _, value in records(spark, tmp_path / "f.csv", text, format="csv")]
+    assert [{name: row[name] for name in columns} for row in found] == [
+        {name: values[i] for name, values in columns.items()} for i in (0, 1)
+    ]
+    assert [[row[name] for name in numbers] for row in found] == [[1e5, 1.1, True, -5], [2, -0.25, False, 0]]
+
+
+def test_times_and_orders_are_taken_from_text_as_spark_understands_it(spark: Any, tmp_path: Path) -> None:
+    """In the reader's format, as before; what cannot be read as a time is none."""
+    file = tmp_path / "f.csv"
+    file.write_text('at,nth\n"Jan 31, 2013 05:00",+9\n"Feb 1, 2013 05:00",10\n')
+    options = {"timestampFormat": "MMM d, yyyy HH:mm"}
+    given = {"files": str(file), "format": "csv", "timestamp_column": "at", "order_column": "nth"}
+    names = {"application": "visits", "lake": "lake", "topology": "t:t"}
+    found = file_rows(spark, BackfillSettings.model_validate(names | given | {"reader_options": options}))
+    (_, at), (_, nth) = found.typed("at"), found.typed("nth")
+    rows = found.rows.select(F.unix_millis(at).alias("ms"), nth.alias("nth"), found.whole.alias("value")).collect()
+    assert [(row.ms, row.nth) for row in rows] == [(1359608400000, 9), (1359694800000, 10)]
+    assert rows[0].value == b'{"at":"Jan 31, 2013 05:00","nth":"+9"}'
+
+
+def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path) -> None:
+    """A column that a later file has is not dropped; two types that cannot be one are named with their files."""
+    pyarrow.parquet.write_table(pa.table({"who": ["ann"], "ms": [1]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pa.table({"who": ["bob"], "ms": [2], "x": [7]}), tmp_path / "b.parquet")
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ms"}
+    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path)})
+    found = file_rows(spark, settings)
+    values = sorted(row.value.decode() for row in found.rows.select(found.whole.alias("value")).collect())
+    assert values == ['{"who":"ann","ms":1,"x":null}', '{"who":"bob","ms":2,"x":7}']
+    pyarrow.parquet.write_table(pa.table({"who": ["eve"], "ms": [3.5]}), tmp_path / "c.parquet")
+    with pytest.raises(ConfigError, match=r"column ms is bigint in \S*a.parquet and double in \S*c.parquet: write"):
+        file_rows(spark, settings)
+
+
+def test_times_of_parquet_keep_their_microseconds(spark: Any, tmp_path: Path) -> None:
+    """In nanoseconds too, as pandas writes them, before and after 1970; within a struct those are refused by name."""
+    at = datetime(1969, 12, 31, 23, 59, 59, 123456)
+    columns: dict[str, Any] = {"who": ["ann"]}
+    for unit in ("us", "ns"):
+        columns |= {unit: pa.array([at], pa.timestamp(unit)), f"{unit}z": pa.array([at], pa.timestamp(unit, "UTC"))}
+    pyarrow.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ns"}
+    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path), "order_column": "nsz"})
+    found, order = file_records(spark, settings, ["t"], {"t": TopicOffsets("t", "id", {0: 0}, {0: 0})})
+    assert order == "nsz, as timestamp"
+    (row,) = found.collect()
+    text = "1969-12-31T23:59:59.123456"
+    assert json.loads(row.value) == {"who": "ann", "us": text, "usz": f"{text}Z", "ns": text, "nsz": f"{text}Z"}
+    assert row.timestamp_ms == -877
+    deep = pa.array([{"at": at}], pa.struct([("at", pa.timestamp("ns"))]))
+    pyarrow.parquet.write_table(pa.table({"deep": deep}), tmp_path / "b.parquet")
+    with pytest.raises(ConfigError, match=r"column deep in \S*b.parquet has times in nanoseconds within it: write"):
+        file_rows(spark, settings)
+
+
+def test_csv_files_of_other_headers_are_refused(spark: Any, tmp_path: Path) -> None:
+    """By both names: a file is read by the places of its columns. Quotes and empty files are no other header."""
+    for name, text in (("a", "who,ms,x\nann,1,5\n"), ("b", '\n"who",ms,"x"\nbob,2,6\n'), ("c", "")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ms", "format": "csv"}
+    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path)})
+    assert file_rows(spark, settings).rows.count() == 2
+    (tmp_path / "d.csv").write_text("who,x,ms\nann,5,1\n")
+    with pytest.raises(ConfigError, match=r"a.csv has the columns who, ms, x and \S*d.csv has who, x, ms: CSV files"):
+        file_rows(spark, settings)
+
+
+@pytest.mark.parametrize("header", ["true", "false"])
+def test_csv_lines_of_another_width_are_refused(spark: Any, tmp_path: Path, header: str) -> None:
+    """Spark would cut `x, y` at its comma, and leave out the rest of a wider file without headers: not unasked."""
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "day=1" / "a.csv").write_text('who,ms,x\nann,1,"x, y"\n')
+    key, at = ("who", "ms") if header == "true" else ("_c0", "_c1")
+    names = {"application": "visits", "lake": "lake", "topology": "t:t", "format": "csv", "files": str(tmp_path)}
+
+    def read(**options: str) -> list[dict[str, Any]]:
+        named = {**names, "timestamp_column": at, "reader_options": {"header": header} | options}
+        found = file_rows(spark, BackfillSettings.model_validate(named))
+        return [json.loads(row.value) for row in found.rows.select(found.whole.alias("value")).collect()]
+
+    assert [[row[key], str(row[at]), *list(row.values())[2:]] for row in read()][-1] == ["ann", "1", "x, y", 1]
+    for wrong in ("bob,2,x, y", "bob,2"):
+        (tmp_path / "day=1" / "b.csv").write_text(f"who,ms,x\n{wrong}\n")
+        with pytest.raises(ConfigError, match=rf"b\.csv has a line with .*: '{wrong}'; quote a text"):
+            read()
+        assert ["bob", "2"] in [[row[key], str(row[at])] for row in read(mode="PERMISSIVE")]
+        assert "bob" not in str(read(Mode="DROPMALFORMED"))
+
+
+def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
+    """By name, size and time, of a folder, a file or a pattern; a Delta table by its version, if that is not named."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("who,ms\nann,1\n")
+
+    def state(files: str, **more: Any) -> str:
+        given = {"application": "visits", "lake": "lake", "topology": "t:t", "files": str(tmp_path / files), **more}
+        return state_of(spark, BackfillSettings.model_validate(given))
+
+    before = {files: state(files, format="csv") for files in (".", "*.csv", "a.csv")}
+    assert before["."].startswith("2 files of 26 bytes ")
+    assert before == {files: state(files, format="csv") for files in before}
+    os.utime(tmp_path / "b.csv", (1, 1))
+    after = {files: state(files, format="csv") for files in before}
+    assert [before[files] == after[files] for files in before] == [False, False, True]
+    (tmp_path / "b.csv").rename(tmp_path / "c.csv")
+    assert state(".", format="csv") not in (before["."], after["."])
+
+    for _ in range(2):
+        write_deltalake(str(tmp_path / "delta"), pa.table({"who": ["ann"]}), mode="append")
+    assert state("delta", format="delta") == "version 1"
+    assert state("delta", format="delta", reader_options={"versionAsOf": "0"}) == "versionAsOf 0"

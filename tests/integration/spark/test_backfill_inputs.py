@@ -1,0 +1,81 @@
+"""Columns of files as times, by Spark's own casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from penstock.services.spark.backfill_inputs import order_of_text, times
+from penstock.services.spark.settings import TimeUnit
+
+MS = 1357002000000
+NUMBERS = ("bigint", "double", "decimal(20,3)", "string")
+TEXTS = {
+    "2013-01-01T01:00:00Z": MS,
+    "2013-01-01 02:00:00.5+01:00": MS + 500,
+    "2013-01-01 01:00:00": MS,
+    " 1357002000000 ": MS,
+    "1357002000000.9": MS,
+    "2013-13-01": -1,
+    "99999999999999999999": -1,
+    "1e400": -1,
+    "NaN": -1,
+    "soon": -1,
+    "": -1,
+    None: -1,
+}
+
+
+def in_ms(spark: Any, type_: str, values: list[str | None], unit: TimeUnit = "ms") -> list[int]:
+    """The texts, cast to a type, as `times` has them."""
+    rows = spark.createDataFrame([(i, value) for i, value in enumerate(values)], "i int, text string")
+    typed = rows.select("i", F.col("text").cast(type_).alias("t"))
+    column = times(typed.schema["t"].dataType, F.col("t"), unit)
+    assert column is not None
+    return [row.ms for row in typed.select("i", column.alias("ms")).orderBy("i").collect()]
+
+
+@pytest.mark.parametrize("type_", NUMBERS)
+def test_numbers_count_what_the_unit_says(spark: Any, type_: str) -> None:
+    """A number is one of ms, however it is stored, unless the unit says otherwise; none is -1, not the epoch."""
+    assert in_ms(spark, type_, [str(MS), None]) == [MS, -1]
+    assert in_ms(spark, type_, [str(MS // 1000)], "s") == [MS]
+    assert in_ms(spark, type_, [str(MS * 1000)], "us") == [MS]
+
+
+def test_text_is_a_number_or_a_time_or_none(spark: Any) -> None:
+    """What is no time does not end the job: it is a record without one."""
+    assert dict(zip(TEXTS, in_ms(spark, "string", list(TEXTS)), strict=True)) == TEXTS
+
+
+def test_times_of_their_own_types(spark: Any) -> None:
+    """Timestamps with and without a zone, and dates, are times in UTC; a double that is none is none."""
+    for type_ in ("timestamp", "timestamp_ntz"):
+        assert in_ms(spark, type_, ["2013-01-01 01:00:00.5", None], "s") == [MS + 500, -1]
+    assert in_ms(spark, "date", ["2013-01-01"]) == [MS - 3_600_000]
+    assert in_ms(spark, "double", ["NaN", "Infinity", "1e300"]) == [-1, -1, -1]
+    boolean = spark.createDataFrame([(True,)], "t boolean")
+    assert times(boolean.schema["t"].dataType, F.col("t"), "ms") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "taken_as"),
+    [
+        ([None, "-1e3", "9", " 10", "+100.5", "9007199254740992", "9007199254740993"], "numbers"),
+        (["2013-01-01T10:00:00+02:00", "2013-01-01 08:30:00", "2013-01-01T09:00:00.000001Z"], "times"),
+        ([" ", "999", "1970-01-01T00:00:01Z", "1001"], "times, numbers in ms"),
+        (["10", "9", "ten"], "text"),
+    ],
+)
+def test_text_orders_rows_as_what_it_is(spark: Any, given: list[str | None], taken_as: str) -> None:
+    """Numbers by their size, times by when they are, wherever they were written; what is neither as text."""
+    rows = spark.createDataFrame([(text,) for text in given[::-1]], "t string")
+    order = order_of_text(rows, F.col("t"), "ms")
+    assert order.taken_as == taken_as
+    assert [row.t for row in rows.orderBy(order.column).collect()] == given
+    # As the time of its record, text that is no time comes first.
+    assert order_of_text(rows, F.col("t"), "ms", is_time=True).taken_as == taken_as.replace(
+        "text", "times, numbers in ms"
+    )

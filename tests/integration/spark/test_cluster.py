@@ -1,0 +1,164 @@
+"""All jobs on a standalone Spark master with two workers, as separate processes from pyspark's own jars."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.services.local import ports
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark.session import use_java
+from penstock.shared.common import lake
+from penstock.shared.common.java import find_java
+
+START_SECONDS = 180
+WORKERS = 2
+TOPOLOGY = """
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+
+
+def build(topic):
+    builder = StreamsBuilder()
+    keyed = builder.stream(topic, late=f"{topic}-late-again", dead_letters=f"{topic}-dlq-again").group_by_key()
+    keyed.session_window(100, 50).aggregate("banks", count=Count(), total=Sum("delay")).on_close()
+    return builder.build()
+"""
+WITHOUT_PENSTOCK = """
+import pathlib
+import sys
+
+sys.path[:] = [place for place in sys.path if not (pathlib.Path(place or ".") / "penstock").is_dir()]
+try:
+    import penstock
+except ImportError:
+    (pathlib.Path(__file__).parent / "without").touch()
+"""
+"""What Python runs first in workers that are to be without Penstock, whatever was installed for the tests."""
+SPARK_CLASS = Path(sys.executable).parent / "spark-class"
+MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
+
+pytestmark = pytest.mark.soak  # nine JVMs: more than a minute on two cores
+
+
+@contextlib.contextmanager
+def running(arguments: list[str], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A Spark daemon in a process group of its own, which is killed as a whole at the end."""
+    folder.mkdir()
+    with (folder / "log").open("wb") as output:
+        process = subprocess.Popen(
+            [str(SPARK_CLASS), *arguments], cwd=folder, env=environment, stdout=output, stderr=output, process_group=0
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """The URL of a master that has two workers, each with one core and one gigabyte."""
+    use_java(find_java())
+    port, web, *worker_webs = ports.pick("127.0.0.1", 2 + WORKERS)
+    url = f"spark://127.0.0.1:{port}"
+    own = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
+    own["PATH"] = f"{SPARK_CLASS.parent}:{os.environ['PATH']}"  # the launcher asks the Python there where Spark is
+    asked = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web)]
+    offered = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
+    environment = os.environ | own
+    with contextlib.ExitStack() as stack:
+        daemons = [stack.enter_context(running([MASTER, *asked], tmp_path / "master", environment))]
+        for number in range(WORKERS):
+            work = ["--work-dir", str(executors(tmp_path, number)), "--webui-port", str(worker_webs[number])]
+            line = [WORKER, *offered, *work, url]
+            daemons.append(stack.enter_context(running(line, tmp_path / f"worker-{number}", environment)))
+        deadline = time.monotonic() + START_SECONDS
+        while [w["state"] for w in state(web).get("workers", [])] != ["ALIVE"] * WORKERS:
+            logs = "\n".join(file.read_text() for file in tmp_path.glob("worker-*/log"))
+            assert all(daemon.poll() is None for daemon in daemons), logs
+            assert time.monotonic() < deadline, logs
+            time.sleep(0.2)
+        yield url
+
+
+def executors(folder: Path, worker: int) -> Path:
+    """Where a worker's executors have their folders."""
+    return folder / f"executors-{worker}"
+
+
+def state(port: int) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
+            return dict(json.loads(answer.read()))
+    except OSError:  # not there yet, or too busy to answer in time
+        return {}
+
+
+def test_compact_audit_and_backfill_on_a_cluster(
+    simulate: Any,
+    topics: Any,
+    kafka: EmbeddedKafka,
+    master: str,
+    aggregations: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The executors are other processes with code of their own: tables, audit and backfill are as on one machine.
+
+    All but a backfill, which runs the application's code, do without Penstock there.
+    """
+    simulation = simulate()
+    monkeypatch.delitem(aggregations, "last")
+    for task in simulation.tasks:
+        task.store = msgspec.structs.replace(task.store, aggregations=task.store.aggregations[:-1])
+    simulation.feed(200, seed=1)
+    topics.write(simulation)
+    (tmp_path / "replayed.py").write_text(TOPOLOGY)
+    flags = ["--lake", str(tmp_path / "lake"), "--spark.master", master]
+    flags += ["--kafka.bootstrap-servers", kafka.bootstrap_servers]
+    flags += ["--spark.conf", "spark.driver.host=127.0.0.1", "--spark.conf", "spark.executor.memory=512m"]
+    # Both executors are there before the first task is handed out.
+    flags += ["--spark.conf", "spark.scheduler.minRegisteredResourcesRatio=1.0"]
+    flags += ["--spark.conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=120s"]
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "sitecustomize.py").write_text(WITHOUT_PENSTOCK)
+    bare = ["--spark.conf", f"spark.executorEnv.PYTHONPATH={tmp_path / 'bare'}"]
+
+    def job(*command: str, application: str = simulation.name) -> dict[str, Any]:
+        line = [sys.executable, "-m", "penstock.services.cli", *command, "--application", application, *flags]
+        line += bare if command[0] != "backfill" else []
+        environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    compacted = job("compact", "--with-late")
+    assert (tmp_path / "bare" / "without").exists(), "a worker had Penstock"
+    late = sum(len(task.late) for task in simulation.tasks)
+    assert (compacted["late_records"], compacted["late_refused"]) == (late, 0)
+    assert compacted["corrected_windows"] > 0
+    assert compacted["finals"] == sum(len(task.closed) for task in simulation.tasks)
+    for worker in range(WORKERS):
+        assert any(executors(tmp_path, worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"
+    told = lake.describe(str(tmp_path / "lake"), simulation.name)
+    assert told["live_rows"] == sum(len(task.written) for task in simulation.tasks)
+    audit = job("audit", "--json")
+    assert audit["audit_ok"], audit
+    assert audit["sessions_closed"] == compacted["finals"]
+    topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
+    replayed = job("backfill", *topology, application=f"{simulation.name}-again")
+    assert (replayed["finals"], replayed["live_rows"]) == (compacted["finals"], compacted["live_rows"])

@@ -1,0 +1,104 @@
+"""Soak: a compaction that is killed at any of five points, and two at once, leave what a run without faults leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark.compact import Compaction
+from penstock.services.spark.main import CONFLICT, DONE
+from penstock.services.spark.settings import CompactSettings
+from penstock.shared.common.settings import KafkaSettings
+from tests.integration.spark.crashing_child import OVERTAKEN, POINTS
+from tests.integration.spark.test_compact import closed_in_lake, closed_in_tasks, live_in_lake, live_in_tasks
+
+CHILD = Path(__file__).with_name("crashing_child.py")
+START_SECONDS = 300
+pytestmark = pytest.mark.soak
+
+
+@pytest.fixture
+def flags(kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any], list[str]]:
+    """The job's flags for a simulation."""
+
+    def make(simulation: Any) -> list[str]:
+        more = ["--lake", str(tmp_path), "--delete-covered", "--spark.master", "local[1]"]
+        return ["--application", simulation.name, "--kafka.bootstrap-servers", kafka.bootstrap_servers, *more]
+
+    return make
+
+
+@pytest.fixture
+def compact(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[[Any], Any]:
+    """A compaction without faults."""
+    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+
+    def run(simulation: Any) -> Any:
+        settings = CompactSettings(application=simulation.name, lake=str(tmp_path), kafka=broker, delete_covered=True)
+        return Compaction(spark, settings, print).run()
+
+    return run
+
+
+@pytest.mark.parametrize("point", sorted(POINTS))
+def test_a_killed_job_is_made_good_by_the_next(
+    simulate: Any, topics: Any, flags: Callable[..., list[str]], compact: Any, tmp_path: Path, point: str
+) -> None:
+    """Whatever the killed job had done, the next one leaves every window once, and later ones go on from there."""
+    simulation = simulate()
+    for seed in (1, 2):
+        simulation.feed(120, seed)
+        topics.write(simulation)
+        if seed == 1:
+            compact(simulation)
+    command = [sys.executable, str(CHILD), point, *flags(simulation)]
+    killed = subprocess.run(command, process_group=0, capture_output=True, text=True, timeout=300, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    for seed in (3, None):
+        compact(simulation)
+        if seed is not None:
+            simulation.feed(60, seed)
+            topics.write(simulation)
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+
+
+@pytest.mark.parametrize("point", sorted(OVERTAKEN))
+def test_of_two_jobs_at_once_one_wins(
+    simulate: Any, topics: Any, flags: Callable[..., list[str]], tmp_path: Path, point: str
+) -> None:
+    """Of two processes with the same plan the slower one says so by its exit status, and rows are there once: also
+    where the other one goes on with what it has appended, as after a crash."""
+    simulation = simulate()
+    simulation.feed(200, seed=5)
+    topics.write(simulation)
+    files = {name: tmp_path / name for name in ("THERE", "OVERTAKEN")}
+    environment = os.environ | {name: str(file) for name, file in files.items()}
+    slow = [sys.executable, str(CHILD), point, *flags(simulation)]
+    loser = subprocess.Popen(slow, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not files["THERE"].exists():
+            assert loser.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        fast = [sys.executable, "-m", "penstock.services.cli", "compact", *flags(simulation)]
+        winner = subprocess.run(fast, capture_output=True, text=True, timeout=START_SECONDS, check=False)
+        assert winner.returncode == DONE, winner.stderr
+        files["OVERTAKEN"].touch()
+        _, said = loser.communicate(timeout=START_SECONDS)
+    finally:
+        loser.kill()
+    assert loser.returncode == CONFLICT, said
+    assert "another job" in said
+    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)

@@ -1,0 +1,133 @@
+"""Jobs into and from S3, against a server that speaks its protocol (moto's), and a restore's reads from there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark.s3 import S3_JARS
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.common import lake
+from penstock.shared.common.jars import cache_root
+from penstock.shared.common.settings import KafkaSettings
+from tests.integration.s3_server import MOTO, s3_server
+
+pytestmark = [
+    pytest.mark.soak,  # the connector is a download of half a gigabyte
+    pytest.mark.skipif(MOTO is None, reason="needs moto_server on the PATH: pip install 'moto[server]'"),
+]
+
+TOPOLOGY = """
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+
+
+def build(topic):
+    builder = StreamsBuilder()
+    builder.stream(topic).group_by_key().session_window(100, 50).aggregate("s", n=Count()).on_close().to(f"{topic}-out")
+    return builder.build()
+"""
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[str]:
+    """The address of a fresh S3 server with a bucket `lake`."""
+    with s3_server(tmp_path, "lake") as url:
+        yield url
+
+
+@pytest.fixture
+def penstock(kafka: EmbeddedKafka, endpoint: str, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a job over Kafka and the server, with AWS's own variables."""
+    environ = os.environ | {**aws(endpoint), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
+
+    def run(job: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.services.cli",
+            job,
+            "--kafka.bootstrap-servers",
+            kafka.bootstrap_servers,
+        ]
+        command += ["--spark.master", "local[2]", *flags]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
+
+    return run
+
+
+def put(url: str, body: bytes) -> None:
+    """Write an object."""
+    headers = {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(url, body, headers, method="PUT"), timeout=10).close()
+
+
+def aws(endpoint: str) -> dict[str, str]:
+    """What AWS's own tools are told as well."""
+    keys = {"AWS_ACCESS_KEY_ID": "ann", "AWS_SECRET_ACCESS_KEY": "secret"}
+    return {**keys, "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint}
+
+
+def test_a_lake_on_s3(
+    simulate: Any, topics: Any, endpoint: str, penstock: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """Two compactions into `s3://` leave there what a restore must load and an audit finds no fault with."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    there = ("--application", simulation.name, "--lake", "s3://lake/penstock")
+    for seed in (1, 2):
+        simulation.feed(60, seed)
+        topics.write(simulation)
+        done = penstock("compact", *there, "--optimize-files-max", "1", "--retention-hours", "24")
+        assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["run"] == 2
+    assert (cache_root() / S3_JARS.folder).is_dir()
+    options = {**aws(endpoint), "AWS_ALLOW_HTTP": "true"}
+    where = ("s3://lake/penstock", simulation.name)
+    snapshot = lake.read_snapshot(*where, [0], options)
+    assert snapshot is not None
+    columns = [c.name for c in task.store.state_columns()]
+    batches = list(lake.read_windows(*where, 0, "banks", snapshot.version, columns, options))
+    rows = [(row["key"], row["start_ms"], row["end_ms"]) for batch in batches for row in batch.to_pylist()]
+    assert sorted(rows) == sorted((key, start, end) for (key, start), (end, _) in task.written.items())
+    assert lake.describe(*where, options)["closed_rows"] == {"banks": len(task.closed)}
+    audit = penstock("audit", *there)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+async def test_files_on_s3(
+    kafka: EmbeddedKafka,
+    topic_name: str,
+    endpoint: str,
+    penstock: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    """A backfill reads `s3://` by either name, into a lake that is on a disk or on S3 as well."""
+    (tmp_path / "from_s3.py").write_text(TOPOLOGY)
+    rows = "".join(f'{{"who": "ann", "ms": {ms}}}\n' for ms in (1_000, 1_050, 2_000))
+    for carrier in ("UA", "AA"):
+        await asyncio.to_thread(put, f"{endpoint}/lake/files/carrier={carrier}/a.json", rows.encode())
+    async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
+        await admin.create_topics([NewTopic(topic_name, 1, 1)])
+    given = ["--topology", "from_s3:build", "--topology-options", json.dumps({"topic": topic_name})]
+    given += ["--format", "json", "--key-column", "carrier", "--timestamp-column", "ms", "--order-column", "ms"]
+    for scheme, lake_ in (("s3", str(tmp_path / "lake")), ("s3a", "s3://lake/penstock")):
+        there = ["--application", f"{topic_name}-{scheme}", "--lake", lake_]
+        done = await asyncio.to_thread(penstock, "backfill", *there, *given, "--files", f"{scheme}://lake/files")
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["read"], told["skipped"], told["finals"], told["live_rows"]) == (6, 0, 2, 2)
+    refused = await asyncio.to_thread(penstock, "audit", *there)
+    assert refused.returncode == 3
+    assert "from files" in refused.stderr

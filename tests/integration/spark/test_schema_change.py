@@ -1,0 +1,155 @@
+"""A topology that gets another aggregation, from worker to lake and back; and corrupt records that are left out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from penstock.services.aggregator.sessions import Query
+from penstock.services.aggregator.settings import SessionsSettings
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark.audit import run_audit
+from penstock.services.spark.compact import Compaction
+from penstock.services.spark.fold import Summary
+from penstock.services.spark.settings import AuditSettings, CompactSettings
+from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
+from penstock.shared.streams.aggregations import Aggregation, Count, Max, Sum
+from penstock.shared.streams.changelog import format as log
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.topology import Topology
+from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running
+
+OLD: dict[str, Aggregation[Any]] = {"n": Count(), "sum": Sum("id")}
+NEW: dict[str, Aggregation[Any]] = {"n": Count(), "most": Max("id"), "sum": Sum("id")}
+
+
+def topology(topic: str, aggregations: dict[str, Aggregation[Any]]) -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(100, 50)
+    windows.aggregate("s", **aggregations).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+@pytest.fixture
+def compact(spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Callable[..., Summary]:
+    """Runs a compaction of the test's application."""
+
+    def run(**more: Any) -> Summary:
+        settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=kafka_of(kafka), **more)
+        return Compaction(spark, settings, print).run()
+
+    return run
+
+
+def rows(path: Path, columns: str) -> list[dict[str, Any]]:
+    found = QueryBuilder().register("t", DeltaTable(str(path))).execute(f"SELECT {columns} FROM t").read_all()
+    return list(pa.table(found).to_pylist())
+
+
+async def work(chain: Chain, build: Topology, number: int, lake: Path) -> int:
+    """Send so many events and have a new worker take them; the windows it had from the lake."""
+    await chain.send(number)
+    worker = chain.worker(build, lake=str(lake))
+    async with running(worker):
+        await chain.wait_processed(worker)
+        return sum(owned.report.snapshot_windows for owned in worker.tasks().values())
+
+
+async def sessions_are_published(chain: Chain, lake: Path) -> None:
+    """`penstock sessions` says of one key what was published of it, and what is open."""
+    asked = SessionsSettings.load(
+        ["--application", chain.topic, "--lake", str(lake), "--key", "key-1", "--from", "0"],
+        environ={"PENSTOCK_KAFKA__BOOTSTRAP_SERVERS": chain.kafka.bootstrap_servers},
+    )
+    _, found = await Query(asked).run()
+    told = sorted((one.results["n"], one.results["sum"]) for one in found if one.status == "closed")
+    results = map(json.loads, await chain.values("out"))
+    assert told == sorted((row["n"], row["sum"]) for row in results if row["key"] == "key-1")
+    assert [one.status for one in found].count("open") >= 1
+
+
+@pytest.mark.soak
+async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
+    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
+) -> None:
+    """Windows go on with their counts and sums and begin the new aggregation anew, in store, log and lake."""
+    async with chain_of(kafka, topic_name) as chain:
+        await work(chain, topology(topic_name, OLD), 200, tmp_path)
+        await asyncio.to_thread(compact)
+        await work(chain, topology(topic_name, OLD), 100, tmp_path)
+        assert await work(chain, topology(topic_name, NEW), 200, tmp_path) > 0
+        await sessions_are_published(chain, tmp_path)  # from a tail of both generations
+        await asyncio.to_thread(compact)  # over commits of both generations
+        assert await work(chain, topology(topic_name, NEW), 200, tmp_path) > 0
+        await asyncio.to_thread(compact)
+        closed = rows(tmp_path / topic_name / "closed" / "s", "n, sum, most, state")
+        late = len(await chain.read(f"{topic_name}-late"))
+        live = rows(tmp_path / topic_name / "state", "row, s")
+        states = [row["s"] for row in live if row["row"] == "window"]
+        assert sum(row["n"] for row in closed) + sum(s["n_n"] for s in states) + late == len(chain.sent)
+        assert {row["most"] is None for row in closed} == {True, False}
+        assert all(row["state"]["sum_sum"] == row["sum"] for row in closed)
+        assert all(s["most_max"] is not None for s in states)
+        # `penstock sessions` on lake and changelog together: what was compacted, what came since, and what is open.
+        await work(chain, topology(topic_name, NEW), 100, tmp_path)
+        await sessions_are_published(chain, tmp_path)
+
+        with pytest.raises(SchemaMismatch, match="store 's': the aggregations changed: sum"):
+            await work(chain, topology(topic_name, {"n": Count(), "most": Max("id")}), 1, tmp_path)
+
+
+@pytest.mark.soak
+async def test_an_audit_compares_an_added_aggregation_from_then_on(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
+) -> None:
+    """Windows of before have nothing of it, those open then a part: neither is a difference."""
+    settings = AuditSettings(application=topic_name, lake=str(tmp_path), kafka=kafka_of(kafka))
+
+    async def audited(**given: Any) -> list[str]:
+        report = await asyncio.to_thread(lambda: run_audit(spark, settings.model_copy(update=given), print))
+        assert report.ok
+        return [said for said in report.not_compared if said.startswith(("most", "sum"))]
+
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, topology(topic_name, OLD), 200, tmp_path)
+        await asyncio.to_thread(compact)
+        await work(chain, topology(topic_name, NEW), 5, tmp_path)
+        (said,) = await audited()  # the lake's windows without it, the changelog's with it
+        assert said.startswith(f"most: it was added at {topic_name}-0 offset 200, and there are windows of before that")
+        await asyncio.to_thread(compact)
+        assert await audited() == [said]
+        await work(chain, topology(topic_name, NEW), 200, tmp_path)
+        assert await audited() == [said]
+        assert await audited(start="2620") == []
+
+
+async def test_corrupt_records_stop_a_compaction(
+    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
+) -> None:
+    """A state that cannot be read is named by its place."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, topology(topic_name, OLD), 100, tmp_path)
+        reader = await chain.confirmed(0)
+        assert reader.progress is not None
+        short = log.encode_live(0, reader.epoch, 77, 1, 2, b"short")
+        bad = [(b"k", short), (None, log.encode_progress(reader.epoch, 77, reader.progress))]
+        places = await put(chain, f"{topic_name}-changelog", bad)
+        with pytest.raises(CorruptRecord, match=rf"{topic_name}-changelog-0 at offset {places[0]}: "):
+            await asyncio.to_thread(compact)
+
+
+async def put(chain: Chain, topic: str, records: list[tuple[bytes | None, bytes]]) -> list[int]:
+    """Write records to partition 0; their offsets."""
+    from penstock.shared.clients.producer import Producer, ProducerSettings
+    from penstock.shared.common.records import ProducerRecord, RecordMetadata
+
+    async with Producer(chain.kafka, ProducerSettings(linger_ms=0)) as producer:
+        sent = await (await producer.send_many([ProducerRecord(topic, v, k, (), 0, None) for k, v in records]))
+    return [one.offset for one in sent if isinstance(one, RecordMetadata)]

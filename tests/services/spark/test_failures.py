@@ -1,0 +1,58 @@
+"""Failures of Spark and Delta in words of ours."""
+
+from __future__ import annotations
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from penstock.services.spark.failures import CompactionConflict, translated
+from penstock.services.spark.session import SparkFailed
+from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
+from tests.services.spark.test_kafka import Raised
+
+
+def test_a_jvm_that_is_gone_is_said() -> None:
+    """Whoever killed it: what Py4J says of a broken connection says nothing to anybody."""
+    for error in (
+        Py4JNetworkError("Answer from Java side is empty"),
+        ConnectionRefusedError(111, "Connection refused"),
+    ):
+        assert "Spark's JVM is gone" in str(translated(error))
+
+
+def test_a_task_that_failed_says_why() -> None:
+    """The last cause, and not in which task of which stage; Python's own says more than the head of its traceback."""
+    aborted = "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times"
+    assert str(translated(Raised(aborted, "java.lang.RuntimeException: x is not a Parquet file"))) == (
+        "x is not a Parquet file"
+    )
+    assert "Job aborted" in str(translated(Raised(aborted, "a.b.PythonException: Traceback (most recent call last):")))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            "Traceback …\nValueError: corrupt changelog record: log-3 at offset 7: 9 bytes",
+            CorruptRecord,
+            "log-3 at offset 7: 9 bytes",
+        ),
+        ("[DELTA_CONCURRENT_APPEND] Files were added", CompactionConflict, "another job"),
+        ("io.delta.exceptions.ConcurrentTransactionException: x", CompactionConflict, "another job"),
+        ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),
+        ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is beyond"),
+        ("\n  java.lang.OutOfMemoryError: heap\n at x", SparkFailed, "java.lang.OutOfMemoryError: heap"),
+        ('No FileSystem for scheme "gs"', ConfigError, 'lake: No FileSystem for scheme "gs": a folder and s3:// need'),
+        (
+            "[DELTA_CANNOT_CREATE_LOG_PATH] Cannot create file:/x",
+            SparkFailed,
+            "the lake, or Spark's scratch folder, can",
+        ),
+    ],
+)
+def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], said: str) -> None:
+    """A failure is known by its text wherever it stands in it, and stack traces are left out."""
+    error = translated(RuntimeError(text))
+    assert type(error) is kind
+    assert str(error).startswith(said) or said in str(error)
+    assert "\n" not in str(error)

@@ -1,0 +1,152 @@
+"""How the jobs are told what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.services.spark.kafka import client_properties
+from penstock.services.spark.main import WRONG_SETTINGS, audit_main, compact_main
+from penstock.services.spark.settings import AuditSettings, BackfillSettings, CompactSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.settings import KafkaSettings
+
+NEEDED = ["--application", "banks", "--lake", "lake"]
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[2,3]", "spark://a:7077,b:7077", "yarn", "k8s://https://h"]
+)
+def test_where_spark_may_run(master: str) -> None:
+    """What Spark's launcher takes is taken; at anything else it would print a stack trace."""
+    assert CompactSettings.load([*NEEDED, "--spark.master", master], environ={}).spark.master == master
+    with pytest.raises(ConfigError, match=r"spark\.master: "):
+        CompactSettings.load([*NEEDED, "--spark.master", f"x{master}"], environ={})
+
+
+@pytest.mark.parametrize("master", ["spark://a", "spark://a:7077,b", "spark://", "local[]"])
+def test_a_standalone_master_has_a_port(master: str) -> None:
+    """An address without one would be looked for in vain."""
+    with pytest.raises(ConfigError, match=r"spark\.master: "):
+        CompactSettings.load([*NEEDED, "--spark.master", master], environ={})
+
+
+def test_days_that_there_never_were_are_refused() -> None:
+    """A retention that would reach behind the calendar is refused by its name, before anything is written."""
+    assert (
+        CompactSettings.load([*NEEDED, "--closed-retention-days=100000"], environ={}).closed_retention_days == 100_000
+    )
+    with pytest.raises(ConfigError, match=r"closed_retention_days: "):
+        CompactSettings.load([*NEEDED, "--closed-retention-days=999999"], environ={})
+
+
+def test_flags_variables_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changelog's name comes from the application's; Spark's settings can be a JSON object in a variable."""
+    monkeypatch.chdir(tmp_path)
+    environ = {"PENSTOCK_SPARK__CONF": '{"spark.hadoop.fs.s3a.endpoint": "http://s3"}'}
+    settings = CompactSettings.load([*NEEDED, "--delete-covered", "--spark.conf", "a=b"], environ=environ)
+    assert (settings.changelog_topic, settings.delete_covered) == ("banks-changelog", True)
+    assert settings.tables == f"{tmp_path}/lake/banks"
+    assert settings.spark.conf["a"] == "b"
+    assert CompactSettings.load(NEEDED, environ=environ).spark.conf == {"spark.hadoop.fs.s3a.endpoint": "http://s3"}
+    remote = CompactSettings.load(["--application", "a", "--lake", "s3a://bucket/x/"], environ={})
+    assert remote.tables == "s3a://bucket/x/a"
+    for lake in ("s3://bucket/x", "S3://bucket/x/"):
+        assert CompactSettings.load(["--application", "a", "--lake", lake], environ={}).tables == "s3a://bucket/x/a"
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--lake", "x"], "application"),
+        (["--application", "a b", "--lake", "x"], "application"),
+        ([*NEEDED, "--spark.driver-memory", "much"], "spark.driver_memory"),
+    ],
+)
+def test_a_wrong_setting_ends_a_job_by_its_name(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both jobs end with their own status and one line, before Spark is even imported."""
+    assert compact_main(flags) == audit_main(flags) == WRONG_SETTINGS
+    assert all(named in line for line in capsys.readouterr().err.splitlines())
+
+
+def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A retention below the least one is refused with its name and the least one."""
+    assert CompactSettings.load([*NEEDED, "--retention-hours", "24"], environ={}).retention_hours == 24
+    for hours in ("0", "23"):
+        assert compact_main([*NEEDED, "--retention-hours", hours]) == WRONG_SETTINGS
+        said = capsys.readouterr().err
+        assert "--retention-hours" in said
+        assert "greater than or equal to 24" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--start", "earliest"], "must be a time.*where the application began is --began-at"),
+        (["--end", "0:17"], "must be a time"),
+        (["--start", "2026-01-02", "--end", "2026-01-01"], "end=2026-01-01 must be after start=2026-01-02"),
+        (["--end", "9", "--expect-records", "7"], "expect_records is of the whole source"),
+    ],
+)
+def test_a_part_to_audit_is_between_two_times(flags: list[str], said: str) -> None:
+    """A place in the topic says where the application began, which is another setting."""
+    with pytest.raises(ConfigError, match=said):
+        AuditSettings.load([*NEEDED, *flags], environ={})
+    assert AuditSettings.load([*NEEDED, "--start", "2026-01-01", "--began-at", "0:17"], environ={}).began_at == "0:17"
+
+
+def test_java_client_properties(tmp_path: Path) -> None:
+    """PEM files and passwords reach the Java client in its own words, with quotes escaped."""
+    for name in ("ca", "cert", "key"):
+        (tmp_path / name).write_text(f"-- {name} --")
+    kafka = KafkaSettings(
+        bootstrap_servers="b:1",
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_username="ann",
+        sasl_password='se"cret',  # type: ignore[arg-type]
+        ssl_cafile=tmp_path / "ca",
+        ssl_certfile=tmp_path / "cert",
+        ssl_keyfile=tmp_path / "key",
+    )
+    got = client_properties(kafka)
+    assert got["sasl.jaas.config"].endswith('ScramLoginModule required username="ann" password="se\\"cret";')
+    assert (got["ssl.truststore.location"], got["ssl.keystore.key"]) == (str(tmp_path / "ca"), "-- key --")
+    assert client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"
+
+
+def test_a_sample_of_no_key_is_refused() -> None:
+    """A share that rounds to nothing would compare nothing; the least one is taken."""
+    for share in ("1e-7", "0"):
+        with pytest.raises(ConfigError, match="sample"):
+            AuditSettings.load([*NEEDED, "--sample", share])
+    assert AuditSettings.load([*NEEDED, "--sample", "0.000001"]).sample == 1e-6
+
+
+TOKENS = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--start=2026-02-30",), "start: .*'2026-02-30' is no time"),
+        (("--end=2026-02-30",), "end: .*'2026-02-30' is no time"),
+        (("--hand-over=2026-02-30",), "hand_over: .*'2026-02-30' is no time"),
+        ((*TOKENS, "--kafka.sasl-oauth-token-provider=tokens:give"), "kafka: .*OAUTHBEARER is nothing that jobs"),
+    ],
+)
+def test_what_a_backfill_cannot_begin_with_is_named(flags: tuple[str, ...], said: str) -> None:
+    """A day that there is not, by its setting; a login that Spark's client does not have."""
+    assert BackfillSettings.load([*NEEDED, "--topology=a:b", "--start=0:1,1:2"], environ={}).start == "0:1,1:2"
+    with pytest.raises(ConfigError, match=said):
+        BackfillSettings.load([*NEEDED, "--topology=a:b", *flags], environ={})
+
+
+def test_where_an_application_began_is_a_day_that_there_was() -> None:
+    """Before any JVM starts."""
+    assert AuditSettings.load([*NEEDED, "--began-at=2026-02-28"], environ={}).began_at == "2026-02-28"
+    with pytest.raises(ConfigError, match=r"began_at: .*'2026-02-30' is no time"):
+        AuditSettings.load([*NEEDED, "--began-at=2026-02-30"], environ={})
