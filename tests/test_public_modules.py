@@ -21,7 +21,7 @@ from penstock.shared.common import errors
 from penstock.shared.connect.builtin import BUILTIN
 from tests.documents import ROOT, blocks
 
-MODULES = ("clients", "connect", "errors", "otel", "streams", "testing")
+MODULES = ("clients", "connect", "errors", "otel", "spark", "streams", "testing")
 
 INSPECT = """
 import importlib, json, sys

@@ -1,0 +1,202 @@
+"""The lake as DataFrames, held to the engine: what is merged on read is what a long grace would have kept open."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import msgspec
+import pytest
+
+from penstock import spark as lake
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
+from penstock.shared.streams.collecting import CollectList, CollectSet
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.latest import Latest
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+from tests.lake_tables import LakeWriter, Late, windows
+
+GAP, SIZE, ADVANCE, GRACE, LONG = 10, 40, 20, 25, 10**9
+
+
+class Value(TypedDict, total=False):
+    """A record's value; aggregations refuse one without a tag."""
+
+    x: float | None
+    n: int | None
+    tag: Any
+
+
+def aggregations() -> dict[str, Aggregation[Any]]:
+    own: dict[str, Aggregation[Any]] = {"count": Count(), "total": Sum("x"), "whole": Sum("n"), "mean": Mean("x")}
+    own |= {"least": Min("n"), "most": Max("x"), "tags": CountDistinct("tag"), "all_tags": CollectSet("tag", 3)}
+    return {name: aggregation.bind(Value) for name, aggregation in own.items()}
+
+
+def topology(kind: str, grace: int, **own: Aggregation[Any]) -> Any:
+    builder = StreamsBuilder()
+    grouped = builder.stream("in", Value).group_by_key()
+    made = {
+        "session": lambda: grouped.session_window(gap=GAP, grace=grace),
+        "tumbling": lambda: grouped.tumbling_window(size=SIZE, grace=grace),
+        "hopping": lambda: grouped.hopping_window(size=SIZE, advance=ADVANCE, grace=grace),
+        "sliding": lambda: grouped.sliding_window(difference=SIZE, grace=grace),
+    }[kind]()
+    made.aggregate("s", **(own or aggregations())).on_close().to("out")
+    return builder.build()
+
+
+class Stream(NamedTuple):
+    """A driver after a stream, what the long grace has of it, and what was late."""
+
+    driver: TopologyTestDriver
+    truth: dict[tuple[bytes, int], tuple[int, dict[str, Any]]]
+    late: list[Late]
+    half: int
+
+
+def stream(kind: str, seed: int, records: int) -> Stream:
+    """A random stream, far out of order, with a value here and there that is refused."""
+    rnd = random.Random(seed)
+    short = TopologyTestDriver(topology(kind, GRACE), errors=ErrorHandlers())
+    long = TopologyTestDriver(topology(kind, LONG), errors=ErrorHandlers())
+    now, late, half = 0, list[Late](), 0
+    for offset in range(records):
+        now = max(0, now + rnd.choice([0, 1, 3, 8, 10, 11, 30, 90]))
+        at = max(0, now - rnd.choice([0, 0, 0, 5, 20, 60, 150]))
+        key = rnd.choice([b"a", b"a", b"b"])
+        value = {"x": rnd.choice([None, 0.1, 2.5, -7.3, 1e10]), "n": rnd.choice([None, 3, -4]), "tag": tag(rnd)}
+        if rnd.random() < 0.05:
+            del value["tag"]
+        body = msgspec.json.encode(value)
+        for driver in (short, long):
+            driver.pipe("in", key=key, value=body, timestamp=at)
+        if missed := missed_by(kind, short, at):
+            late.append(Late(key, at, missed, state_of(kind, value, at), offset, len(short.changelog) - 1))
+        if offset == records // 2:
+            half = len(short.changelog)
+    truth = {(key, start): found for (_, key, start), found in windows(long.changelog).items()}
+    return Stream(short, truth, late, half)
+
+
+def tag(rnd: random.Random) -> Any:
+    return rnd.choice([None, "x", "y", "", 3, 3.0, [1], {"b": 1, "a": 2}, {"a": 2, "b": 1}, "\u00e9"])
+
+
+def missed_by(kind: str, driver: TopologyTestDriver, at: int) -> tuple[int, ...]:
+    """The starts of the windows that the last record missed, as the changelog will say it."""
+    is_late = bool(driver.read("in-late"))
+    if kind == "session":
+        return (at,) if is_late else ()
+    dead = {int(dict(r.headers)["penstock.dlq.offset"] or b"") for r in driver.outputs.get("in-dlq", [])}
+    if len(driver.source_log["in"]) - 1 in dead:
+        return ()
+    close = max(r.timestamp for r in driver.source_log["in"] if r.offset not in dead) - GRACE
+    advance = SIZE if kind == "tumbling" else ADVANCE
+    own = [start for start in range(0, at + 1, advance) if start <= at < start + SIZE]
+    missed = tuple(start for start in own if start + SIZE <= close)
+    assert is_late == (len(missed) == len(own))
+    return missed
+
+
+def state_of(kind: str, value: dict[str, Any], at: int) -> tuple[Any, ...] | None:
+    """One record's state; None if an aggregation refuses it."""
+    if "tag" not in value:
+        return None
+    own = [*([] if kind == "session" else [Latest()]), *aggregations().values()]
+    return tuple(c for a in own for c in a.to_columns(a.add_at(a.initial(), value, at)))
+
+
+@pytest.fixture(scope="module", params=["session", "tumbling", "hopping"])
+def streams(request: Any, tmp_path_factory: Any) -> tuple[str, Path, list[Stream]]:
+    """Streams of one kind, each a partition, in a lake of two runs and a third that crashed."""
+    kind = request.param
+    found = [stream(kind, seed, records=60) for seed in range(12)]
+    root = tmp_path_factory.mktemp("lake")
+    writer = LakeWriter(root / "app")
+    late = {(p, "s"): one.late for p, one in enumerate(found)}
+    first = {(p, "s"): [row for row in one.late if row.changelog_offset < one.half] for p, one in enumerate(found)}
+    writer.run({p: one.driver.changelog[: one.half] for p, one in enumerate(found)}, first)
+    writer.run({p: one.driver.changelog for p, one in enumerate(found)}, late)
+    more = found[0].driver
+    before = len(more.changelog)
+    more.pipe("in", key=b"a", value=b'{"x": 1, "n": 1, "tag": "x"}', timestamp=10**6)
+    more.commit()
+    writer.run({0: more.changelog}, late, crash=True)
+    del more.changelog[before:]
+    return kind, root, found
+
+
+def identity(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="deterministic")
+
+
+def ms(moment: Any) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def test_corrected_is_what_a_long_grace_has(spark: Any, streams: tuple[str, Path, list[Stream]]) -> None:
+    """Windows, bounds and results; sums of floats to the last bit where windows do not merge."""
+    kind, root, found = streams
+    rows = lake.corrected(spark, str(root), "app", "s").collect()
+    for partition, one in enumerate(found):
+        assert one.late
+        own = [row for row in rows if row.partition == partition]
+        bounds = {(row.key.encode(), ms(row.window_start)): ms(row.window_end) for row in own}
+        assert len(bounds) == len(own)
+        assert bounds == {at: end for at, (end, _) in one.truth.items()}
+        for row in own:
+            _, wanted = one.truth[row.key.encode(), ms(row.window_start)]
+            given = {name: row[name] for name in wanted}
+            if kind == "session":  # joined sessions are added in another order than records came
+                for name in ("total", "mean"):
+                    was, should = given.pop(name), wanted.pop(name)
+                    assert was == should or was == pytest.approx(should, rel=1e-9, abs=1e-5)
+                some, all_ = (msgspec.json.decode(values.pop("all_tags")) for values in (given, wanted))
+                assert len(some) == len(all_)
+                if len(all_) < 3:
+                    assert sorted(map(identity, some)) == sorted(map(identity, all_))
+            assert given == wanted
+
+
+def test_closed_late_and_live_are_as_of_one_moment(spark: Any, streams: tuple[str, Path, list[Stream]]) -> None:
+    """What a run that crashed has appended is left out; closed and live windows are those of the engine."""
+    kind, root, found = streams
+    closed, late, live = (read(spark, str(root), "app", "s") for read in (lake.closed, lake.late, lake.live))
+    names = [*([] if kind == "session" else ["latest_ms"]), *aggregations()]
+    bounds = ["key", "window_start", "window_end"]
+    places = ["partition", "changelog_offset", "topic_id"]
+    assert closed.columns == [*bounds, *names, "closed_at", "state", *places]
+    assert late.columns == ["key", "event_time", "missed", *names, "source_offset", "state", *places]
+    assert live.columns == [*bounds, *names, "state", "partition"]
+    assert late.count() == sum(len(one.late) for one in found)
+    both = closed.select(live.columns).unionByName(live).collect()
+    wanted = [windows(one.driver.changelog) for one in found]
+    assert len(both) == sum(map(len, wanted))
+    for row in both:
+        end, given = wanted[row.partition]["s", row.key.encode(), ms(row.window_start)]
+        assert (ms(row.window_end), {name: row[name] for name in given}) == (end, given)
+
+
+def test_what_cannot_be_merged_is_refused_by_name(spark: Any, tmp_path: Path) -> None:
+    """Kinds, aggregations, stores and lakes."""
+    for name, kind, own in (
+        ("sliding", "sliding", {"n": Count()}),
+        ("lists", "session", {"n": Count(), "all": CollectList("tag")}),
+    ):
+        driver = TopologyTestDriver(topology(kind, GRACE, **own))
+        driver.pipe("in", key=b"a", value=b'{"tag": 1}', timestamp=5)
+        LakeWriter(tmp_path / name).run({0: driver.changelog})
+        assert lake.live(spark, str(tmp_path), name, "s").count() == 1
+        assert lake.closed(spark, str(tmp_path), name, "s").count() == 0
+    with pytest.raises(ConfigError, match="which sliding windows"):
+        lake.corrected(spark, str(tmp_path), "sliding", "s")
+    with pytest.raises(ConfigError, match=r"all \(collect_list\): only Count, Sum"):
+        lake.corrected(spark, str(tmp_path), "lists", "s")
+    with pytest.raises(ConfigError, match="no 'nosuch'"):
+        lake.live(spark, str(tmp_path), "lists", "nosuch")
+    with pytest.raises(ConfigError, match="no such table"):
+        lake.live(spark, str(tmp_path), "nobody", "s")
