@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from deltalake import write_deltalake
 
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed
+from penstock.shared.streams.latest import LATEST
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
@@ -35,10 +36,14 @@ class Late(NamedTuple):
 
 @dataclass
 class LakeWriter:
-    """An application's tables in `folder`; each `run` appends what is new in the changelogs."""
+    """An application's tables in `folder`; each `run` appends what is new in the changelogs.
+
+    `forge` is called with each table's name and rows, and may change them.
+    """
 
     folder: Path
     topic_id: str = TOPIC_ID
+    forge: Callable[[str, list[dict[str, Any]]], None] | None = None
     _next: dict[int, int] = field(default_factory=dict)
     _late: dict[tuple[int, str], int] = field(default_factory=dict)
 
@@ -98,6 +103,8 @@ class LakeWriter:
         return {"partition": partition, "changelog_offset": offset, "topic_id": self.topic_id}
 
     def _write(self, table: str, rows: list[dict[str, Any]], schema: Any, partitions: list[str] | None = None) -> None:
+        if self.forge is not None:
+            self.forge(table, rows)
         if rows:
             folder = self.folder / table
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +132,7 @@ def windows(entries: Entries) -> dict[tuple[str, bytes, int], tuple[int, dict[st
 
 def results(store: log.StoreSchema, state: Mapping[str, Any] | None) -> dict[str, Any]:
     """What is forwarded of a state, by aggregation; None for each if there is no state."""
-    return {a.name: None if state is None else _result(a, state) for a in store.aggregations}
+    return {a.name: None if state is None else _result(a, state) for a in store.aggregations if a.name != LATEST}
 
 
 def _result(aggregation: log.AggregationSchema, state: Mapping[str, Any]) -> Any:
@@ -135,8 +142,6 @@ def _result(aggregation: log.AggregationSchema, state: Mapping[str, Any]) -> Any
     match aggregation.function:
         case "count":
             return of("n")
-        case "latest":
-            return of("ms")
         case "sum" | "min" | "max" as function:
             return of(function) if of("n") else None
         case "mean":
@@ -183,7 +188,7 @@ def _struct(store: log.StoreSchema) -> Any:
 
 def _results_of(store: log.StoreSchema) -> list[Any]:
     types = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
-    return [(a.name, types[a.result]) for a in store.aggregations]
+    return [(a.name, types[a.result]) for a in store.aggregations if a.name != LATEST]
 
 
 def _key_field(store: log.StoreSchema) -> tuple[str, Any]:

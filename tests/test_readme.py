@@ -30,7 +30,8 @@ from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.demo import main as demo
 from penstock.services.local.up import UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
-from penstock.services.spark.settings import AuditSettings, BackfillSettings, CompactSettings
+from penstock.services.spark.audit_settings import AuditSettings
+from penstock.services.spark.settings import BackfillSettings, CompactSettings
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import CommandSettings
 from tests.documents import README, ROOT, blocks

@@ -1,9 +1,9 @@
-"""`penstock audit`: the stream's windows against Spark's own over the source topic.
+"""`penstock audit`: a store's windows against Spark's own over the source topic.
 
-What the stream says is read from where it says it: closed windows from the lake and from the changelog past the
-covered offset, live ones from the snapshot and the same tail. What should be is computed from the source topic by
-Spark. Nothing of the aggregator's window code takes part. See audit_checks for what is compared of sessions, and
-audit_windows for tumbling, hopping and sliding windows.
+Two things are proven. Conservation: each record is, for each of its windows, in exactly one of the window, the late
+records, the dead letters, or skipped for want of a key. Recomputation: windows, and what came too late for them, are
+those that the rule makes. The windows come from the lake, the records from Kafka; none of the engine's code takes part.
+See `audit_checks` for sessions, `audit_windows` for the other kinds.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit_checks import (
+    ACCEPTED,
     CHECKS,
     DEAD,
+    LATE,
+    LEFT_OUT,
     NULL_KEY,
     OF_WINDOWS,
+    RECOMPUTED,
     Compared,
     compare,
     within,
 )
 from penstock.services.spark.audit_inputs import Read, read_inputs
-from penstock.services.spark.audit_part import ACCEPTED, LATE, LATE_LEFT_OUT, LEFT_OUT, Edges
+from penstock.services.spark.audit_settings import AuditSettings
 from penstock.services.spark.audit_windows import compare_windows
 from penstock.services.spark.failures import translated
-from penstock.services.spark.settings import AuditSettings
 
 
 class CheckResult(NamedTuple):
@@ -47,11 +50,10 @@ class CheckResult(NamedTuple):
 class Report(msgspec.Struct, frozen=True):
     """What an audit found. Every record that was read is in one of six places, so their numbers add up to `records`.
 
-    `in_sessions` is counted by the stream's sessions themselves, or, where they count nothing, is the number of records
-    that are in none of the other places. `skipped` had no key, and `unprocessed` are not covered by a commit yet.
-    Of a part of the source (`start_ms`, `end_ms`) `left_out` are records that lie beyond it or in sessions at its
-    `edges`, and `late_left_out` those of the late ones that were not judged. `not_compared` names what could not be
-    compared, and why.
+    `in_sessions` is counted by the stream's windows themselves, or, where they count nothing or overlap, is the number
+    of records that are in none of the other places. `skipped` had no key, `uncovered` lie beyond what the lake covers,
+    and `left_out` may share windows with records that are gone. `not_compared` names what could not be compared, and
+    why; `assumed` what was taken for granted.
     """
 
     records: int
@@ -59,31 +61,25 @@ class Report(msgspec.Struct, frozen=True):
     late: int
     dead_letters: int
     skipped: int
-    unprocessed: int
+    uncovered: int
+    left_out: int
     sessions_closed: int
     sessions_open: int
     batch_sessions: int
     split_sessions: int
     checks: list[CheckResult]
     not_compared: list[str]
+    assumed: list[str]
     seconds: float
+    store: str
     kind: str = "session"
     sample: float = 1.0
-    start_ms: int | None = None
-    end_ms: int | None = None
-    left_out: int = 0
-    late_left_out: int = 0
-    edges: Edges = Edges()
 
     @property
     def unaccounted(self) -> int:
         """Records that are in no place; below zero where some are in two."""
-        others = self.late + self.dead_letters + self.skipped + self.unprocessed + self.left_out
+        others = self.late + self.dead_letters + self.skipped + self.uncovered + self.left_out
         return self.records - self.in_sessions - others
-
-    @property
-    def is_part(self) -> bool:
-        return self.start_ms is not None or self.end_ms is not None
 
     @property
     def differs(self) -> bool:
@@ -101,10 +97,9 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Report:
-    """Read everything, compare it, and say what differs.
+    """Read everything, compare it, and report what differs.
 
-    Raises ConfigError (a store or topic that is not there), NotAuditable, CorruptRecord, ChangelogHole, or an error of
-    Kafka's or Spark's.
+    Raises ConfigError (a store or topic that does not exist), NotAuditable, or an error of Kafka's or Spark's.
     """
     started = time.monotonic()
     try:
@@ -120,47 +115,45 @@ def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str],
 
 
 def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report:
-    """Count and list the differences; the checks that need no session are made here."""
+    """Count and list the differences; the checks that need no window are made here."""
+    inputs = read.inputs
     fates = {row.fate: row["count"] for row in compared.labelled.groupBy("fate").count().collect()}
     kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
-    batch = compared.batch.count()
-    is_session = read.inputs.store.kind == "session"
-    split = _split(compared) if is_session else 0
-    checks = [_expected(read.records, settings.expect_records), _processed(read, settings.allow_unprocessed)]
-    checks += _listed(compared.differences, CHECKS if is_session else OF_WINDOWS, settings.differences_max)
+    is_session = inputs.store.kind == "session"
+    claims = {
+        name: claim
+        for name, claim in (CHECKS if is_session else OF_WINDOWS).items()
+        if inputs.recomputes or name not in RECOMPUTED or (name == "windows" and not is_session)
+    }
     # Of a sample nobody knows how many of the records that were not read would be in it.
-    unprocessed = read.records - sum(fates.values()) if settings.sample == 1 else 0
-    part = read.inputs.part
+    uncovered = read.uncovered if settings.sample == 1 else 0
     report = Report(
-        records=sum(fates.values()) + unprocessed,
+        records=sum(fates.values()) + uncovered,
         in_sessions=_counted(compared, read, fates.get(ACCEPTED, 0)),
-        late=fates.get(LATE, 0) + fates.get(LATE_LEFT_OUT, 0),
+        late=fates.get(LATE, 0),
         dead_letters=fates.get(DEAD, 0),
         skipped=fates.get(NULL_KEY, 0),
-        unprocessed=unprocessed,
+        uncovered=uncovered,
+        left_out=fates.get(LEFT_OUT, 0),
         sessions_closed=kinds.get(True, 0),
         sessions_open=kinds.get(False, 0),
-        batch_sessions=batch,
-        split_sessions=split,
-        checks=[check for check in checks if check is not None],
+        batch_sessions=compared.batch.count(),
+        split_sessions=_split(compared) if is_session else 0,
+        checks=_listed(compared.differences, claims, settings.differences_max),
         not_compared=[*read.not_compared, *compared.not_compared],
-        kind=read.inputs.store.kind,
-        sample=settings.sample,
+        assumed=read.assumed,
         seconds=0.0,
-        start_ms=None if part is None else part.start_ms,
-        end_ms=None if part is None else part.end_ms,
-        left_out=fates.get(LEFT_OUT, 0),
-        late_left_out=fates.get(LATE_LEFT_OUT, 0),
-        edges=compared.edges,
+        store=inputs.store.name,
+        kind=inputs.store.kind,
+        sample=settings.sample,
     )
-    return msgspec.structs.replace(report, checks=[_conserved(report), *report.checks])
+    expected = _expected(read.records, settings.expect_records)
+    checks = [_conserved(report), *([] if expected is None else [expected]), *report.checks]
+    return msgspec.structs.replace(report, checks=checks)
 
 
 def _counted(compared: Compared, read: Read, accepted: int) -> int:
-    """How many records the stream's sessions say they hold; `accepted` where they do not count.
-
-    So do windows that overlap: a record is in several of them.
-    """
+    """How many records the stream's windows say they hold; `accepted` if they do not count or overlap."""
     if read.inputs.store.kind not in ("session", "tumbling"):
         return accepted
     counts = [i for i, a in enumerate(read.inputs.store.aggregations) if a.function == "count"]
@@ -170,7 +163,8 @@ def _counted(compared: Compared, read: Read, accepted: int) -> int:
 
 
 def _conserved(report: Report) -> CheckResult:
-    claim = f"records = in sessions + late + dead letters + skipped + not processed{' + left out' * report.is_part}"
+    claim = "records = in windows + late + dead letters + skipped + not covered yet"
+    claim += " + left out" if report.left_out else ""
     n = report.unaccounted
     shown = [_plain(f"{n} records are in no place" if n > 0 else f"{-n} records too many")] if n else []
     return CheckResult("conserved", claim, abs(n), shown)
@@ -200,16 +194,6 @@ def _expected(records: int, expected: int | None) -> CheckResult | None:
         return None
     shown = [] if records == expected else [_plain(f"the source holds {records} records, {expected} were expected")]
     return CheckResult("records", f"the source topic holds {expected} records", len(shown), shown)
-
-
-def _processed(read: Read, allowed: bool) -> CheckResult | None:
-    if allowed:
-        return None
-    shown = [
-        {**_plain(f"{left} records from offset {offset} on are not covered by a commit"), "partition": partition}
-        for partition, (offset, left) in read.unprocessed.items()
-    ]
-    return CheckResult("processed", "every record of the source was processed and committed", len(shown), shown)
 
 
 def _plain(detail: str) -> dict[str, Any]:

@@ -1,8 +1,13 @@
-"""The audit's checks, as DataFrames in and differences out: nothing here reads Kafka or a table.
+"""The audit's checks of sessions, as DataFrames in and differences out: nothing here reads Kafka or a table.
 
-Sessions are made anew from the source records by Spark's own `session_window`. Spark, like Kafka, lets records at a
-distance of exactly the gap share a session (a test holds it to that). Since Spark knows nothing of closing, one of its
-sessions ("batch session") can be several of the stream; what must hold is said at each check.
+Sessions are computed from the source records by Spark's own `session_window`. Spark, like Kafka, lets records at a
+distance of exactly the gap share a session. Since Spark knows nothing of closing, one of its sessions ("batch session")
+can be several of the stream:
+
+1. Conservation. A batch session is made of the records that are neither late nor dead letters nor without a key. The
+   stream's sessions within it must have the same numbers together, and every session of the stream lies in one.
+2. Recomputation. A batch session in which no record met a close time above its start cannot have been cut, and is a
+   session of the stream. The others are computed by the plain rule, record by record (`sessions`).
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit_part import ACCEPTED, KEY, LATE, Edges, Part, cut_sessions
+from penstock.services.spark.audit_inputs import KEY, PLACE, WINDOW, Inputs
+from penstock.services.spark.audit_settings import SAMPLE_PARTS
 from penstock.services.spark.measures import (
     FIELDS,
     TEXTS,
@@ -23,67 +29,41 @@ from penstock.services.spark.measures import (
     contradictions,
     field_types,
     measures,
+    parsed,
     text_types,
 )
 from penstock.services.spark.sessions import replay
-from penstock.services.spark.settings import SAMPLE_PARTS
 from penstock.shared.streams.changelog.format import StoreSchema
 
-DEAD, NULL_KEY = "dead", "null key"
-WINDOW = (*KEY, "start_ms", "end_ms")
+ACCEPTED, LATE, DEAD, NULL_KEY, LEFT_OUT = "accepted", "late", "dead", "null key", "left out"
 CHECKS = {
-    "unknown": "every late record and dead letter names a source record",
+    "unknown": "every late record and dead letter is a covered source record",
     "twice": "no source record is late or a dead letter twice, or both",
     "unbalanced": "every batch session's records are in the stream's sessions within it, once",
     "outside": "every session of the stream lies in a batch session",
     "windows": "no session is split, kept or closed but where the rule says so",
+    "closing": "no window was closed before its end and the grace had passed",
     "lateness": "every late record was late, and no other was",
-    "published": "the results topic holds every closed session once, with its results",
 }
+"""The checks of sessions, by name what must hold."""
+RECOMPUTED = frozenset(("windows", "closing", "lateness"))
+"""Those that need the time at which records came."""
 OF_WINDOWS = {
     **{name: CHECKS[name] for name in ("unknown", "twice")},
-    "windows": "every window holds the records that lie in it and came before it was closed",
-    "lateness": CHECKS["lateness"],
-    "published": "the results topic holds every closed window once, with its results",
+    "windows": "every window holds the records that lie in it, but those that missed it",
+    **{name: CHECKS[name] for name in ("closing", "lateness")},
 }
-"""The checks of windows that do not merge."""
-
-
-class Inputs(NamedTuple):
-    """What is compared.
-
-    `records`: the source's processed records (partition, offset, timestamp_ms, key, value). `late`, `dead`: coordinates
-    (partition, offset), null where they cannot be read. `closed`, `live`: the stream's sessions (partition, key,
-    start_ms, end_ms, state). `published`, `results`: what was and what should have been published (key as text,
-    start_ms, end_ms, result columns; the latter with `sure`, see `published`), None where results cannot be compared.
-    `once`: whether a repeated coordinate is a difference (under at_least_once it is not). `sample` is the share of keys
-    that are compared, and `part` the part of the source. `advances` say that the operator's time was `time_ms` (or
-    more) for all records from `position` on (partition, position, time_ms).
-    """
-
-    records: DataFrame
-    late: DataFrame
-    dead: DataFrame
-    closed: DataFrame
-    live: DataFrame
-    published: DataFrame | None
-    results: DataFrame | None
-    store: StoreSchema
-    once: bool
-    sample: float = 1.0
-    advances: DataFrame | None = None
-    part: Part | None = None
+"""The checks of windows that do not merge, whose contents need no time."""
 
 
 class Compared(NamedTuple):
-    """All differences (check, partition, key, at_ms, detail), what there was to compare, and what lies at its edges."""
+    """All differences (check, partition, key, at_ms, detail), and what there was to compare."""
 
     differences: DataFrame
     labelled: DataFrame
     batch: DataFrame
     stream: DataFrame
     not_compared: Sequence[str] = ()
-    edges: Edges = Edges()
 
 
 def compare(inputs: Inputs) -> Compared:
@@ -92,23 +72,45 @@ def compare(inputs: Inputs) -> Compared:
     numbers = measures(store)
     labelled = settled(label(inputs))
     batch = settled(batch_sessions(labelled, store, numbers))
-    stream, edges = settled(stream_sessions(inputs, numbers)), Edges()
-    if inputs.part is not None:
-        cut = cut_sessions(inputs.part, labelled, batch, stream, store.gap_ms)
-        labelled, batch, stream, edges = settled(cut.labelled), settled(cut.batch), settled(cut.stream), cut.edges
+    stream = settled(stream_sessions(inputs, numbers))
+    if inputs.known_ms:
+        labelled, batch, stream = (settled(rows) for rows in known_sessions(inputs, labelled, batch, stream))
     contained = settled(within(stream, batch))
-    replayed = settled(replay_groups(labelled, batch, store))
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.once),
         unbalanced(contained, batch, numbers),
         outside(contained),
-        windows(expected_windows(labelled, batch, replayed, numbers), stream, numbers),
-        lateness(labelled, replayed),
     ]
-    if inputs.published is not None and inputs.results is not None:
-        found.append(published(inputs.published, inputs.results, inputs.once))
-    return Compared(all_differences(found), labelled, batch, stream, edges=edges)
+    if inputs.recomputes:
+        replayed = settled(replay_groups(labelled, batch, store))
+        expected = expected_windows(labelled, batch, replayed, numbers)
+        found += [windows(expected, stream, numbers), closing(stream, store), lateness(labelled, replayed)]
+    return Compared(all_differences(found), labelled, batch, stream)
+
+
+def known_sessions(
+    inputs: Inputs, labelled: DataFrame, batch: DataFrame, stream: DataFrame
+) -> tuple[DataFrame, DataFrame, DataFrame]:
+    """What no record that is gone can have to do with, of records, batch sessions and the stream's sessions.
+
+    Records that are gone lie at `since` or before. A batch session that begins within the gap of that may hold some:
+    it is left out, with the records and sessions up to the gap behind its end.
+    """
+    gap, since = inputs.store.gap_ms, inputs.since()
+    near = batch.filter(F.col("start_ms") <= since + gap)
+    ends = near.groupBy(*KEY).agg(F.max("end_ms").alias("_end"))
+
+    def bounded(rows: DataFrame) -> DataFrame:
+        low = F.greatest(since, F.coalesce(F.col("_end"), since)) + gap
+        return rows.join(ends, list(KEY), "left").withColumn("_low", F.when(since >= 0, low).otherwise(-1))
+
+    is_left_out = (F.col("timestamp_ms") <= F.col("_low")) & F.col("fate").isin(ACCEPTED, LATE)
+    fate = F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))
+    own = bounded(labelled).withColumn("fate", fate)
+    behind = (bounded(rows).filter(F.col("start_ms") > F.col("_low")) for rows in (batch, stream))
+    labelled, batch, stream = (rows.drop("_low", "_end") for rows in (own, *behind))
+    return labelled, batch, stream
 
 
 def settled(rows: DataFrame) -> DataFrame:
@@ -137,52 +139,48 @@ def sampled(rows: DataFrame, sample: float, key: SparkColumn | None = None) -> D
 
 
 def label(inputs: Inputs) -> DataFrame:
-    """Source records with their fate, the fields to sum, and the close time that each met on arrival (`close_ms`)."""
+    """Source records with their fate, the fields to sum, and the close time that each met on arrival (`close_ms`).
 
-    def counted(coordinates: DataFrame, name: str) -> DataFrame:
-        return coordinates.dropna().groupBy("partition", "offset").agg(F.count(F.lit(1)).alias(name))
-
+    A record is late if it missed all of its windows.
+    """
     store = inputs.store
-    fate = F.when(F.col("dead_times") > 0, DEAD).when(F.col("late_times") > 0, LATE)
-    fate = fate.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED)
-    records = (
-        inputs.records.join(counted(inputs.late, "late_times"), ["partition", "offset"], "left")
-        .join(counted(inputs.dead, "dead_times"), ["partition", "offset"], "left")
-        .fillna(0, ["late_times", "dead_times"])
-        .withColumn("fate", fate)
-    )
+    late = inputs.late.filter(F.col("offset").isNotNull()).groupBy(*PLACE)
+    late = late.agg(F.count(F.lit(1)).alias("late_times"), F.first("missed").alias("missed"))
+    dead = inputs.dead.dropna().groupBy(*PLACE).agg(F.count(F.lit(1)).alias("dead_times"))
+    records = inputs.records.join(late, PLACE, "left").join(dead, PLACE, "left")
+    records = records.fillna(0, ["late_times", "dead_times"])
+    fate = F.when(F.col("dead_times") > 0, DEAD).when(F.size("missed") >= windows_of(store), LATE)
+    records = records.withColumn("fate", fate.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED))
     # Neither a record without a key nor a dead letter moves the operator's time; a late one does.
     reached = F.when(F.col("fate").isin(ACCEPTED, LATE), F.col("timestamp_ms"))
-    timed = with_times(records.withColumn("reached_ms", reached), inputs.advances)
-    close = F.col("time_ms") - store.grace_ms - store.gap_ms
+    so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
+    close = F.max(reached).over(so_far) - store.grace_ms - store.gap_ms
     # Only now: the close time is that of all records.
-    return sampled(timed.withColumn("close_ms", close), inputs.sample).select(
-        *("partition", "offset", "timestamp_ms", "key", "fate", "late_times", "dead_times"),
+    return sampled(records.withColumn("close_ms", close), inputs.sample).select(
+        *("partition", "offset", "timestamp_ms", "key", "fate", "missed", "late_times", "dead_times"),
         parsed("value", field_types(store)).alias(FIELDS),
         parsed("value", text_types(store)).alias(TEXTS),
         "close_ms",
     )
 
 
-def with_times(records: DataFrame, advances: DataFrame | None) -> DataFrame:
-    """Records with the time that the operator had when each was in hand (`time_ms`).
-
-    It is the highest of what they `reached_ms`, up to and with each in its partition, and of the advances at or before
-    its offset: an advance's position is the offset of the record that came next.
-    """
-    both = records.withColumn("_record", F.lit(1))
-    if advances is not None:
-        moved = advances.select("partition", F.col("position").alias("offset"), F.col("time_ms").alias("reached_ms"))
-        both = both.unionByName(moved.withColumn("_record", F.lit(0)), allowMissingColumns=True)
-    order = SparkWindow.partitionBy("partition").orderBy("offset", "_record")
-    so_far = order.rowsBetween(SparkWindow.unboundedPreceding, 0)
-    timed = both.withColumn("time_ms", F.max("reached_ms").over(so_far))
-    return timed.filter("_record = 1").drop("_record")
+def windows_of(store: StoreSchema) -> SparkColumn:
+    """How many windows a record at `timestamp_ms` lies in, as far as a late record names them."""
+    if store.kind != "hopping":
+        return F.lit(1)
+    return F.size(starts_of(store))
 
 
-def parsed(value: str, types: str) -> SparkColumn:
-    """A column of JSON as a struct of these fields; null where there are none."""
-    return F.from_json(F.col(value).cast("string"), types) if types else F.lit(None).cast("string")
+def starts_of(store: StoreSchema) -> SparkColumn:
+    """The starts that a late record at `timestamp_ms` names if it missed all of its windows."""
+    time = F.col("timestamp_ms")
+    if store.kind == "session":
+        return F.array(time)
+    if store.kind == "sliding":
+        return F.array(F.greatest(time - store.size_ms, F.lit(0).cast("bigint")))
+    advance = F.lit(store.advance_ms or store.size_ms).cast("bigint")
+    first = F.greatest(time - store.size_ms + advance, F.lit(0).cast("bigint"))
+    return F.sequence(first - first % advance, time - time % advance, advance)
 
 
 def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
@@ -203,9 +201,9 @@ def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measur
 
 
 def stream_sessions(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
-    """The stream's sessions, closed and live, with their numbers."""
-    both = inputs.closed.withColumn("closed", F.lit(True)).unionByName(inputs.live.withColumn("closed", F.lit(False)))
-    return sampled(both, inputs.sample).select(*WINDOW, "closed", *(m.of_state.alias(m.name) for m in numbers))
+    """The stream's windows, closed and live, with their numbers."""
+    rows = sampled(inputs.stream, inputs.sample)
+    return rows.select(*WINDOW, "closed", "closed_ms", *(m.of_state.alias(m.name) for m in numbers))
 
 
 def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str, *, after: bool = False) -> DataFrame:
@@ -245,20 +243,31 @@ def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> Dat
 
 
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
-    """Late records and dead letters that name no processed source record."""
-    known = inputs.records.select("partition", "offset", F.lit(True).alias("known"))
-    late, dead = inputs.late.withColumn("what", F.lit("late")), inputs.dead.withColumn("what", F.lit("dead letter"))
-    unknown = late.unionByName(dead).join(known, ["partition", "offset"], "left").filter(F.col("known").isNull())
-    detail = F.format_string("%s: offset %s is not a processed source record", "what", "offset")
-    return difference(unknown.withColumn("at", F.lit(None)), "unknown", "at", detail)
+    """Late records and dead letters that are no covered source record, or are said to be another than they are."""
+    known = inputs.records.select(*PLACE, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
+    known = known.withColumn("_known", F.lit(True))
+    dead = inputs.dead.withColumn("what", F.lit("dead letter"))
+    both = inputs.late.withColumn("what", F.lit("late")).unionByName(dead, allowMissingColumns=True)
+    both = both.join(known, PLACE, "left").withColumn("at", F.col("timestamp_ms"))
+    own = F.array_except("missed", starts_of(inputs.store))
+    another = (F.col("key") != F.col("_key")) | (F.col("timestamp_ms") != F.col("_ms"))
+    said = (
+        F.when(F.col("_known").isNull(), "is not a covered source record")
+        .when(F.col("what") == "dead letter", None)
+        .when(another, "has another key or time in the source")
+        .when((F.size(own) > 0) | (F.size("missed") == 0), "cannot have missed these windows")
+    )
+    detail = F.format_string("%s: offset %s %s", "what", "offset", "said")
+    return difference(both.withColumn("said", said).filter("said IS NOT NULL"), "unknown", "at", detail)
 
 
 def repeated_coordinates(labelled: DataFrame, once: bool) -> DataFrame:
-    """Source records that are late or dead more than once."""
-    both = (F.col("late_times") > 0) & (F.col("dead_times") > 0)
-    often = (F.col("late_times") > 1) | (F.col("dead_times") > 1)
+    """Source records that are late more than once, or late and dead letters. `once`: or dead letters more than once."""
+    often = (F.col("late_times") > 1) | ((F.col("late_times") > 0) & (F.col("dead_times") > 0))
+    if once:
+        often |= F.col("dead_times") > 1
     detail = F.format_string("offset %s: late %s times, dead letter %s times", "offset", "late_times", "dead_times")
-    return difference(labelled.filter(both | often if once else both), "twice", "timestamp_ms", detail)
+    return difference(labelled.filter(often), "twice", "timestamp_ms", detail)
 
 
 def unbalanced(contained: DataFrame, batch: DataFrame, numbers: list[Measure]) -> DataFrame:
@@ -336,13 +345,20 @@ def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> D
     wanted = expected.withColumn("wanted", F.lit(True))
     both = wanted.join(found, list(WINDOW), "full").withColumn("wrong", contradictions(numbers))
     said = (
-        F.when(F.col("times").isNull(), "the rule makes this session, the stream does not have it")
-        .when(F.col("wanted").isNull(), "the stream has this session, the rule does not make it")
-        .when(F.col("times") > 1, F.format_string("the stream has this session %s times", "times"))
+        F.when(F.col("times").isNull(), "expected, and the stream does not have it")
+        .when(F.col("wanted").isNull(), "the stream has it, and it is not expected")
+        .when(F.col("times") > 1, F.format_string("the stream has it %s times", "times"))
         .when(F.col("wrong") != "", F.col("wrong"))
     )
     detail = F.concat(F.format_string("%s..%s: ", "start_ms", "end_ms"), F.col("said"))
     return difference(both.withColumn("said", said).filter(F.col("said").isNotNull()), "windows", "start_ms", detail)
+
+
+def closing(stream: DataFrame, store: StoreSchema) -> DataFrame:
+    """Windows that say themselves that they were closed too early."""
+    early = stream.filter(F.col("closed") & (F.col("closed_ms") < F.col("end_ms") + store.patience_ms))
+    text = f"%s..%s was closed at %s, not {store.patience_ms} ms after its end"
+    return difference(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))
 
 
 def lateness(labelled: DataFrame, replayed: DataFrame) -> DataFrame:
@@ -357,36 +373,3 @@ def lateness(labelled: DataFrame, replayed: DataFrame) -> DataFrame:
     text = "offset %s is %s, though its time is %s and the close time was %s"
     detail = F.format_string(text, "offset", "fate", "timestamp_ms", "close_ms")
     return difference(keyed.filter(wrong), "lateness", "timestamp_ms", detail)
-
-
-def published(given: DataFrame, wanted: DataFrame, once: bool) -> DataFrame:
-    """Results that were not published, or were and should not have been, or with other values.
-
-    What is `wanted` and not `sure` may be published or not.
-    """
-    bounds = ("key", "start_ms", "end_ms", "sure")
-    types = [type_ for name, type_ in wanted.dtypes if name not in bounds]
-    labels = [name for name in wanted.columns if name not in bounds]
-    names = [f"r{i}" for i in range(len(labels))]
-    wanted, given = wanted.toDF(*bounds, *names), given.toDF("key", "start_ms", "end_ms", *names)
-    given = given if once else given.dropDuplicates()
-    key = ["key", "start_ms", "end_ms"]
-    nth = F.row_number().over(SparkWindow.partitionBy(*key).orderBy(*(names or ["key"])))
-    ours = wanted.withColumn("nth", nth).withColumn("wanted", F.lit(True))
-    theirs = given.withColumn("nth", nth).withColumn("given", F.lit(True))
-    theirs = theirs.withColumnsRenamed({name: f"found_{name}" for name in names})
-    both = ours.join(theirs, [*key, "nth"], "full")
-    nothing = F.lit(None)
-    as_measures = [
-        Measure(name, label, nothing, nothing, None, is_float=type_ == "double")
-        for name, label, type_ in zip(names, labels, types, strict=True)
-    ]
-    said = (
-        F.when(F.col("given").isNull(), F.when(F.col("sure"), "was closed but not published"))
-        .when(F.col("wanted").isNull(), "was published but not closed, or twice")
-        .when(F.col("wrong") != "", F.col("wrong"))
-    )
-    both = both.withColumn("wrong", contradictions(as_measures)).withColumn("said", said)
-    detail = F.concat(F.format_string("%s..%s ", "start_ms", "end_ms"), F.col("said"))
-    nowhere = both.filter(F.col("said").isNotNull()).withColumn("partition", F.lit(None).cast("int"))
-    return difference(nowhere, "published", "start_ms", detail)

@@ -1,9 +1,11 @@
 """The audit of tumbling, hopping and sliding windows, as DataFrames in and differences out.
 
-Nothing merges here, so what must hold is said of each record by itself: of the windows that it lies in, those are its
-own that were not closed when it came. Tumbling and hopping windows are Spark's own `window`; a window takes a record
-while its end lies above the close time (the highest time so far, less the grace), and a record with no such window is
-late. So the windows are compared one by one, with all their numbers.
+Nothing merges here, so what must hold is said of each pair of a record and a window that it lies in. Tumbling and
+hopping windows are Spark's own `window`:
+
+1. Conservation. A window holds the records that lie in it and did not miss it, as the table of late records says.
+2. Recomputation. A record misses a window that ends at the close time or before: the highest time so far, less the
+   grace.
 
 A sliding window ends at each record or starts just after one, where that is not empty. Which of them there are after a
 record below the close time depends on what was still kept; keys with such records are left out, and counted.
@@ -18,70 +20,74 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit_checks import (
-    WINDOW,
+    ACCEPTED,
+    LATE,
+    LEFT_OUT,
     Compared,
-    Inputs,
     all_differences,
+    closing,
     difference,
     label,
-    published,
     repeated_coordinates,
     settled,
     stream_sessions,
     unknown_coordinates,
     windows,
 )
-from penstock.services.spark.audit_part import ACCEPTED, KEY, LATE, Edges, cut_records, cut_windows
+from penstock.services.spark.audit_inputs import KEY, WINDOW, Inputs
 from penstock.services.spark.measures import measures
 from penstock.shared.streams.changelog.format import StoreSchema
 
 
 class Members(NamedTuple):
-    """`pairs`: a row a record and window that it must be in; `verdicts`: partition, offset, and whether it is `taken`.
+    """`pairs`: a row a record and window that it must be in; `verdicts`: what is to be said of lateness.
 
+    A verdict has the record's columns, `start_ms`, whether the record `missed_it` and whether it `was_late`.
     `left_out` are keys that are not compared.
     """
 
     pairs: DataFrame
     verdicts: DataFrame
-    left_out: DataFrame | None
+    left_out: DataFrame | None = None
 
 
 def compare_windows(inputs: Inputs) -> Compared:
     """All checks of windows that do not merge; lazy, but for what is settled."""
-    store = inputs.store
+    store, since = inputs.store, inputs.since()
     numbers = measures(store)
-    whole, part = settled(label(inputs)), inputs.part
-    labelled = whole if part is None else settled(cut_records(part, whole, store))
+    labelled = settled(label(inputs))
     keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
-    # A tumbling window at an edge has lost its records to it: it is made of them all, to be counted as left out.
-    own = whole.filter(F.col("fate").isin(ACCEPTED, LATE)) if store.kind == "tumbling" else keyed
-    members = sliding(keyed, store) if store.kind == "sliding" else fixed(own, store)
+    members = sliding(keyed, store) if store.kind == "sliding" else fixed(keyed, store)
     expected = members.pairs.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
-    stream = settled(stream_sessions(inputs, numbers))
+    stream = stream_sessions(inputs, numbers)
     if members.left_out is not None:
         # A sliding window that was closed is kept for a while: its final counts, not its live row.
-        closed = stream.filter("closed")
+        closed = settled(stream.filter("closed"))
         kept = stream.filter("NOT closed").join(closed.select(*WINDOW), list(WINDOW), "left_anti")
-        stream = settled(closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti"))
+        stream = closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti")
         expected = expected.join(members.left_out, list(KEY), "left_anti")
-    expected, edges = settled(expected), Edges()
-    if part is not None:
-        expected, stream, edges = cut_windows(part, expected, stream, store.kind)
+    if inputs.known_ms:
+        # A sliding window may begin just behind a record that is gone.
+        low = since + (1 if store.kind == "sliding" else 0)
+        expected, stream = (rows.filter(F.col("start_ms") > low) for rows in (expected, stream))
+        first = F.col("timestamp_ms") - (F.col("timestamp_ms") % F.lit(store.advance_ms or store.size_ms))
+        of_window = first if store.kind != "sliding" else F.col("timestamp_ms")
+        is_left_out = F.col("fate").isin(ACCEPTED, LATE) & (of_window <= low)
+        labelled = settled(labelled.withColumn("fate", F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))))
+    expected, stream = settled(expected), settled(stream)
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.once),
         windows(expected, stream, numbers),
-        lateness(keyed, members.verdicts),
     ]
-    if inputs.published is not None and inputs.results is not None:
-        found.append(published(inputs.published, inputs.results, inputs.once))
+    if inputs.recomputes:
+        found += [closing(stream, store), lateness(members.verdicts, since)]
     not_compared = [] if members.left_out is None else _left_out(members.left_out, keyed)
-    return Compared(all_differences(found), labelled, expected, stream, not_compared, edges)
+    return Compared(all_differences(found), labelled, expected, stream, not_compared)
 
 
 def _left_out(keys: DataFrame, keyed: DataFrame) -> list[str]:
-    """How many of the keys are left out, in words; none where none are."""
+    """How many of the keys are left out, in words; nothing if none are."""
     count = keys.count()
     every = "all " if count and count == keyed.select(*KEY).distinct().count() else ""
     return [f"the windows of {every}{count} keys with records below the close time"] if count else []
@@ -89,14 +95,13 @@ def _left_out(keys: DataFrame, keyed: DataFrame) -> list[str]:
 
 def fixed(keyed: DataFrame, store: StoreSchema) -> Members:
     """Tumbling and hopping windows; the first starts at 0, and the end is not in the window."""
-    size, advance = (f"{ms} milliseconds" for ms in (store.size_ms, store.advance_ms))
+    size, advance = (f"{ms} milliseconds" for ms in (store.size_ms, store.advance_ms or store.size_ms))
     spans = keyed.withColumn("span", F.window(F.timestamp_millis("timestamp_ms"), size, advance))
     spans = spans.withColumns({"start_ms": F.unix_millis("span.start"), "end_ms": F.unix_millis("span.end")})
-    open_ = spans.filter((F.col("start_ms") >= 0) & (F.col("end_ms") > F.col("close_ms"))).drop("span")
-    accepted = open_.filter(F.col("fate") == ACCEPTED)
-    taken = open_.select("partition", "offset").distinct().withColumn("taken", F.lit(True))
-    verdicts = keyed.join(taken, ["partition", "offset"], "left").fillna(False, ["taken"])
-    return Members(accepted, verdicts.select("partition", "offset", "taken"), None)
+    missed = F.coalesce(F.array_contains("missed", F.col("start_ms")), F.lit(False))
+    spans = spans.filter("start_ms >= 0").drop("span").withColumn("missed_it", missed)
+    verdicts = spans.withColumn("was_late", F.col("end_ms") <= F.col("close_ms"))
+    return Members(spans.filter("NOT missed_it"), verdicts)
 
 
 def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
@@ -116,17 +121,22 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     pairs = records.withColumn("_span", _floor("timestamp_ms", span)).join(cut, [*KEY, "_span"]).filter(within)
     # Between "its left window takes it" and "not even one to its right could" the rule asks what was kept.
     sure = keyed.filter((time >= F.col("close_ms")) | (time + 1 + reach <= F.col("close_ms")))
-    verdicts = sure.select("partition", "offset", (time >= F.col("close_ms")).alias("taken"))
+    verdicts = sure.withColumns(
+        {"start_ms": time, "missed_it": F.col("fate") == LATE, "was_late": time < F.col("close_ms")}
+    )
     return Members(pairs.drop("_span"), verdicts, left_out)
 
 
-def lateness(keyed: DataFrame, verdicts: DataFrame) -> DataFrame:
-    """Late records that a window should have taken, and accepted ones that none could."""
-    judged = keyed.join(verdicts, ["partition", "offset"])
-    text = "offset %s is %s, though its time is %s and the close time was %s"
-    detail = F.format_string(text, "offset", "fate", "timestamp_ms", "close_ms")
-    wrong = (F.col("fate") == LATE) == F.col("taken")
-    return difference(judged.filter(wrong), "lateness", "timestamp_ms", detail)
+def lateness(verdicts: DataFrame, since: SparkColumn) -> DataFrame:
+    """Pairs of a record and a window that it should have missed and did not, or the other way round."""
+    wrong = verdicts.filter((F.col("missed_it") != F.col("was_late")) & (F.col("start_ms") > since))
+    text = F.when(F.col("missed_it"), "is late").otherwise("is not late")
+    detail = F.concat(
+        F.format_string("offset %s, window from %s, ", "offset", "start_ms"),
+        text,
+        F.format_string(", though its time is %s and the close time was %s", "timestamp_ms", "close_ms"),
+    )
+    return difference(wrong, "lateness", "timestamp_ms", detail)
 
 
 def _floor(name: str, span: SparkColumn) -> SparkColumn:

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.services.spark.settings import AuditSettings, BackfillSettings, CompactSettings, UpkeepSettings
+from penstock.services.spark.audit_settings import AuditSettings
+from penstock.services.spark.settings import BackfillSettings, CompactSettings, UpkeepSettings
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
 from penstock.shared.common.log_store import unarbitrated

@@ -80,6 +80,11 @@ def holds_other_than_text(field: str) -> SparkColumn:
     return F.coalesce(~kind.isin("STRING", "VOID"), F.lit(False))
 
 
+def parsed(value: str, types: str) -> SparkColumn:
+    """A column of JSON as a struct of these fields; null if there are none."""
+    return F.from_json(F.col(value).cast("string"), types) if types else F.lit(None).cast("string")
+
+
 _NUMBERS = ("sum", "mean", "min", "max")
 _DISTINCT = "count_distinct"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -27,7 +27,6 @@ PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
 NO_TIME = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")
 PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 
-SAMPLE_PARTS = 1_000_000  # into so many the keys are divided, of which a sample takes its share
 RUN_RECORDS_MAX = 10_000_000  # minutes of work for two cores, and a few GB of Spark's scratch space
 
 
@@ -197,70 +196,4 @@ class BackfillSettings(UpkeepSettings, TaskSettings):
         start, end = ((text if NO_TIME.fullmatch(text) else time_ms(text)) for text in (self.start, self.end))
         if isinstance(start, int) and isinstance(end, int) and start >= end:
             raise ValueError(f"end={self.end} must be after start={self.start}")
-        return self
-
-
-class AuditSettings(JobSettings):
-    """`penstock audit`: compare the stream's windows with Spark's own over the source topic."""
-
-    store: str | None = Field(default=None, description="the store to audit; default: the only one")
-    source: str | None = Field(default=None, description="source topic, where it is not what the changelog says")
-    start: str | None = Field(
-        default=None, description="compare what lies from this event time on: ISO 8601 (UTC) or ms since the epoch"
-    )
-    end: str | None = Field(default=None, description="compare what lies before this event time; as start")
-    began_at: Place | None = Field(
-        default=None,
-        description=f"the first source record that the application took, where it is not what the lake says: {PLACES}",
-    )
-    results: str | None = Field(
-        default=None, description="topic of closed windows, where it is not what the changelog says"
-    )
-    late: str | None = Field(default=None, description="late topic, where it is not what the changelog says")
-    dead_letters: str | None = Field(
-        default=None, description="dead-letter topic, where it is not what the changelog says"
-    )
-    gap_ms: PositiveMs | None = Field(
-        default=None, description="inactivity gap, where it is not what the changelog says"
-    )
-    grace_ms: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="grace, where it is not what the changelog says"
-    )
-    expect_records: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="the source must hold exactly so many records"
-    )
-    allow_unprocessed: bool = Field(default=False, description="records that no commit covers yet are no difference")
-    sample: Annotated[float, Field(ge=1 / SAMPLE_PARTS, le=1)] = Field(
-        default=1.0, description="share of the keys that are compared; all records are read, since they move time"
-    )
-    differences_max: Annotated[int, Field(ge=0)] = Field(
-        default=20, description="how many differences of each kind are listed"
-    )
-    json_line: bool = Field(default=False, description="print one JSON object as the last line; --json is the same")
-
-    @property
-    def named(self) -> dict[str, Any]:
-        """What is not to be taken from the changelog, as fields of the store's schema."""
-        names = ("source", "results", "late", "dead_letters", "gap_ms", "grace_ms")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    @field_validator("start", "end")
-    @classmethod
-    def _is_time(cls, text: str | None) -> str | None:
-        try:
-            time_ms(text or "0")
-        except ConfigError:
-            said = (
-                "must be a time, as ISO 8601 (UTC) or as ms since the epoch; where the application began is --began-at"
-            )
-            raise ValueError(said) from None
-        return text
-
-    @model_validator(mode="after")
-    def _part(self) -> Self:
-        start_ms, end_ms = (None if text is None else time_ms(text) for text in (self.start, self.end))
-        if start_ms is not None and end_ms is not None and start_ms >= end_ms:
-            raise ValueError(f"end={self.end} must be after start={self.start}")
-        if self.expect_records is not None and (start_ms is not None or end_ms is not None):
-            raise ValueError("expect_records is of the whole source: not with start or end")
         return self

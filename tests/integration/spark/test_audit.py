@@ -1,299 +1,304 @@
-"""The audit over real topics and tables, as a user runs it."""
+"""The audit over real topics and tables: what the engine made passes, and what was forged is found and named."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from aiokafka import AIOKafkaProducer
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark import tables
 from penstock.services.spark.audit import Report, run_audit
+from penstock.services.spark.audit_inputs import NotAuditable
 from penstock.services.spark.audit_report import as_object, print_report
-from penstock.services.spark.audit_topics import held_by
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.kafka import KAFKA_SOURCE_MS_MAX
-from penstock.services.spark.origins import NotAuditable
-from penstock.services.spark.settings import AuditSettings, CompactSettings
-from penstock.shared.common.errors import ChangelogHole
-from penstock.shared.common.records import ProducerRecord
+from penstock.services.spark.audit_settings import AuditSettings
+from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 from penstock.shared.common.settings import KafkaSettings
-from tests.integration.spark.test_compact import Crashing
-from tests.integration.test_stream_worker import chain_of, kafka_of
-from tests.integration.test_stream_worker_parts import send
+from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Mean, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.latest import Latest
+from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
+from tests.lake_tables import LakeWriter, Late
+
+GAP, SIZE, ADVANCE, GRACE = 10, 40, 20, 25
+KINDS = ("session", "tumbling", "hopping", "sliding")
+AGGREGATIONS = {"n": Count(), "total": Sum("x"), "mean": Mean("x"), "most": Max("x"), "tags": CountDistinct("tag")}
+Rows = list[dict[str, Any]]
 
 
-@pytest.fixture
-def jobs(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> tuple[Callable[..., Any], Callable[..., Report]]:
-    """`compact(simulation, kind, **settings)` and `audit(simulation, **settings)`."""
-    common: dict[str, Any] = {
-        "lake": str(tmp_path),
-        "kafka": KafkaSettings(bootstrap_servers=kafka.bootstrap_servers),
+def topology(topic: str, kind: str, grace: int = GRACE, *, filtered: bool = False) -> Any:
+    builder = StreamsBuilder()
+    stream = builder.stream(topic)
+    if filtered:
+        stream = stream.filter(lambda record: True)
+    grouped = stream.group_by_key()
+    made: dict[str, Callable[[], Any]] = {
+        "session": lambda: grouped.session_window(gap=GAP, grace=grace),
+        "tumbling": lambda: grouped.tumbling_window(size=SIZE, grace=grace),
+        "hopping": lambda: grouped.hopping_window(size=SIZE, advance=ADVANCE, grace=grace),
+        "sliding": lambda: grouped.sliding_window(difference=SIZE, grace=grace),
     }
-    return (
-        lambda s, kind=Compaction, **more: kind(
-            spark, CompactSettings(**{"application": s.name, **common, **more}), print
-        ).run(),
-        lambda s, **more: run_audit(spark, AuditSettings(application=s.name, **common, **more), print),
-    )
+    made[kind]().aggregate("s", **AGGREGATIONS).on_close().to(f"{topic}-out")
+    return builder.build()
 
 
-@pytest.mark.soak
-def test_lake_and_changelog_together_are_what_spark_makes_of_the_source(
-    simulate: Any, topics: Any, jobs: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A stream whose state lies in lake and changelog passes; a result too many or an unprocessed record does not."""
-    compact, audit = jobs
-    simulation = simulate()
-    for seed in (1, 2):
-        simulation.feed(150, seed)
-        topics.write(simulation)
-        compact(simulation)
-    simulation.feed(150, seed=3)
-    topics.write(simulation)
-    report = audit(simulation, expect_records=450)
-    print_report(report, as_json=True)
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told == as_object(report)
-    assert report.ok, told
-    tasks = simulation.tasks
-    assert (told["late"], told["dead_letters"]) == (sum(len(t.late) for t in tasks), sum(len(t.dead) for t in tasks))
-    null_keys = sum(key is None and value != b"{" for t in tasks for key, value, _, _ in t.source)
-    assert null_keys
-    assert told["skipped"] == null_keys
-    assert told["records"] == sum(told[n] for n in ("in_sessions", "late", "dead_letters", "skipped", "unprocessed"))
-    assert told["not_compared"] == ["last: states that Spark cannot make anew from the records"]
-    assert told["sessions_closed"] == sum(len(t.closed) for t in tasks)
-    assert told["sessions_open"] == sum(len(own) for t in tasks for own in t.live.values())
+class Played(NamedTuple):
+    """A partition's driver, and its late records as the changelog says them."""
 
-    tasks[0].results.append(tasks[0].results[0])
-    tasks[1].source.append((b"a", b"{}", 0, []))
-    topics.write(simulation)
-    differences = as_object(audit(simulation, expect_records=450))["differences"]
-    assert {name: n for name, n in differences.items() if n} == {"records": 1, "processed": 1, "published": 1}
+    driver: TopologyTestDriver
+    late: list[Late]
 
 
-def test_an_application_that_goes_on_is_audited_up_to_a_commit(
-    simulate: Any, topics: Any, jobs: Any, spark: Any, kafka: EmbeddedKafka, tmp_path: Path
-) -> None:
-    """Late records, dead letters and results of commits that came while it was read are no differences.
-
-    Once the source's first records are gone, it is refused, unless it is told where the application began.
-    """
-    compact, audit = jobs
-    simulation = simulate()
-    simulation.feed(100, seed=21)
-    topics.write(simulation)
-
-    def goes_on(said: str) -> None:
-        """The stream goes on, and a compaction, with the changelog read and the other topics not."""
-        if said.startswith("store "):
-            late, dead, closed = (
-                sum(len(getattr(task, name)) for task in simulation.tasks) for name in ("late", "dead", "closed")
-            )
-            simulation.feed(100, seed=22)
-            for task in simulation.tasks:
-                assert task.offset > 50
-            assert late < sum(len(task.late) for task in simulation.tasks)
-            assert dead < sum(len(task.dead) for task in simulation.tasks)
-            assert closed < sum(len(task.closed) for task in simulation.tasks)
-            topics.write(simulation)
-            compact(simulation)
-
-    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-    settings = AuditSettings(application=simulation.name, lake=str(tmp_path), kafka=broker, allow_unprocessed=True)
-    report = run_audit(spark, settings, goes_on)
-    assert report.ok, report
-    assert (report.records, report.unprocessed) == (200, 100)
-
-    topics.delete_before(simulation.name, {0: 7})
-    with pytest.raises(NotAuditable, match=rf"the beginning of {simulation.name}-0 \(offsets 0 to 6\) is gone"):
-        audit(simulation)
+def play(topic: str, kind: str, partition: int, *, seed: int = 1, records: int = 150, **more: Any) -> Played:
+    """A random stream, out of order, with keys that come in order alone, dead letters and records without a key."""
+    rnd = random.Random(seed)
+    given = {name: more.pop(name) for name in ("grace", "filtered") if name in more}
+    driver = TopologyTestDriver(topology(topic, kind, **given), partition=partition, errors=ErrorHandlers(), **more)
+    now, played = 0, Played(driver, [])
+    for _ in range(records):
+        now += rnd.choice([0, 1, 3, 8, 10, 11, 30, 60])
+        key = rnd.choice([b"a", b"a", b"b", b"c", None if rnd.random() < 0.2 else b"d"])
+        at = now if key in (b"c", b"d") else max(0, now - rnd.choice([0, 0, 5, 20, 40, 60, 150]))
+        value = {"x": rnd.choice([None, 1.5, -2.25, 10.125]), "tag": rnd.choice(["x", "y", "z", ""])}
+        body = b"{" if rnd.random() < 0.05 else msgspec.json.encode(value)
+        take(played, topic, kind, key, body, at)
+    return played
 
 
-def test_nodes_before_the_window_are_refused_by_name(simulate: Any, topics: Any, jobs: Any) -> None:
-    """A store above whose window a filter stands is not compared at all: what Spark makes of its topic says nothing."""
-    _, audit = jobs
-    simulation = simulate(1)
-    (task,) = simulation.tasks
-    task.store = msgspec.structs.replace(task.store, upstream=("filter-2", "mine"))
-    simulation.feed(20, seed=4)
-    topics.write(simulation)
-    with pytest.raises(NotAuditable, match="store 'banks' cannot be audited: filter-2, mine stands before"):
-        audit(simulation)
+def take(played: Played, topic: str, kind: str, key: bytes | None, value: bytes, at: int) -> None:
+    driver, late = played
+    driver.pipe(topic, key=key, value=value, timestamp=at)
+    is_late = bool(driver.read(f"{topic}-late"))
+    missed = (at,) if kind == "session" and is_late else (max(0, at - SIZE),) if is_late else ()
+    if kind in ("tumbling", "hopping") and key is not None and value != b"{":
+        grace = next(iter(driver.topology.schemas())).grace_ms
+        own = [r for r in driver.source_log[topic] if r.key is not None and r.value != b"{"]
+        close = max(r.timestamp for r in own) - grace
+        starts = range(0, at + 1, SIZE if kind == "tumbling" else ADVANCE)
+        missed = tuple(start for start in starts if at < start + SIZE <= close)
+    if missed:
+        columns = [Latest(), *AGGREGATIONS.values()] if kind != "session" else list(AGGREGATIONS.values())
+        fields = msgspec.json.decode(value)
+        state = tuple(c for a in columns for c in a.to_columns(a.add_at(a.initial(), fields, at)))
+        offset = len(driver.source_log[topic]) - 1
+        late.append(Late(key or b"", at, missed, state, offset, len(driver.changelog) - 1))
 
 
-def test_results_of_others_are_no_differences(simulate: Any, topics: Any, jobs: Any) -> None:
-    """What is no window is counted as another node's; a topic that two stores write to is not compared, by name."""
-    _, audit = jobs
-    simulation = simulate(1)
-    (task,) = simulation.tasks
-    simulation.feed(40, seed=7)
-    task.results += [(b"a", value, 0, []) for value in (b'{"flights": 3}', b"mine")]
-    topics.write(simulation)
-    report = audit(simulation)
-    assert report.ok, report.checks
-    assert f"2 records of {simulation.name}-results that are no window: another node's" in report.not_compared
-    assert "published" in {check.name for check in report.checks}
+class Lake(NamedTuple):
+    """Writes topics and tables of a test, and audits them."""
 
-    task.others = (msgspec.structs.replace(task.store, name="days", kind="tumbling", gap_ms=0, size_ms=200),)
-    task.results.append((b"a", b'{"key": "a", "start": 0, "end": 200, "count": 3}', 200, []))
-    task.commit()
-    topics.write(simulation)
-    report = audit(simulation, store="banks")
-    assert report.ok, report.checks
-    why = f"{simulation.name}-results has those of days too, and a result does not say which store it is of"
-    assert f"published results: {why}" in report.not_compared
+    kafka: KafkaSettings
+    topic: str
+    folder: Path
+    spark: Any
+    topics: Any
+
+    def send(self, played: list[Played], more: int = 0) -> None:
+        """The sources and dead letters, and `more` records that nobody has taken yet."""
+
+        async def run() -> None:
+            await self.topics.create(self.topic, len(played))
+            async with AIOKafkaProducer(bootstrap_servers=self.kafka.bootstrap_servers) as producer:
+                sent = []
+                for partition, one in enumerate(played):
+                    for r in one.driver.source_log[self.topic]:
+                        own = {"partition": partition, "timestamp_ms": r.timestamp}
+                        sent.append(await producer.send(self.topic, r.value, r.key, **own))
+                    beyond = {"partition": partition, "timestamp_ms": 9}
+                    sent += [await producer.send(self.topic, b"{}", b"a", **beyond) for _ in range(more)]
+                    for dead in one.driver.outputs.get(f"{self.topic}-dlq", []):
+                        said = {"partition": partition, "headers": list(dead.headers)}
+                        sent.append(await producer.send(f"{self.topic}-dlq", dead.value, dead.key, **said))
+                await asyncio.gather(*sent)
+
+        asyncio.run(run())
+
+    def write(self, played: list[Played], forge: Callable[[str, Rows], None] | None = None) -> None:
+        late = {(p, "s"): one.late for p, one in enumerate(played)}
+        writer = LakeWriter(self.folder / APPLICATION, forge=forge)
+        writer.run({p: one.driver.changelog for p, one in enumerate(played)}, late)
+
+    def audit(self, **more: Any) -> Report:
+        settings = AuditSettings(application=APPLICATION, lake=str(self.folder), kafka=self.kafka, **more)
+        report = run_audit(self.spark, settings, print)
+        print_report(report, as_json=True)
+        return report
 
 
 @pytest.fixture
-def changed(simulate: Any, topics: Any, jobs: Any) -> tuple[Any, str, dict[int, int]]:
-    """A simulation whose grace changed after its first compaction, what is said of it, and what is covered since."""
-    compact, _ = jobs
-    simulation = simulate()
-    new = simulation.tasks[0].store
-    for task in simulation.tasks:
-        task.store = msgspec.structs.replace(new, grace_ms=500)
-    simulation.feed(60, seed=8)
-    for task in simulation.tasks:  # neither of these moves time, so that no --start lies behind them
-        task.take(b"a", b"{", 1_700_000_000_000)
-        task.take(None, b"{}", 1_700_000_000_000)
-        task.commit()
-    topics.write(simulation)
-    compact(simulation)
-    since = ", ".join(f"{simulation.name}-{task.partition} offset {task.offset}" for task in simulation.tasks)
-    for task in simulation.tasks:
-        task.store = new
-    simulation.feed(100, seed=9)
-    topics.write(simulation)
-    with pytest.raises(KeyboardInterrupt):
-        compact(simulation, Crashing)
-    return simulation, f"grace was 500 ms and is 50 ms from {since} on", compact(simulation).to_offsets
+def lake(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, spark: Any, topics: Any) -> Lake:
+    """A lake of the test's own."""
+    return Lake(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), topic_name, tmp_path, spark, topics)
 
 
-def rules_in(tmp_path: Path, simulation: Any) -> list[tuple[int, int]]:
-    """Partition and changelog offset of each row of a rule."""
-    table = DeltaTable(str(tmp_path / simulation.name / "state"))
-    found = QueryBuilder().register("t", table).execute("SELECT * FROM t WHERE row = 'rule'").read_all()
-    return sorted((row["partition"], row["changelog_offset"]) for row in pa.table(found).to_pylist())
+def differences(report: Report) -> dict[str, int]:
+    return {check.name: check.differences for check in report.checks if check.differences}
 
 
-def require_the_rest_whole(audit: Callable[..., Report], simulation: Any, said: str) -> None:
-    """An audit of everything is refused with the --start from which on one is whole."""
-    with pytest.raises(NotAuditable, match=said) as refused:
-        audit(simulation)
-    report = audit(simulation, start=str(refused.value).split("--start ")[1].split()[0])
-    assert report.ok, report.checks
-    assert 0 < report.sessions_closed < sum(len(task.closed) for task in simulation.tasks)
-    assert not any("the changelog of then" in left_out for left_out in report.not_compared)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_engine_made_passes(lake: Lake, kind: str) -> None:
+    """Every record is in one place, and those beyond what the tables cover are counted, not held against anyone."""
+    played = [play(lake.topic, kind, partition, seed=partition) for partition in range(2)]
+    lake.send(played, more=3)
+    lake.write(played)
+    report = lake.audit(expect_records=306)
+    assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
+    assert (report.records, report.uncovered, report.unaccounted, report.left_out) == (306, 6, 0, 0)
+    assert min(report.late, report.dead_letters, report.skipped, report.sessions_closed, report.sessions_open) > 0
+    assert (report.kind, report.store, as_object(report)["audit_ok"]) == (kind, "s", True)
+    assert report.assumed == [f"the grace of {GRACE} ms was in force for all records"]
+    assert [check.name for check in report.checks if check.name in ("windows", "lateness")] == ["windows", "lateness"]
 
 
-@pytest.mark.soak
-def test_a_rule_that_changed_is_known_when_the_changelog_is_deleted(
-    changed: tuple[Any, str, dict[int, int]], topics: Any, jobs: Any, tmp_path: Path
-) -> None:
-    """It is a row of each partition, once, though a run crashed; it stays when the source has none of its records."""
-    compact, audit = jobs
-    simulation, said, covered = changed
-    known = rules_in(tmp_path, simulation)
-    assert [partition for partition, _ in known] == [0, 0, 1, 1]
-    before = {task.partition: task.offset for task in simulation.tasks}
-    simulation.feed(20, seed=10)
-    topics.write(simulation)
-    compact(simulation, delete_covered=True)
-    assert all(offset < covered[partition] for partition, offset in known)
-    deleted = "|".join(f"{partition}: offsets 0 to {end - 1}" for partition, end in covered.items())
-    with pytest.raises(ChangelogHole, match=rf"-changelog-({deleted}) are gone"):
-        compact(simulation, application=f"{simulation.name}-2", changelog=f"{simulation.name}-changelog")
-    require_the_rest_whole(audit, simulation, said)
-
-    topics.delete_before(simulation.name, before)
-    for task in simulation.tasks:
-        task.store = msgspec.structs.replace(task.store, grace_ms=500)
-    simulation.feed(20, seed=11)
-    topics.write(simulation)
-    live = compact(simulation).live_rows
-    assert live == sum(len(task.written) for task in simulation.tasks)
-    left = rules_in(tmp_path, simulation)
-    assert [partition for partition, _ in left] == [0, 0, 0, 1, 1, 1]
-    assert set(known) < set(left)
-    with pytest.raises(NotAuditable, match="grace was 50 ms and is 500 ms from "):
-        audit(simulation, began_at="earliest")
+def doubled(table: str, rows: Rows) -> None:
+    if table == "closed/s":
+        rows.append(dict(rows[5]))
 
 
-@pytest.mark.soak
-def test_what_an_earlier_release_compacted_is_asked_of_the_changelog(
-    changed: tuple[Any, str, dict[int, int]], topics: Any, jobs: Any, spark: Any, tmp_path: Path
-) -> None:
-    """As far as it is there; where it is not, up to which source offsets nobody can know."""
-    _, audit = jobs
-    simulation, said, covered = changed
-    spark.sql(f"DELETE FROM {tables.delta(str(tmp_path / simulation.name / 'state'))} WHERE row = 'rule'")
-    require_the_rest_whole(audit, simulation, said)
-    topics.delete_before(f"{simulation.name}-changelog", covered)
-    places = ", ".join(f"{simulation.name}-{task.partition} offset {task.offset}" for task in simulation.tasks)
-    said = f"whether gap, grace or topics changed before {places}: the changelog of then is deleted"
-    assert said in audit(simulation).not_compared
+def lost(table: str, rows: Rows) -> None:
+    if table == "closed/s":
+        del rows[5]
 
 
-async def test_times_that_spark_cannot_read_are_refused_by_place(
-    kafka: EmbeddedKafka, spark: Any, topic_name: str, tmp_path: Path
-) -> None:
-    """The first record of nanoseconds in each partition is named; times that are far ahead and can be read are not."""
-    settings = AuditSettings(application=topic_name, lake=str(tmp_path), kafka=kafka_of(kafka))
-    async with chain_of(kafka, topic_name, 2) as chain:
-        for place, timestamp in ((0, 1_000), (0, KAFKA_SOURCE_MS_MAX), (1, 1_000)):
-            await send(chain, ProducerRecord(topic_name, b"{}", b"k", (), place, timestamp))
-        held = await asyncio.to_thread(held_by, spark, settings, topic_name)
-        assert held.latest == {0: 2, 1: 1}
-        for timestamp in (KAFKA_SOURCE_MS_MAX + 1, 1_700_000_000 * 10**9):
-            await send(chain, ProducerRecord(topic_name, b"{}", b"k", (), 1, timestamp))
-        with pytest.raises(NotAuditable, match=f"^{topic_name}-1 at offset 1: the first record"):
-            await asyncio.to_thread(held_by, spark, settings, topic_name)
+def moved(table: str, rows: Rows) -> None:
+    if table == "closed/s":
+        rows[5]["key"] = "nobody"
 
 
-@pytest.mark.soak
-def test_what_json_does_not_have_is_not_compared(simulate: Any, topics: Any, jobs: Any) -> None:
-    """Fields under another name and distinct counts of other values than text are left out, by name."""
-    _, audit = jobs
-    simulation = simulate(1)
-    (task,) = simulation.tasks
-    renamed = [msgspec.structs.replace(a, verbatim=a.name == "places") for a in task.store.aggregations]
-    task.store = msgspec.structs.replace(task.store, aggregations=tuple(renamed))
-    simulation.feed(20, seed=5)
-    task.take(b"a", b'{"delay": 1, "place": 7}', task.time)
-    task.commit()
-    topics.write(simulation)
-    report = audit(simulation)
-    assert report.ok, report
-    assert report.not_compared == [
-        "total, mean, least, most, places, last: states that Spark cannot make anew from the records"
-    ]
+def changed(table: str, rows: Rows) -> None:
+    if table == "closed/s":
+        row = next(row for row in rows if row["state"]["total_n"])
+        row["state"] = row["state"] | {"total_sum": row["state"]["total_sum"] + 1e-3}
 
 
-@pytest.mark.soak
-def test_what_others_refused_is_in_our_sessions(simulate: Any, topics: Any, jobs: Any) -> None:
-    """What was late for another store, or a dead letter of another group, or refused before a reset (also by a release
-    that did not say so), is no difference where it was taken in."""
-    _, audit = jobs
-    simulation = simulate(1)
-    (task,) = simulation.tasks
-    simulation.feed(60, seed=6)
-    offset = next(o for o, (key, value, _, _) in enumerate(task.source) if key and value != b"{")
-    where = [("topic", simulation.name), ("partition", "0"), ("offset", str(offset))]
-    for records, prefix, whose in ((task.late, "late", "store"), (task.dead, "dlq", "group")):
-        headers = [(f"penstock.{prefix}.{name}", value.encode()) for name, value in [*where, (whose, "others")]]
-        records.append((b"a", b"{}", None, headers))
-        ours = [(f"penstock.{prefix}.{name}", value.encode()) for name, value in where]
-        another = (f"penstock.{prefix}.changelog_id", b"of a life before a reset")
-        records[:0] = [(b"a", b"{}", None, ours), (b"a", b"{}", None, [*ours, another])]
-    topics.write(simulation)
-    report = audit(simulation)
-    assert report.ok, report
+def other_tags(table: str, rows: Rows) -> None:
+    """A sketch of as many distinct values, but of others."""
+    if table == "closed/s":
+        sketch = AGGREGATIONS["tags"].initial()
+        row = next(row for row in rows if row["tags"] == 1)
+        sketch = AGGREGATIONS["tags"].add(sketch, {"tag": "elsewhere"})
+        row["state"] = row["state"] | {"tags_hll": AGGREGATIONS["tags"].to_columns(sketch)[0]}
+
+
+def late_lost(table: str, rows: Rows) -> None:
+    if table == "late/s":
+        del rows[1]
+
+
+def late_doubled(table: str, rows: Rows) -> None:
+    if table == "late/s":
+        rows.append(dict(rows[1]))
+
+
+def late_moved(table: str, rows: Rows) -> None:
+    if table == "late/s":
+        rows[1]["source_offset"] = 1_000_000
+
+
+def late_of_another_time(table: str, rows: Rows) -> None:
+    if table == "late/s":
+        rows[1]["event_time"] = rows[0]["event_time"]
+
+
+def closed_early(table: str, rows: Rows) -> None:
+    if table == "closed/s":
+        rows[5]["closed_at"] = rows[5]["window_end"]
+
+
+FORGED: dict[Callable[[str, Rows], None], tuple[set[str], set[str]]] = {
+    doubled: {"unbalanced", "windows"},
+    lost: {"unbalanced", "windows"},
+    moved: {"unbalanced", "windows", "outside"},
+    changed: {"unbalanced", "windows"},
+    other_tags: {"unbalanced", "windows"},
+    late_lost: {"unbalanced", "lateness"},
+    late_doubled: {"twice"},
+    late_moved: {"unknown", "unbalanced", "lateness"},
+    late_of_another_time: {"unknown"},
+    closed_early: {"closing"},
+}  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
+def test_what_was_forged_is_found_and_named(lake: Lake, kind: str) -> None:
+    """A way of forging for each partition, and one that nobody touched; each is found where it was done."""
+    played = [play(lake.topic, kind, partition) for partition in range(len(FORGED) + 1)]
+
+    def forge(table: str, rows: Rows) -> None:
+        for partition, one in enumerate(FORGED):
+            own = [row for row in rows if row["partition"] == partition]
+            rows[:] = [row for row in rows if row["partition"] != partition]
+            one(table, own)
+            rows += own
+
+    lake.send(played)
+    lake.write(played, forge)
+    report = lake.audit(differences_max=1000)
+    assert status_of(report) == AUDIT_DIFFERENCES
+    found: dict[int, set[str]] = {}
+    for check in report.checks:
+        for row in check.shown:
+            if row["partition"] is not None:
+                found.setdefault(row["partition"], set()).add(check.name)
+    wanted: dict[int, set[str]] = {}
+    for partition, (one, checks) in enumerate(FORGED.items()):
+        own = set(checks)
+        if kind != "session":
+            own -= {"outside"}
+            own = own - {"unbalanced"} | ({"windows"} if "unbalanced" in own else set())
+        wanted[partition] = own | ({"windows"} if one in (late_lost, late_moved) and kind != "session" else set())
+    assert found == wanted
+
+
+def test_what_spark_cannot_know_is_not_compared(lake: Lake) -> None:
+    """Nodes before the window, topics of another id or that lost records, and a lake without tables."""
+    played = [play(lake.topic, "session", 0, records=30, filtered=True)]
+    lake.send(played)
+    lake.write(played)
+    with pytest.raises(NotAuditable, match="'s' cannot be audited: filter"):
+        lake.audit()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_that_are_gone_are_left_out(lake: Lake, kind: str) -> None:
+    """What they may have been in is not compared, which is said; what comes behind is, and a lost window found."""
+    played = [play(lake.topic, kind, partition, seed=partition, records=300) for partition in range(2)]
+    lake.send(played)
+    lake.write(played)
+    lake.topics.delete_before(lake.topic, {0: 40})
+    report = lake.audit()
+    assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
+    assert (report.records, report.unaccounted) == (560, 0)
+    assert report.left_out > 0
+    assert sum("records before offset 40 are gone" in text for text in report.not_compared) == 1
+
+
+def test_moments_that_records_do_not_show_are_not_recomputed(lake: Lake) -> None:
+    """Where time was moved on without a record, or the grace was another, conservation alone is compared."""
+    played = [play(lake.topic, "session", 0, idle_timeout_ms=500, now_ms=10**6)]
+    for at in (20_000, 20_001):
+        played[0].driver.advance_wall_clock(1_000)
+        take(played[0], lake.topic, "session", b"a", b'{"x": 1, "tag": "x"}', at)
+    lake.send(played)
+    lake.write(played)
+    report = lake.audit()
+    assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
+    assert any("partitions 0 were idle" in text for text in report.not_compared)
+    assert {"windows", "lateness"} & {check.name for check in report.checks} == set()
+
+
+def test_nothing_to_compare_is_no_success(lake: Lake) -> None:
+    """An application that has taken nothing: status 3."""
+    driver = TopologyTestDriver(topology(lake.topic, "tumbling"), errors=ErrorHandlers())
+    driver.pipe(lake.topic, key=None, value=b"{}", timestamp=1)
+    played = [Played(driver, [])]
+    lake.send(played)
+    lake.write(played)
+    report = lake.audit()
+    assert (report.is_empty, report.skipped, status_of(report)) == (True, 1, AUDIT_FAILED)

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit_checks import parsed
-from penstock.services.spark.measures import FIELDS, field_types, measures
+from penstock.services.spark.measures import FIELDS, field_types, measures, parsed
 from penstock.shared.streams.aggregations import Max, Mean, Min, Sum
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from penstock.services.spark.audit import CheckResult, Report
-from penstock.services.spark.audit_part import Edges
 from penstock.services.spark.audit_report import as_object, print_report
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 
@@ -18,7 +17,7 @@ from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_
 def report(differences: int) -> Report:
     shown = [{"partition": 0, "key": "[red]", "at_ms": 5, "detail": "0..9: lost"}] * min(differences, 1)
     checks = [CheckResult("windows", "no session is split", differences, shown), CheckResult("twice", "none", 0, [])]
-    return Report(9, 5 - differences, 1, 1, 1, 1, 3, 1, 3, 1, checks, ["means: why"], 2.5)
+    return Report(9, 5 - differences, 1, 1, 1, 1, 0, 3, 1, 3, 1, checks, ["means: why"], ["grace: taken"], 2.5, "s")
 
 
 @pytest.mark.parametrize("differences", [0, 3])
@@ -32,7 +31,8 @@ def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[s
     assert (told["records"], told["in_sessions"], told["sessions_closed"]) == (9, 5 - differences, 3)
     assert (told["skipped"], told["not_compared"]) == (1, ["means: why"])
     assert ("[red]" in text.getvalue()) is (differences > 0)
-    assert "means: why" in text.getvalue()
+    assert "not compared: means: why" in text.getvalue()
+    assert "assumed: grace: taken" in text.getvalue()
 
 
 def test_the_equation_stands_in_the_report() -> None:
@@ -40,24 +40,19 @@ def test_the_equation_stands_in_the_report() -> None:
     text = io.StringIO()
     for differences in (0, 3):
         print_report(report(differences), as_json=False, console=Console(file=text, width=200))
-    rest = "1 late + 1 dead letters + 1 skipped (without a key) + 1 not processed"
-    assert f"9 records = 5 in sessions + {rest}" in text.getvalue()
-    assert f"9 records ≠ 2 in sessions + {rest}" in text.getvalue()
+    rest = "1 late + 1 dead letters + 1 skipped (without a key) + 1 not covered yet"
+    assert f"9 records = 5 in windows + {rest}" in text.getvalue()
+    assert f"9 records ≠ 2 in windows + {rest}" in text.getvalue()
 
 
-def test_a_part_says_what_its_edges_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was left out is a place of its own in the equation, and both sides' windows are counted."""
+def test_records_beside_those_that_are_gone_are_left_out() -> None:
+    """They are a place of their own in the equation, where there are any."""
     text = io.StringIO()
-    more = {"left_out": 2, "late_left_out": 1, "start_ms": 100, "edges": Edges(batch=3, stream=4)}
-    part = msgspec.structs.replace(report(2), **more)
+    part = msgspec.structs.replace(report(2), left_out=2)
     assert part.unaccounted == 0
-    print_report(part, as_json=True, console=Console(file=text, width=250))
-    assert "1 not processed + 2 left out" in text.getvalue()
-    said = "from 100 ms to the end. Left out at its edges: 4 sessions of the stream, 3 of Spark's, and 1 late records"
-    assert said in text.getvalue()
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (told["start_ms"], told["end_ms"], told["edge_sessions"], told["edge_batch_sessions"]) == (100, None, 4, 3)
-    assert "start_ms" not in as_object(report(0))
+    print_report(part, as_json=False, console=Console(file=text, width=250))
+    assert "1 not covered yet + 2 left out" in text.getvalue()
+    assert as_object(part)["left_out"] == 2
 
 
 def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.services.spark.kafka import client_properties
 from penstock.services.spark.main import WRONG_SETTINGS, audit_main, compact_main
-from penstock.services.spark.settings import AuditSettings, BackfillSettings, CompactSettings
+from penstock.services.spark.settings import BackfillSettings, CompactSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings
 
@@ -82,22 +82,6 @@ def test_what_a_restore_still_reads_is_not_removed(capsys: pytest.CaptureFixture
         assert "greater than or equal to 24" in said
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--start", "earliest"], "must be a time.*where the application began is --began-at"),
-        (["--end", "0:17"], "must be a time"),
-        (["--start", "2026-01-02", "--end", "2026-01-01"], "end=2026-01-01 must be after start=2026-01-02"),
-        (["--end", "9", "--expect-records", "7"], "expect_records is of the whole source"),
-    ],
-)
-def test_a_part_to_audit_is_between_two_times(flags: list[str], said: str) -> None:
-    """A place in the topic says where the application began, which is another setting."""
-    with pytest.raises(ConfigError, match=said):
-        AuditSettings.load([*NEEDED, *flags], environ={})
-    assert AuditSettings.load([*NEEDED, "--start", "2026-01-01", "--began-at", "0:17"], environ={}).began_at == "0:17"
-
-
 def test_java_client_properties(tmp_path: Path) -> None:
     """PEM files and passwords reach the Java client in its own words, with quotes escaped."""
     for name in ("ca", "cert", "key"):
@@ -118,14 +102,6 @@ def test_java_client_properties(tmp_path: Path) -> None:
     assert client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"
 
 
-def test_a_sample_of_no_key_is_refused() -> None:
-    """A share that rounds to nothing would compare nothing; the least one is taken."""
-    for share in ("1e-7", "0"):
-        with pytest.raises(ConfigError, match="sample"):
-            AuditSettings.load([*NEEDED, "--sample", share])
-    assert AuditSettings.load([*NEEDED, "--sample", "0.000001"]).sample == 1e-6
-
-
 TOKENS = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
 
 
@@ -143,10 +119,3 @@ def test_what_a_backfill_cannot_begin_with_is_named(flags: tuple[str, ...], said
     assert BackfillSettings.load([*NEEDED, "--topology=a:b", "--start=0:1,1:2"], environ={}).start == "0:1,1:2"
     with pytest.raises(ConfigError, match=said):
         BackfillSettings.load([*NEEDED, "--topology=a:b", *flags], environ={})
-
-
-def test_where_an_application_began_is_a_day_that_there_was() -> None:
-    """Before any JVM starts."""
-    assert AuditSettings.load([*NEEDED, "--began-at=2026-02-28"], environ={}).began_at == "2026-02-28"
-    with pytest.raises(ConfigError, match=r"began_at: .*'2026-02-30' is no time"):
-        AuditSettings.load([*NEEDED, "--began-at=2026-02-30"], environ={})

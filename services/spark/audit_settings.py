@@ -1,0 +1,31 @@
+"""Settings of `penstock audit`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from penstock.services.spark.settings import JobSettings
+
+SAMPLE_PARTS = 1_000_000  # into so many parts the keys are divided, of which a sample takes its share
+
+
+class AuditSettings(JobSettings):
+    """`penstock audit`: compare a store's windows with Spark's own over the source topic."""
+
+    store: str | None = Field(default=None, description="the store to audit; default: the only one that has windows")
+    conservation_only: bool = Field(
+        default=False,
+        description="do not recompute which windows were closed when, for a store whose grace has changed",
+    )
+    expect_records: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="number of records that the source must hold"
+    )
+    sample: Annotated[float, Field(ge=1 / SAMPLE_PARTS, le=1)] = Field(
+        default=1.0, description="share of the keys that are compared; all records are read, since they move time"
+    )
+    differences_max: Annotated[int, Field(ge=0)] = Field(
+        default=20, description="number of differences of each check that are listed"
+    )
+    json_line: bool = Field(default=False, description="print one JSON object as the last line; --json is the same")
