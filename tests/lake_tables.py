@@ -13,9 +13,12 @@ import numpy as np
 import pyarrow as pa
 from deltalake import write_deltalake
 
+from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed
+from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.latest import LATEST
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
@@ -236,3 +239,28 @@ def _changes(parts: Sequence[Confirmed]) -> Any:
                 names = [c.name for c in store.state_columns()]
                 columns = dict(zip(names, codecs[number].unpack(state or b""), strict=True))
             yield store, offset, operation, key or b"", start, end, at, columns
+
+
+def small_lake(root: Path, *, closes: bool = True) -> str:
+    """The folder of an application with sessions `s` by bytes: three closed, two open; or one open, if none `closes`.
+
+    The open ones were written twice, and a third one was closed in between.
+    """
+    builder = StreamsBuilder()
+    sessions = builder.stream("in", key="bytes").group_by_key().session_window(gap=100)
+    sessions.aggregate("s", n=Count()).on_close().to("out")
+    driver, writer, day = TopologyTestDriver(builder.build()), LakeWriter(root / "app"), 86_400_000
+
+    def at(key: bytes, *times: int) -> None:
+        for time in times:
+            driver.pipe("in", key=key, value=b"{}", timestamp=time)
+        writer.run({0: driver.changelog})
+
+    at(b"a", 0, 50)
+    if closes:
+        at(b"c", 60)
+        at(b"b", day, day + 10)
+        at(b"b", day + 200)
+        at(b"\xff", day + 210, day + 290)
+        at(b"b", day + 230)
+    return str(root / "app")
