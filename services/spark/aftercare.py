@@ -1,4 +1,4 @@
-"""What is done once a run counts: corrections, deletion from the changelog, and the tables' upkeep.
+"""What is done once a run counts: rewriting, deletion from the changelog, the tables' upkeep and the user's own step.
 
 None of it may hide the run, nor keep the rest from being done: a step that fails is said and kept, and raised when all
 others are done and the run was told. An OPTIMIZE or VACUUM that another job got ahead of is no failure: it rewrites
@@ -11,26 +11,27 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from deltalake import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
-from pyspark.sql import SparkSession
 
-from penstock.services.spark import tables, upkeep
-from penstock.services.spark.bodies import TIME_MS_MAX
-from penstock.services.spark.failures import CompactionConflict, translated
-from penstock.services.spark.runs import RUN, note_of
+from penstock.services.spark import delta, upkeep
+from penstock.services.spark.arrow_columns import TIME_MS_MAX
+from penstock.services.spark.delta import CompactionConflict
+from penstock.services.spark.failures import translated
 from penstock.services.spark.settings import UpkeepSettings
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.streams.changelog.format import decode_progress
 
 T = TypeVar("T")
+VERSIONS_MORE = 50  # of a table's log that are looked at beyond those of the runs that a policy counts
 
 
 class Aftercare:
-    """The steps after one run; `failed` are those of them that did not come about, with why."""
+    """The steps after one run; `failed` are those of them that were not done, with why."""
 
-    def __init__(self, spark: SparkSession, settings: UpkeepSettings, say: Callable[[str], object]) -> None:
-        self.spark, self.settings, self.say = spark, settings, say
+    def __init__(self, settings: UpkeepSettings, say: Callable[[str], object]) -> None:
+        self.settings, self.say = settings, say
         self.failed: list[tuple[str, PenstockError]] = []
 
     def __repr__(self) -> str:
@@ -59,53 +60,61 @@ class Aftercare:
             self.failed.append((what, error))
         return otherwise
 
-    def look_after(self, state: str, closed: Mapping[str, str], others: tuple[str, ...]) -> dict[str, Any]:
-        """OPTIMIZE and VACUUM, each where its policy says so; `closed` are paths by store, `state` and `others` paths.
+    def look_after(self, state: str, others: Mapping[str, str]) -> dict[str, Any]:
+        """OPTIMIZE and VACUUM, each where its policy says so; `others` are the paths of `closed` and `late` tables.
 
         What was done, as a summary has it.
         """
-        settings, spark = self.settings, self.spark
-        hours, files_max = settings.retention_hours, settings.optimize_files_max
-        is_due = hours is not None and self._try("VACUUM", lambda: self._is_vacuum_due(state), False)
-        expired = self._try("the deletion of old closed windows", lambda: self._expire(state, closed), 0)
-        optimized, vacuumed = 0, is_due
-        # The state's history says when a VACUUM was the last time: it comes last, when all others are done.
-        for path in (*closed.values(), *others, state):
-            if not self._try(f"upkeep of {path}", partial(tables.exists, spark, path), False):
-                continue
-            if files_max:
-                optimized += self._try(f"OPTIMIZE of {path}", partial(upkeep.optimize, spark, path, files_max), 0)
-            if hours is not None and is_due:
-                vacuumed &= self._try(f"VACUUM of {path}", partial(_vacuumed, spark, path, hours), False)
-        if optimized:
-            self.say(f"optimized {optimized} partitions")
-        return {"optimized_partitions": optimized, "vacuumed": vacuumed, "expired_days": expired}
+        settings = self.settings
+        hours, appends_max = settings.retention_hours, settings.optimize_files_max
+        self._try("the deletion of old closed windows", lambda: self._expire(state, others), None)
+        optimized, vacuumed = 0, False
+        if appends_max:
+            optimized = sum(
+                self._try(f"OPTIMIZE of {name}", partial(self._optimize, path, appends_max), False)
+                for name, path in others.items()
+            )
+        if hours is not None and self._try("VACUUM", lambda: self._is_vacuum_due(state), False):
+            # The history of `state` says when a VACUUM was the last time: it comes last, when all others are done.
+            vacuumed = True
+            for path in (*others.values(), state):
+                vacuumed &= self._try(f"VACUUM of {path}", partial(self._vacuum, path, hours), False)
+        return {"optimized_tables": optimized, "vacuumed": vacuumed}
 
     def _try(self, what: str, step: Callable[[], T], otherwise: T) -> T:
         return self.attempt(what, step, otherwise, is_upkeep=True)
 
+    def _open(self, path: str) -> DeltaTable | None:
+        return delta.open_table(path, self.settings.storage_options)
+
     def _is_vacuum_due(self, state: str) -> bool:
-        every = self.settings.vacuum_every
-        if every == 1 or not tables.exists(self.spark, state):
-            return every == 1
-        done = tables.history(self.spark, state)
-        return upkeep.is_vacuum_due(((v.operation, note_of(v.userMetadata).get(RUN)) for v in done), every)
+        table, every = self._open(state), self.settings.vacuum_every
+        return table is not None and upkeep.is_vacuum_due(delta.history(table, 2 * every + VERSIONS_MORE), every)
 
-    def _expire(self, state: str, closed: Mapping[str, str]) -> int:
-        """Delete closed windows by the retention; how many days of how many stores those were."""
-        days = self.settings.closed_retention_days
-        if days is None:
-            return 0
-        rows = tables.progress_rows(self.spark, state).values()
-        times = (decode_progress(row.progress.encode()).stream_time_ms for row in rows)
+    def _optimize(self, path: str, appends_max: int) -> bool:
+        table = self._open(path)
+        if table is None or not upkeep.is_optimize_due(delta.history(table, appends_max + VERSIONS_MORE), appends_max):
+            return False
+        upkeep.optimize(table)
+        self.say(f"optimized {path}")
+        return True
+
+    def _vacuum(self, path: str, hours: int) -> bool:
+        if (table := self._open(path)) is not None:
+            upkeep.vacuum(table, hours)
+        return True
+
+    def _expire(self, state: str, others: Mapping[str, str]) -> None:
+        """Delete closed windows by the retention."""
+        days, table = self.settings.closed_retention_days, self._open(state)
+        if days is None or table is None:
+            return
+        rows = (of[0] for of in delta.progress_rows(table).values())
+        times = (decode_progress(row["progress"].encode()).stream_time_ms for row in rows)
         newest_ms = max((time_ms for time_ms in times if time_ms <= TIME_MS_MAX), default=-1)
-        there = [path for path in closed.values() if newest_ms >= 0 and tables.exists(self.spark, path)]
-        expired = sum(len(upkeep.expire(self.spark, path, newest_ms, days)) for path in there)
-        if expired:
-            self.say(f"closed windows of {expired} days deleted: retention is {days} days")
-        return expired
-
-
-def _vacuumed(spark: SparkSession, path: str, retention_hours: int) -> bool:
-    upkeep.vacuum(spark, path, retention_hours)
-    return True
+        if newest_ms < 0:
+            return
+        for name, path in others.items():
+            closed = self._open(path) if name.startswith("closed/") else None
+            if closed is not None and (expired := upkeep.expire(closed, newest_ms, days)):
+                self.say(f"{name}: {expired} windows deleted: retention is {days} days")

@@ -1,223 +1,467 @@
-"""One compaction: the changelog since the covered offsets, folded into the Delta tables (see `fold`).
+"""One compaction: the changelog since the covered offsets, appended to the Delta tables.
 
-Afterwards, where it is told to, it makes late records corrections (see `corrections`), and deletes changelog records:
-those that the snapshot before its own covers, never more.
+Steps of a run:
 
-A run reads `run_records_max` records at most, so that a backlog of any size is made up for in runs that each count.
+1. Plan: open the tables, each at a version, and find from where each partition has to be read.
+2. Fold: Spark's tasks read the ranges and write data files (see `fold`).
+3. Commit the files to `closed/<store>` and `late/<store>`, then to `state`. Now the run counts.
+4. Rewrite partitions of `state` in which superseded rows are many, delete what is covered from the changelog, do the
+   tables' upkeep, and call the user's own step. What fails here is said, and undoes nothing.
+
+Positions. A progress row says up to which changelog offset each other table has rows of its partition. That is the
+table's position as long as nobody else has added to it or gone back to an earlier version; else it is the highest
+offset in its rows. A higher one means that a run ended between two commits: what is there already is left out. A lower
+one means that the table was restored from a copy: its partition is read from the progress row at or before that
+position, or from the changelog's beginning. So a crash, a repeated run and a restored table all catch up.
+
+Two jobs at once. A commit makes the version after the one that was planned with, or none (see `delta`). Of two jobs
+that planned alike one goes through, and the other ends with CompactionConflict before it touches the next table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from pyspark.sql import DataFrame, Row, SparkSession
+import msgspec
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.transaction import RemoveAction
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
 
-from penstock.services.spark import advances, runs, tables
-from penstock.services.spark.asked import require_no_backfill
-from penstock.services.spark.changelog import Newest, Window, known, read_window
-from penstock.services.spark.corrections import Corrected, Corrections
-from penstock.services.spark.fold import Fold, Plan, Say, Summary
-from penstock.services.spark.generations import newest_stores
-from penstock.services.spark.kafka import TopicOffsets, changelog_offsets, delete_records, read_range, topic_offsets
-from penstock.services.spark.late_coverage import LateCoverage
-from penstock.services.spark.marks import Marks, read_marks
+from penstock.services.spark import delta, fold
+from penstock.services.spark.aftercare import Aftercare
+from penstock.services.spark.delta import DataFile
+from penstock.services.spark.failures import translated
+from penstock.services.spark.fold import Range, Where
+from penstock.services.spark.generations import Stores, newest_of, require_successor
+from penstock.services.spark.own_step import call_step
+from penstock.services.spark.rewrite import Crowded, rewrite
 from penstock.services.spark.settings import CompactSettings
-from penstock.shared.common.errors import ChangelogHole, PenstockError
+from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import ChangelogHole, KafkaTimeout, UnknownTopicOrPartition
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_progress
+from penstock.shared.streams.lake_names import require_lake_names
+from penstock.shared.streams.restoring import changelog_consumer
 
+Say = Callable[[str], object]
+T = TypeVar("T")
+Row = dict[str, Any]
+
+NO_TABLE = -1
+REWRITE_ROWS_MIN = 10_000  # added to a partition of `state` before it is worth a rewrite
+VERSIONS_MAX = 200  # of a table's log that are looked at for what happened since a run
+COMPACTION, REWRITE = "compaction", "rewrite"  # what a commit of `state` says it is
+HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
+"""What leaves a table's position what it was: upkeep, and what its owner deletes or changes by hand."""
 WAY_OUT = (
-    "put back one whose covered offsets the changelog still has (that before the newest it has, by RESTORE for "
-    "instance), or begin anew (`penstock streams reset`, then `penstock backfill`)"
-)
-NO_TABLES = (
-    "there are no tables at {}, and the changelog was compacted before: into another lake (is it --lake, or "
-    "streams.lake, as the aggregator has it?), or its tables are lost (put a copy back)"
+    "Put back tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
+    "`penstock batch` for the history)"
 )
 
 
-class Compaction(Fold):
+class Summary(NamedTuple):
+    """What a run did. Offsets are by changelog partition: `to_offsets` are the covered ones now.
+
+    It added `live_rows` windows that changed and `deleted_rows` tombstones to `state`, and so many `closed_rows` and
+    `late_rows`. `remaining_records` of the changelog were there when it began, and are the next run's. `failed` says
+    what was not done after the run, which counts all the same.
+    """
+
+    partitions: int
+    entries: int
+    live_rows: int
+    deleted_rows: int
+    closed_rows: int
+    late_rows: int
+    from_offsets: dict[int, int]
+    to_offsets: dict[int, int]
+    state_version: int | None
+    seconds: float
+    remaining_records: int = 0
+    foreign_records: int = 0
+    rewritten_partitions: int = 0
+    optimized_tables: int = 0
+    vacuumed: bool = False
+    failed: tuple[str, ...] = ()
+
+
+class TopicOffsets(NamedTuple):
+    """A changelog: its topic's id, and by partition the first offset it has and the one after the last that counts."""
+
+    topic: str
+    topic_id: str | None
+    earliest: dict[int, int]
+    latest: dict[int, int]
+
+
+class Plan(NamedTuple):
+    """What a run starts from: the tables, each at a version, and the newest progress rows by partition."""
+
+    offsets: TopicOffsets
+    newest: dict[int, Row]
+    tables: dict[str, DeltaTable]
+    ranges: list[Range]
+
+
+class Compaction:
     """One run for one application. Give it a Spark session, then `run()`."""
 
-    settings: CompactSettings
-
     def __init__(self, spark: SparkSession, settings: CompactSettings, say: Say) -> None:
-        super().__init__(spark, settings, say)
-        self.corrected: Corrected | None = None
-        self.late_left: frozenset[tuple[str, str]] = frozenset()
+        self.spark, self.settings, self.say = spark, settings, say
+        self.options = settings.storage_options
+        self.job = uuid.uuid4().hex
+        self.after = Aftercare(settings, say)
+        self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
+
+    def path(self, table: str) -> str:
+        """Where a table is: `state`, `closed/visits`."""
+        return f"{self.settings.folder}/{table}"
+
+    def run(self, told: Callable[[Summary], object] = lambda summary: None) -> Summary:
+        """Compact once; `told` is called with what the run did as soon as it counts and all that comes after was tried.
+
+        Raises CorruptRecord, ChangelogHole, SchemaMismatch (nothing was changed), CompactionConflict (another job was
+        first), LakeUnavailable, or an error of Kafka's or Spark's. After `told`: what failed behind the run.
+        """
+        try:
+            plan = self.plan()
+            summary = self._fold(plan)
+        except (Py4JError, PySparkException, ConnectionError) as e:
+            raise translated(e) from e
+        summary = self._after(plan, summary)
+        seconds = round(time.monotonic() - self._started, 3)
+        summary = summary._replace(failed=self.after.told(), seconds=seconds)
+        told(summary)
+        self.after.require_done()
+        return summary
+
+    # --- plan ---
 
     def plan(self) -> Plan:
-        """Where to read; raises ChangelogHole where the changelog does not go on where the tables end.
-
-        Raises UnfinishedBackfill where the tables hold what a backfill left that crashed, StateGone where what one
-        left is lost, and TablesDisagree where `closed` lacks what `state` covers.
-        """
+        """Where to read. ChangelogHole where the changelog does not go on where the tables end."""
         settings = self.settings
-        covered, known_rules, live_rows = tables.covered_rows(self.spark, self.state)
-        offsets = changelog_offsets(self.spark, settings)
-        start = {p: covered[p].changelog_offset if p in covered else 0 for p in offsets.earliest}
-        covered_run = max((row.run for row in covered.values()), default=0)
-        closed = self._closed_logs(covered)
-        next_ = self._next(covered, covered_run, closed)
-        put_back = runs.put_back(covered_run, next_)
-        try:
-            require_no_hole(offsets, covered, start)
-        except ChangelogHole as e:
-            if not covered and put_back is None:
-                raise ChangelogHole(f"{NO_TABLES.format(settings.tables)}: {e}") from None
-            raise e if put_back is None else ChangelogHole(f"{e}. {put_back}: {WAY_OUT}") from None
-        cap, adopted = offsets.latest, next_.adopted
-        require_no_backfill(adopted, offsets.latest, settings.tables, self._marks(offsets, covered))
-        runs.require_same_changelog(closed, offsets.topic_id, is_covered=bool(covered), folder=settings.tables)
-        if put_back is not None:
-            self.say(f"{put_back}; what the changelog has since then is folded into `state` once more")
-        elif adopted is not None:
-            self.say(f"run {next_.run} was begun and not ended: it goes on up to where it meant to go")
-        if settings.accept_lost_windows:
-            nothing = "--accept-lost-windows accepts nothing: no windows are missing but what was accepted before"
-            self.say(nothing if next_.lost is None else f"accepted: {next_.lost}")
-        if adopted is not None:
-            ends = {p: int(adopted["to_offsets"].get(str(p), first)) for p, first in start.items()}
-            cap = {p: min(ends[p], latest) for p, latest in offsets.latest.items()}
-        end = bounded(start, cap, settings.run_records_max)
-        had = (next_.ahead, next_.appended, next_.corrected, next_.lost is not None, live_rows, known_rules)
-        return Plan(next_.run, covered, offsets, start, end, adopted is not None, cap, *had)
+        names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)))
+        opened = {name: delta.open_table(self.path(name), self.options) for name in names}
+        tables = {name: table for name, table in opened.items() if table is not None}
+        rows = {} if STATE not in tables else delta.progress_rows(tables[STATE])
+        newest = {partition: of[0] for partition, of in rows.items()}
+        offsets = changelog_offsets(settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+        self._require_same_changelog(newest, offsets)
+        versions = self._recorded_versions(tables.get(STATE))
+        positions = {
+            name: self._positions(name, table, newest, versions.get(name), offsets)
+            for name, table in tables.items()
+            if name != STATE
+        }
+        begins = {p: self._first(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
+        return Plan(offsets, newest, tables, bounded(begins, newest, positions, offsets, settings.run_records_max))
 
-    def _marks(self, offsets: TopicOffsets, covered: Mapping[int, Row]) -> Marks:
-        """What the changelog says to rest on, where partitions of it are in no table."""
-        begun = {p for p, first in offsets.earliest.items() if p not in covered and first < offsets.latest[p]}
-        return read_marks(self.spark, self.settings.kafka, offsets, begun) if begun else Marks()
+    def _stores(self, kind: str) -> list[str]:
+        return delta.folders(self.path(kind), self.options)
 
-    def _closed_logs(self, covered: Mapping[int, Row]) -> dict[str, list[runs.Version]]:
-        """The versions of each store's table, of those that are there."""
-        logs = {store: tables.log(self.spark, self.closed(store)) for store in self._known_stores(covered)}
-        return {store: log for store, log in logs.items() if log}
+    def _require_same_changelog(self, newest: Mapping[int, Row], offsets: TopicOffsets) -> None:
+        for partition, row in newest.items():
+            if row["topic_id"] != offsets.topic_id:
+                raise ChangelogHole(
+                    f"the tables at {self.settings.folder} were made from {offsets.topic} with id {row['topic_id']}, "
+                    f"but its id is {offsets.topic_id} (partition {partition}): it was deleted and created again. Move "
+                    "the tables to another place to begin new ones"
+                )
 
-    def _next(
-        self, covered: Mapping[int, Row], covered_run: int, closed: Mapping[str, list[runs.Version]]
-    ) -> runs.Next:
-        """The next run, by the tables' logs."""
-        forgotten = [store for store, log in closed.items() if not runs.newest(log)]
-        return runs.next_run(
-            {p: row.changelog_offset for p, row in covered.items()},
-            covered_run,
-            tables.log(self.spark, self.state),
-            closed,
-            accept_lost=self.settings.accept_lost_windows,
-            taken=max((self.appended_last(store) for store in forgotten), default=0),
+    def _recorded_versions(self, state: DeltaTable | None) -> dict[str, int]:
+        """The versions that the other tables had after the last run; none where `state` is not as that run left it."""
+        for commit in [] if state is None else delta.history(state, VERSIONS_MAX):
+            if commit.get("versions") is not None:
+                return {str(name): int(version) for name, version in commit["versions"].items()}
+            if commit["operation"] not in HARMLESS:
+                break
+        return {}
+
+    def _positions(
+        self, name: str, table: DeltaTable, newest: Mapping[int, Row], recorded: int | None, offsets: TopicOffsets
+    ) -> dict[int, int]:
+        """By partition the last changelog offset that a table has rows of."""
+        if recorded is not None and self._is_as(table, recorded):
+            said = {p: json.loads(row["appended"]).get(name) for p, row in newest.items()}
+            return {p: at for p, at in said.items() if at is not None}
+        self.say(f"{name}: its positions are read from its rows")
+        # S608: nothing in it but an id that Kafka gave
+        where = f"topic_id = '{offsets.topic_id}'" if offsets.topic_id is not None else "topic_id IS NULL"
+        query = f"SELECT partition, max(changelog_offset) AS last FROM t WHERE {where} GROUP BY partition"  # noqa: S608
+        return {row["partition"]: row["last"] for row in delta.query(table, query)}
+
+    def _is_as(self, table: DeltaTable, recorded: int) -> bool:
+        """Whether nothing but what is harmless happened to a table since that version."""
+        if table.version() < recorded:
+            return False
+        since = delta.history(table, min(table.version() - recorded, VERSIONS_MAX) or 1)
+        return all(commit["operation"] in HARMLESS for commit in since if commit["version"] > recorded)
+
+    def _first(
+        self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
+    ) -> tuple[int, Row | None]:
+        """From where a partition is read, and the progress row there, None at the changelog's beginning."""
+        newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
+        said = {} if newest is None else json.loads(newest["appended"])
+        there = {table: positions.get(table, {}).get(partition, -1) for table in said}
+        behind = sorted(table for table, last in said.items() if there[table] < last)
+        if not behind:
+            start, row = (0, None) if newest is None else (int(newest["changelog_offset"]), newest)
+            lacks = ""
+        else:
+            lowest = min(there[table] for table in behind)
+            row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
+            start = 0 if row is None else int(row["changelog_offset"])
+            lacks = f" {', '.join(behind)} lacks rows from offset {lowest + 1} on."
+            self.say(f"partition {partition}:{lacks} It is read from offset {start}")
+        if earliest > start:
+            raise ChangelogHole(
+                f"{offsets.topic}-{partition}: offsets {start} to {earliest - 1} were deleted, and the tables at "
+                f"{self.settings.folder} go on at offset {start}.{lacks} Is this the lake that the aggregator has? "
+                f"{WAY_OUT}"
+            )
+        if offsets.latest[partition] < start:
+            raise ChangelogHole(
+                f"{offsets.topic}-{partition}: the log ends at {offsets.latest[partition]}, but the tables cover it up "
+                f"to {start}. {WAY_OUT}"
+            )
+        return start, row
+
+    # --- fold ---
+
+    def _fold(self, plan: Plan) -> Summary:
+        """Read, write and commit."""
+        wanted = [one for one in plan.ranges if one.first < one.end]
+        left = sum(one.latest - one.end for one in wanted)
+        if not wanted:
+            return self._nothing_new(plan)
+        self.say(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
+        settings, offsets = self.settings, plan.offsets
+        common = (settings.kafka_timeout_ms, settings.folder, self.options, self.job)
+        where = Where(settings.kafka, offsets.topic, offsets.topic_id, *common)
+        found = [
+            msgspec.msgpack.decode(summary, type=fold.Summary)
+            for summary in self._in_tasks(wanted, lambda one: one.end - one.first, fold.fold(where))
+        ]
+        foreign = sum(one.foreign_records for one in found)
+        moved = {one.partition: one for one in found if one.files}
+        if not moved:
+            return self._nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
+        summary = self._commit(plan, moved)
+        return summary._replace(remaining_records=left, foreign_records=foreign)
+
+    def _in_tasks(self, items: list[T], size: Callable[[T], int], step: Any) -> list[bytes]:
+        """Have Spark's tasks carry out a step over items, each of about as much as the others; what they give."""
+        tasks = max(1, min(len(items), self.spark.sparkContext.defaultParallelism))
+        parts = [(msgspec.msgpack.encode(part),) for part in spread(items, size, tasks)]
+        frame = self.spark.createDataFrame(parts, fold.PARTS).mapInArrow(step, fold.SUMMARIES)
+        return [bytes(row.summary) for row in frame.collect()]
+
+    def _nothing_new(self, plan: Plan) -> Summary:
+        self.say("nothing new")
+        before = {one.partition: one.covered for one in plan.ranges}
+        version = plan.tables[STATE].version() if STATE in plan.tables else None
+        return Summary(len(before), 0, 0, 0, 0, 0, before, before, version, 0.0)
+
+    def _commit(self, plan: Plan, moved: Mapping[int, fold.Summary]) -> Summary:
+        stores = _newest_stores(plan.newest, moved.values())
+        require_lake_names(stores)
+        versions = {name: table.version() for name, table in plan.tables.items() if name != STATE}
+        for kind in (CLOSED, LATE):
+            for store in stores:
+                name = f"{kind}/{store.name}"
+                if files := [file for one in moved.values() for file in one.files.get(name, [])]:
+                    table = self._table(plan, name, rows_schema(kind, store))
+                    versions[name] = delta.commit(table, files, (), {"job": self.job, "kind": kind})
+                    self.say(f"{name}: {sum(file.rows for file in files)} rows")
+        before = {one.partition: one.covered for one in plan.ranges}
+        rows = {kind: sum(one.rows(kind) for one in moved.values()) for kind in (STATE, CLOSED, LATE)}
+        deleted = sum(one.deleted for one in moved.values())
+        live = rows[STATE] - deleted - len(moved)
+        entries = sum(one.entries for one in moved.values())
+        said = {
+            "job": self.job,
+            "kind": COMPACTION,
+            "versions": versions,
+            "started_at_ms": self._started_ms,
+            "seconds": round(time.monotonic() - self._started, 3),
+            "rows": live + deleted + rows[CLOSED] + rows[LATE],
+            "entries": entries,
+        }
+        state = self._table(plan, STATE, state_schema(stores))
+        version = delta.commit(state, [file for one in moved.values() for file in one.files[STATE]], (), said)
+        after = before | {p: one.covered_offset for p, one in moved.items()}
+        counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
+        return Summary(len(before), *counts, before, after, version, 0.0)
+
+    def _table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
+        """A table as it was planned with, made or widened if it must be."""
+        indexed = INDEXED[name.partition("/")[0]]
+        return delta.ensure_table(
+            plan.tables.get(name), self.path(name), self.options, schema, indexed, is_partitioned=name == STATE
         )
 
-    def records(self, plan: Plan) -> DataFrame:
-        """The changelog records of the run (READ_SCHEMA)."""
-        topic, kafka = plan.offsets.topic, self.settings.kafka
-        self.say(f"reading {sum(plan.end[p] - first for p, first in plan.start.items())} changelog records")
-        return read_range(self.spark, kafka, topic, plan.start, plan.end, split=True)
+    # --- what comes after ---
 
-    def window(self, plan: Plan, records: DataFrame) -> Window:
-        """What the records say."""
-        window = read_window(self.spark, plan.offsets.topic, records, known(plan.covered))
-        self.late_left = window.late_left
-        return window
-
-    def before_merge(self, plan: Plan) -> None:
-        """Keep what late topics the stores had before the run: `--with-late` reads those to their ends."""
-        settings = self.settings
-        for store, topic in sorted(self.late_left):
-            coverage = LateCoverage(self.spark, self.state, store, self.say)
-            try:
-                coverage.remember(topic, settings.kafka, settings.kafka_timeout_ms)
-            except PenstockError as e:
-                self.say(f"{store}: its earlier late topic {topic} cannot be kept for --with-late: {e}")
-
-    def wider(self, plan: Plan, newest: Mapping[int, Newest]) -> Plan | None:
-        """Twice as much of each partition whose range ends before the commit does that is next; None where none does.
-
-        Without it a commit larger than the range would stop the partition for ever.
-        """
-        stuck = [p for p, end in plan.end.items() if plan.start[p] < end < plan.cap[p] and p not in newest]
-        if not stuck:
-            return None
-        self.say(f"no commit ends within the run's range of partitions {stuck}: they are read on")
-        further = {p: min(plan.cap[p], 2 * plan.end[p] - plan.start[p]) for p in stuck}
-        return plan._replace(end=plan.end | further)
-
-    def more(self) -> dict[str, Any]:
-        """What was done with late records, where that was asked for."""
-        return {} if self.corrected is None else self.corrected._asdict()
-
-    def after_merge(self, plan: Plan, summary: Summary) -> None:
-        """What is done once the run counts: none of it waits for another, nor the upkeep for any of it."""
-        attempt = self.after.attempt
-        if self.settings.with_late and not summary.remaining_records:
-            corrections = Corrections(self.spark, self.settings, self.say, self.job)
-            self.corrected = attempt("the correction by late records", corrections.run, None)
+    def _after(self, plan: Plan, summary: Summary) -> Summary:
+        attempt, settings = self.after.attempt, self.settings
         if summary.to_offsets != summary.from_offsets:
-            if self.settings.delete_covered:
+            rewritten = attempt("the rewrite of `state`", self._rewrite, 0, is_upkeep=True)
+            summary = summary._replace(rewritten_partitions=rewritten)
+            if settings.delete_covered:
                 attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
-            attempt("upkeep of advances", lambda: self._forget_advances(plan), None, is_upkeep=True)
+            others = attempt("upkeep", self._others, dict[str, str]())
+            summary = summary._replace(**self.after.look_after(self.path(STATE), others))
+        if settings.after is not None:
+            step = settings.after
+            attempt(f"after={step}", lambda: call_step(self.spark, step, settings.tables), None)
+        return summary
 
-    def _forget_advances(self, plan: Plan) -> None:
-        """Keep no more advances than the source topics have records; a topic that cannot be asked keeps them all."""
-        progress = {p: decode_progress(row.progress.encode()) for p, row in plan.covered.items()}
-        if not advances.moved_on_ms(progress):
-            return
-        settings = self.settings
-        for store in filter(advances.has_time_of_its_own, newest_stores(progress.values())):
-            try:
-                held = topic_offsets(self.spark, settings.kafka, store.source, settings.kafka_timeout_ms)
-            except PenstockError as e:
-                self.say(f"{store.source}: all advances of its time are kept: {e}")
-                continue
-            advances.forget(self.spark, settings.tables, store.name, held.earliest)
+    def _others(self) -> dict[str, str]:
+        """The paths of `closed` and `late` tables by name."""
+        names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)]
+        return {name: self.path(name) for name in names}
+
+    def _rewrite(self) -> int:
+        """Rewrite the partitions of `state` in which more rows came since than half of what was there."""
+        state = delta.open_table(self.path(STATE), self.options)
+        assert state is not None
+        newest = {p: of[0] for p, of in delta.progress_rows(state).items()}
+        crowded = {p: row for p, row in newest.items() if self._is_crowded(row)}
+        if not crowded:
+            return 0
+        actions = pa.table(state.get_add_actions(flatten=True))
+        files = [file for file in actions.to_pylist() if int(file["partition.partition"]) in crowded]
+        wanted = []
+        for p, row in crowded.items():
+            own = [file for file in files if int(file["partition.partition"]) == p]
+            wanted.append(Crowded(p, [file["path"] for file in own], sum(file["num_records"] for file in own), row))
+        self.say(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
+        step = rewrite(self.path(STATE), self.options, f"{self.job}-r")
+        done = self._in_tasks(wanted, lambda one: one.rows, step)
+        added = [file for one in done for file in msgspec.msgpack.decode(one, type=list[DataFile])]
+        now_ms = int(time.time() * 1000)
+        removed = [
+            RemoveAction(
+                file["path"], False, now_ms, file["size_bytes"], {"partition": str(file["partition.partition"])}
+            )
+            for file in files
+        ]
+        versions = self._recorded_versions(state)
+        delta.commit(state, added, removed, {"job": self.job, "kind": REWRITE, "versions": versions})
+        return len(wanted)
+
+    def _is_crowded(self, row: Row) -> bool:
+        files_max = self.settings.optimize_files_max
+        is_heavy = row["added_rows"] > max(row["rewritten_rows"] / 2, REWRITE_ROWS_MIN)
+        return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
 
     def _delete_covered(self, plan: Plan) -> None:
-        """Delete what the snapshot before this one covers: who restores from that one still finds the rest."""
+        """Delete from the changelog what the run before this one covers."""
+        offsets, topic = plan.offsets, plan.offsets.topic
         before = {
-            p: row.changelog_offset
-            for p, row in plan.covered.items()
-            if row.changelog_offset > plan.offsets.earliest[p]
+            TopicPartition(topic, p): int(row["changelog_offset"])
+            for p, row in plan.newest.items()
+            if row["changelog_offset"] > offsets.earliest.get(p, 0)
         }
         if before:
-            settings = self.settings
-            delete_records(self.spark, settings.kafka, plan.offsets.topic, before, settings.kafka_timeout_ms)
-            self.say(f"deleted changelog records of {len(before)} partitions, up to the snapshot before")
+            self.say(f"deleting changelog records of {len(before)} partitions")
+
+            async def delete() -> None:
+                async with Admin(self.settings.kafka) as admin:
+                    await admin.delete_records(before)
+
+            _ask(delete(), self.settings.kafka, topic, self.settings.kafka_timeout_ms)
 
 
-def bounded(start: Mapping[int, int], latest: Mapping[int, int], records_max: int) -> dict[int, int]:
-    """Where to end, so that no more than `records_max` records (and one a partition) are read, shared out evenly.
+def _newest_stores(newest: Mapping[int, Row], moved: Iterable[fold.Summary]) -> Stores:
+    """The stores as those commits have them that know most. SchemaMismatch where they contradict each other."""
+    before = {p: decode_progress(row["progress"].encode()).stores for p, row in newest.items()}
+    said = list(before.values())
+    for one in moved:
+        for stores in one.stores:
+            require_successor(before.get(one.partition, ()), stores)
+            before[one.partition] = stores
+            said.append(stores)
+    found = newest_of(said)
+    for stores in before.values():
+        require_successor(stores, found)
+    return found
 
-    >>> bounded({0: 0, 1: 5, 2: 0}, {0: 10, 1: 105, 2: 90}, 50)
-    {0: 10, 1: 25, 2: 20}
+
+def spread(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[list[T]]:
+    """Items for so many tasks, each of which has about as much to do as the others.
+
+    >>> spread([5, 1, 3, 4], lambda n: n, 2)
+    [[5, 1], [4, 3]]
     """
-    ends, room = {}, records_max
-    waiting = sorted(latest, key=lambda p: latest[p] - start[p])
-    for place, partition in enumerate(waiting):
-        share = max(1, room // (len(waiting) - place))
-        taken = min(share, max(0, latest[partition] - start[partition]))
-        ends[partition] = start[partition] + taken
-        room -= taken
-    return dict(sorted(ends.items()))
+    parts: list[list[T]] = [[] for _ in range(tasks)]
+    sizes = [0] * tasks
+    for one in sorted(items, key=size, reverse=True):
+        least = sizes.index(min(sizes))
+        parts[least].append(one)
+        sizes[least] += size(one)
+    return parts
 
 
-def require_no_hole(offsets: TopicOffsets, covered: Mapping[int, Row], start: Mapping[int, int]) -> None:
-    """Raise ChangelogHole unless the topic is the one that was covered, and goes on where that ended."""
-    topic = offsets.topic
-    for partition, row in covered.items():
-        if row.topic_id != offsets.topic_id:
-            raise ChangelogHole(
-                f"{topic} was deleted and made again: its id is {offsets.topic_id}, "
-                f"that of the snapshot is {row.topic_id}"
-            )
-        if partition not in start:
-            raise ChangelogHole(f"{topic} has no partition {partition} (any more), which the snapshot covers")
-    for partition, first in start.items():
-        earliest, latest = offsets.earliest[partition], offsets.latest[partition]
-        if earliest > first:
-            raise ChangelogHole(
-                f"{topic}-{partition}: offsets {first} to {earliest - 1} are gone and were not compacted"
-            )
-        if latest < first:
-            raise ChangelogHole(
-                f"{topic}-{partition} ends at {latest}, before the covered offset {first}: "
-                f"offsets {latest} to {first - 1} are missing"
-            )
+def bounded(
+    begins: Mapping[int, tuple[int, Row | None]],
+    newest: Mapping[int, Row],
+    positions: Mapping[str, Mapping[int, int]],
+    offsets: TopicOffsets,
+    records_max: int,
+) -> list[Range]:
+    """The ranges of a run, which are `records_max` records or few more; each partition has its share."""
+    left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
+    share, room = dict.fromkeys(left, 0), records_max
+    for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # what small ones leave goes to large ones
+        share[p] = min(left[p], max(room // (len(left) - nth), 1))
+        room -= share[p]
+    ranges = []
+    for p, (start, row) in sorted(begins.items()):
+        epoch, progress = (0, None) if row is None else (row["epoch"], row["progress"])
+        there = {table: of[p] for table, of in positions.items() if p in of}
+        ranges.append(Range(p, start, start + share[p], offsets.latest[p], epoch, progress, newest.get(p), there))
+    return ranges
+
+
+def changelog_offsets(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
+    """What a changelog holds, up to the last stable offsets. UnknownTopicOrPartition, or KafkaTimeout."""
+
+    async def ask() -> TopicOffsets:
+        async with Admin(kafka) as admin, changelog_consumer(kafka) as consumer:
+            description = (await admin.describe_topics([topic]))[topic]
+            places = [TopicPartition(topic, one.partition) for one in description.partitions]
+            consumer.assign(places)
+            first, end = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
+            by_partition = [{at.partition: offset for at, offset in of.items()} for of in (first, end)]
+            return TopicOffsets(topic, description.topic_id, *by_partition)
+
+    try:
+        return _ask(ask(), kafka, topic, timeout_ms)
+    except UnknownTopicOrPartition as e:
+        raise UnknownTopicOrPartition(
+            f"{e}: application (or changelog) must be the aggregator's, which makes the topic when it first starts"
+        ) from None
+
+
+def _ask(asked: Awaitable[T], kafka: KafkaSettings, topic: str, timeout_ms: int) -> T:
+    async def within() -> T:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await asked
+
+    try:
+        return asyncio.run(within())
+    except TimeoutError:
+        where = f"kafka.bootstrap_servers={kafka.bootstrap_servers}"
+        raise KafkaTimeout(f"{where}: no answer about {topic} within {timeout_ms} ms (kafka_timeout_ms)") from None

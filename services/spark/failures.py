@@ -6,19 +6,10 @@ import re
 
 from py4j.protocol import Py4JNetworkError
 
-from penstock.services.spark.bodies import CORRUPT
-from penstock.services.spark.replay import FAILED
+from penstock.services.spark.delta import CompactionConflict
 from penstock.services.spark.session import SparkFailed, first_line, last_cause
-from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, FatalError, PenstockError
-
-
-class CompactionConflict(PenstockError):
-    """Another job compacted the same application at the same time, and its commit won; nothing of this one counts."""
-
-
-class BackfillFailed(FatalError):
-    """A record of history cannot be processed, or the topology cannot be run in Spark; the message says which."""
-
+from penstock.shared.common import errors
+from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
 
 _CONFLICTS = (
     "ConcurrentAppendException",
@@ -38,18 +29,16 @@ _OVERFLOW = "long overflow"
 _TASK_FAILED = "Job aborted due to stage failure"
 _NO_CONNECTOR = "No FileSystem for scheme"
 _UNUSABLE = ("DELTA_CANNOT_CREATE_LOG_PATH", "Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
-_CORRUPT = re.compile(rf"{CORRUPT}: (.+)")
-_REPLAY = re.compile(rf"{FAILED}: (.+)")
+_OURS = re.compile(r"^(?:\w+\.)*(?:errors|fold)\.(\w+): (.+)", re.MULTILINE)
+"""How the last line of a traceback begins where an error of ours was raised in one of Spark's Python workers."""
 
 
 def translated(error: Exception) -> PenstockError:
     """An error of ours for what Py4J or pyspark raised."""
     cause = getattr(error, "java_exception", None)
     text = f"{cause.toString() if cause is not None else ''}\n{error}"
-    if found := _CORRUPT.search(text):
-        return CorruptRecord(found.group(1).strip())
-    if found := _REPLAY.search(text):
-        return BackfillFailed(found.group(1).strip())
+    if found := _OURS.search(text):
+        return _ours(*found.groups())
     if any(name in text for name in _CONFLICTS):
         return CompactionConflict(f"another job changed the tables at the same time: {first_line(error)}")
     if any(name in text for name in _DATA_LOSS):
@@ -72,3 +61,9 @@ def translated(error: Exception) -> PenstockError:
     said = last_cause(error)
     # Of a task that failed the first text says where, and the last one why; of Python code that is a mere traceback.
     return SparkFailed(said if _TASK_FAILED in text and not said.startswith("Traceback") else first_line(error))
+
+
+def _ours(name: str, said: str) -> PenstockError:
+    """An error that a worker raised. Records that are gone while they are read are a hole of the changelog."""
+    kind = {"CannotRead": CorruptRecord, "OffsetOutOfRange": ChangelogHole}.get(name, getattr(errors, name, None))
+    return kind(said) if kind is not None else SparkFailed(f"{name}: {said}")

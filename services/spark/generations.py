@@ -8,21 +8,13 @@ may be at different generations, as instances are upgraded one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from penstock.services.spark.bodies import StoreLayout
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.changelog.format import Progress, StoreSchema
 from penstock.shared.streams.changelog.reader import AGGREGATIONS_STAY, STORES_STAY, changed_aggregations
 
 Stores = tuple[StoreSchema, ...]
-
-
-def layouts_of(stores: Stores) -> tuple[StoreLayout, ...]:
-    """Stores as the body decoder needs them."""
-    return tuple(
-        StoreLayout(i, s.name, tuple((c.name, c.type) for c in s.state_columns())) for i, s in enumerate(stores)
-    )
 
 
 def newest_of(given: Iterable[Stores]) -> Stores:
@@ -36,22 +28,6 @@ def newest_stores(progress: Iterable[Progress]) -> Stores:
     An idle partition still says what the stores were when it got its last record.
     """
     return newest_of(p.stores for p in sorted(progress, key=lambda p: p.wall_ms, reverse=True))
-
-
-def late_topics_left(commits: Iterable[tuple[int, Stores]], before: Mapping[int, Stores]) -> frozenset[tuple[str, str]]:
-    """Store and late topic where a partition's commits, in order, went from that one to another or none.
-
-    `before` is by partition what its stores were ahead of them.
-    """
-    had = {(p, s.name): s.late for p, stores in before.items() for s in stores}
-    left = set()
-    for partition, stores in commits:
-        for store in stores:
-            earlier = had.get((partition, store.name))
-            if earlier is not None and earlier != store.late:
-                left.add((store.name, earlier))
-            had[partition, store.name] = store.late
-    return frozenset(left)
 
 
 def require_successor(earlier: Stores, later: Stores) -> None:

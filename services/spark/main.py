@@ -26,7 +26,7 @@ from penstock.shared.common.log_store import unarbitrated
 
 if TYPE_CHECKING:
     from penstock.services.spark.audit import Report
-    from penstock.services.spark.fold import Fold, Summary
+    from penstock.services.spark.compact import Compaction, Summary
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
@@ -55,19 +55,19 @@ def backfill_main(arguments: list[str]) -> int:
     return _fold("backfill", settings, lambda spark: Backfill(spark, settings, _say))
 
 
-def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Fold], runs_max: int = 1) -> int:
+def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Compaction], runs_max: int = 1) -> int:
     configure(settings.log, name)
     if (warning := unarbitrated(settings.tables, settings.spark.conf, "spark.conf")) is not None:
         _say(f"warning: {warning}")
-    from penstock.services.spark.failures import CompactionConflict
+    from penstock.services.spark.delta import CompactionConflict
     from penstock.services.spark.session import spark_session
 
     counts = ""
 
     def told(summary: Summary) -> None:
         nonlocal counts
-        print(json.dumps({**summary._asdict(), **job.more(), "spark_start_seconds": start_seconds}), flush=True)
-        counts = f"run {summary.run} counts, but not all that comes after it was done: "
+        print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
+        counts = "the run counts, but not all that comes after it was done: "
 
     try:
         started = time.monotonic()

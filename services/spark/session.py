@@ -25,7 +25,7 @@ from pyspark import SparkContext, cloudpickle
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import bodies, class_archive, s3, sessions
+from penstock.services.spark import class_archive, s3
 from penstock.services.spark.masters import silence
 from penstock.services.spark.properties import handed_over
 from penstock.services.spark.scratch import scratch_folder
@@ -85,9 +85,6 @@ def spark_session(settings: SparkSettings, application: str, *places: str) -> It
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # Python workers must be this interpreter, with the same numpy and pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # What runs in workers travels with the job, so that a cluster's workers need numpy and pyarrow alone.
-    for module in (bodies, sessions):
-        cloudpickle.register_pickle_by_value(module)
     with scratch_folder() as work:
         conf = configuration(settings, work, places, java)
         builder = SparkSession.builder.appName(application).master(settings.master)
@@ -140,6 +137,7 @@ def configuration(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        "spark.python.daemon.module": "penstock.services.spark.worker_daemon",
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Literal, Self
 
@@ -72,6 +73,9 @@ class JobSettings(CommandSettings):
     kafka: KafkaSettings = KafkaSettings()
     application: str = Field(pattern=DELTA_NAME, description="the aggregator's application id")
     lake: str = Field(min_length=1, description="folder or URI that holds the Delta tables of all applications")
+    lake_options: dict[str, str] = Field(
+        default={}, description="object store options for the lake, as deltalake takes them"
+    )
     changelog: str | None = Field(default=None, description="changelog topic; default: <application>-changelog")
     spark: SparkSettings = SparkSettings()
     kafka_timeout_ms: PositiveMs = Field(
@@ -98,6 +102,16 @@ class JobSettings(CommandSettings):
         return f"{hadoop_uri(lake_root(self.lake))}/{self.application}"
 
     @property
+    def folder(self) -> str:
+        """The folder or URI of this application's tables."""
+        return f"{lake_root(self.lake)}/{self.application}"
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """What deltalake needs for the lake's storage: AWS_… of the environment, and what was given."""
+        return {name: value for name, value in os.environ.items() if name.startswith("AWS_")} | self.lake_options
+
+    @property
     def places(self) -> tuple[str, ...]:
         """What Spark reads and writes beside Kafka, as it calls it."""
         return (self.tables,)
@@ -108,7 +122,7 @@ class UpkeepSettings(JobSettings):
 
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         default=20,
-        description="rewrite a partition of a table into one file once it has more files than this; 0: never",
+        description="make few files of a table's, or of a partition's of `state`, once so many more came; 0: never",
     )
     retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
         default=None,
@@ -120,6 +134,9 @@ class UpkeepSettings(JobSettings):
     vacuum_every: Annotated[int, Field(ge=1)] = Field(
         default=1, description="compactions from one such removal to the next, which lists every file"
     )
+    after: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
+        default=None, description="module:function that is called as function(spark, tables) after a run"
+    )
 
 
 class CompactSettings(UpkeepSettings):
@@ -130,12 +147,6 @@ class CompactSettings(UpkeepSettings):
     )
     runs_max: Annotated[int, Field(ge=0)] = Field(
         default=0, description="runs after each other that the command makes; 0: as many as there are records for"
-    )
-    accept_lost_windows: bool = Field(
-        default=False, description="go on although a table `closed` that was put back lacks windows that `state` covers"
-    )
-    with_late: bool = Field(
-        default=False, description="merge late records into closed windows, as rows with a higher revision"
     )
     delete_covered: bool = Field(
         default=False, description="afterwards delete changelog records that the snapshot before this one covers"

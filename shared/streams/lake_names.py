@@ -18,20 +18,18 @@ from collections.abc import Iterable, Sequence
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.changelog.format import StoreSchema
 
-STATE_HEAD = (
-    *(("row", "STRING"), ("partition", "INT"), ("store", "STRING")),
-    *(("key", "BINARY"), ("start_ms", "BIGINT"), ("end_ms", "BIGINT")),
+STATE_COLUMNS = (
+    *("row", "partition", "store", "key", "start_ms", "end_ms", "live", "changelog_offset"),
+    *("epoch", "progress", "topic_id", "previous_offset", "appended"),
+    *("rewritten_rows", "added_rows", "added_files"),
 )
-STATE_TAIL = (
-    *(("changelog_offset", "BIGINT"), ("epoch", "INT"), ("commit", "BIGINT")),
-    *(("progress", "STRING"), ("topic_id", "STRING"), ("run", "BIGINT")),
-)
-"""The columns of `state` before and after the stores', with their types in Spark SQL."""
-IS_LIVE = "live"  # what a run's rows have beside them: whether the MERGE writes the row or takes it out
-STATE_COLUMNS = (*(name for name, _ in (*STATE_HEAD, *STATE_TAIL)), IS_LIVE)
 CLOSED_COLUMNS = (
-    *("key", "start", "end", "start_ms", "end_ms", "state", "closed_at", "written_at"),
-    *("revision", "partition", "changelog_offset", "corrected_by", "day"),
+    *("key", "key_bytes", "window_start", "window_end", "closed_at", "state"),
+    *("partition", "changelog_offset", "topic_id"),
+)
+LATE_COLUMNS = (
+    *("key", "key_bytes", "event_time", "missed", "state", "source_offset"),
+    *("partition", "changelog_offset", "topic_id"),
 )
 _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.topology import Topology
@@ -13,19 +14,25 @@ from penstock.shared.streams.topology import Topology
 NAME_PATTERN = r"^[\w.]+:\w+$"
 
 
-def load_topology(name: str, options: Mapping[str, str], folder: str | None = None) -> Topology:
-    """The topology that `module:function` returns; ConfigError says what is wrong with it.
-
-    `folder` is where user code lies, beside what Python finds by itself; the current folder by default.
-    """
+def import_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
+    """What `module:function` is; ConfigError, which names the setting, where it cannot be imported."""
     module, _, function = name.partition(":")
     here = folder or str(Path.cwd())
     if here not in sys.path:  # a console script does not look in the current folder
         sys.path.insert(0, here)
     try:
-        build = getattr(importlib.import_module(module), function)
+        found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as e:
-        raise ConfigError(f"topology: {name}: {e}") from e
+        raise ConfigError(f"{setting}: {name}: {e}") from e
+    return found
+
+
+def load_topology(name: str, options: Mapping[str, str], folder: str | None = None) -> Topology:
+    """The topology that `module:function` returns; ConfigError says what is wrong with it.
+
+    `folder` is where user code lies, beside what Python finds by itself; the current folder by default.
+    """
+    build = import_function(name, "topology", folder)
     try:
         topology = build(**options)
     except TypeError as e:

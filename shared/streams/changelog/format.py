@@ -52,6 +52,7 @@ START = struct.Struct(">q")
 LENGTH = struct.Struct(">I")
 
 LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"G", b"T"
+LATE = b"X"
 OPERATIONS = frozenset((LIVE, DELETED, FINAL, PROGRESS, TAKEOVER))
 EPOCH_MAX = 2**31 - 2  # the highest that an owner takes, and that readers take
 STORES_MAX = 256  # a store's number is one byte

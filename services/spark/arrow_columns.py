@@ -1,0 +1,57 @@
+"""Columns of numpy and packed bytes as Arrow arrays, without a Python object a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.string_copies import copied
+from penstock.shared.streams.changelog import kernels as k
+from penstock.shared.streams.changelog.format import StateCodec
+
+ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
+TIMESTAMP = pa.timestamp("us", "UTC")
+TIME_MS_MAX = 253_402_300_799_999  # the last of year 9999: what timestamps of all engines can say
+MICROSECONDS = 1_000  # in a millisecond
+
+
+def binary_array(strings: PackedBytes) -> pa.Array:
+    """The strings, none of which is a null. Their buffer is their own afterwards.
+
+    >>> binary_array(PackedBytes.of([b"ann", b""])).to_pylist()
+    [b'ann', b'']
+    """
+    own = copied(strings)
+    ends = np.zeros(len(own) + 1, np.int32)
+    np.cumsum(own.lengths, out=ends[1:])
+    return pa.Array.from_buffers(pa.binary(), len(own), [None, pa.py_buffer(ends), pa.py_buffer(own.data)])
+
+
+def time_array(times_ms: Any) -> pa.Array:
+    """Times in ms as timestamps; null for those that no timestamp before the year 10000 can say.
+
+    >>> [str(time) for time in time_array(np.array([0, 10**18]))]
+    ['1970-01-01 00:00:00+00:00', 'None']
+    """
+    beyond = (times_ms < 0) | (times_ms > TIME_MS_MAX)
+    micros = np.where(beyond, 0, times_ms) * MICROSECONDS
+    return pa.array(micros, pa.int64(), mask=beyond if beyond.any() else None).cast(TIMESTAMP)
+
+
+def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
+    """Encoded states as structs of their columns; CorruptRecord says what is wrong with the first that is no state."""
+    count, fixed, binary = len(states), codec.fixed, codec.binary
+    cells = np.empty((len(fixed), count), np.int64)
+    begins, sizes = np.empty((2, len(binary), count), np.int64)
+    bad = k.read_states(*states.arrays, len(fixed), len(binary), cells, begins, sizes)
+    if bad < count:
+        codec.unpack(states[bad] or b"")
+    columns: list[Any] = [None] * len(codec.columns)
+    for row, i in enumerate(fixed):
+        columns[i] = pa.array(cells[row] if codec.columns[i].type == "int64" else cells[row].view(np.float64))
+    for row, i in enumerate(binary):
+        columns[i] = binary_array(PackedBytes(states.data, begins[row], sizes[row]))
+    return pa.StructArray.from_arrays(columns, names=[column.name for column in codec.columns])

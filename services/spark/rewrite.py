@@ -1,0 +1,89 @@
+"""A partition of `state` rewritten: one row a live window, and the newest progress row. A Spark task does one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.services.spark.delta import DataFile, Files
+from penstock.services.spark.tables import INDEXED, PROGRESS, STATE
+from penstock.shared.common.records import Int64Array
+
+FILE_ROWS = 1_000_000
+PASS_ROWS = 5_000_000  # read at once; a partition with more is read in several passes
+SPREAD = -7046029254386353131  # an odd number whose product spreads starts evenly over passes
+
+
+class Crowded(NamedTuple):
+    """A partition to rewrite: its files, how many rows they have, and its newest progress row."""
+
+    partition: int
+    paths: list[str]
+    rows: int
+    newest: dict[str, Any]
+
+
+def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: lists of `Crowded` to lists of DataFile, both in the form of msgpack."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for part in batch.column(0).to_pylist():
+                for one in msgspec.msgpack.decode(part, type=list[Crowded]):
+                    written = list(_rewritten(Files(folder, options, INDEXED[STATE]), one, job))
+                    yield pa.record_batch([[msgspec.msgpack.encode(written)]], names=["summary"])
+
+    return run
+
+
+def _rewritten(files: Files, one: Crowded, job: str) -> Iterator[DataFile]:
+    passes = one.rows // PASS_ROWS + 1
+    number = total = 0
+    for nth in range(passes):
+        parts = [_own(files.read(path), nth, passes) for path in one.paths]
+        live = live_rows(pa.concat_tables(parts, promote_options="permissive"))
+        total += len(live)
+        live = live.append_column("partition", pa.repeat(one.partition, len(live)).cast(pa.int32()))
+        for at in range(0, len(live), FILE_ROWS):
+            name = f"part-{job}-{one.partition}-{number}.parquet"
+            yield files.write(name, live.slice(at, FILE_ROWS).to_batches(), one.partition)
+            number += 1
+    row = one.newest | {"rewritten_rows": total, "added_rows": 0, "added_files": 0}
+    progress = pa.RecordBatch.from_pylist([row], PROGRESS)
+    yield files.write(f"part-{job}-{one.partition}-{number}.parquet", [progress], one.partition)
+
+
+def _own(rows: pa.Table, nth: int, passes: int) -> pa.Table:
+    """The rows of windows that a pass takes; all rows of one window are of one pass."""
+    is_own = pc.equal(rows.column("row"), "window")
+    if passes > 1:
+        starts = rows.column("start_ms").fill_null(0).to_numpy().astype(np.int64)
+        of = (starts * np.int64(SPREAD) >> 33) % passes
+        is_own = pc.and_(is_own, pa.array(of == nth))
+    return rows.filter(is_own)
+
+
+def live_rows(rows: pa.Table) -> pa.Table:
+    """Of the rows of windows the newest of each one, where that is live."""
+    if not len(rows):
+        return rows
+    rows = rows.combine_chunks()
+    codes = [
+        rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        for name in ("key", "store")
+    ]
+    identity = (rows.column("start_ms").to_numpy(), *codes)
+    order = np.lexsort((rows.column("changelog_offset").to_numpy(), *identity))
+    is_last = np.zeros(len(order), bool)
+    is_last[-1] = True
+    for column in identity:
+        ordered = column[order]
+        is_last[:-1] |= ordered[1:] != ordered[:-1]
+    newest: Int64Array = np.sort(order[is_last])
+    found = rows.take(pa.array(newest))
+    return found.filter(found.column("live"))
