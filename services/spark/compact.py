@@ -56,6 +56,7 @@ from penstock.shared.streams.restoring import changelog_consumer
 Say = Callable[[str], object]
 T = TypeVar("T")
 Row = dict[str, Any]
+Step = Callable[[bytes], Iterable[bytes]]
 
 NO_TABLE = -1
 REWRITE_ROWS_MIN = 10_000  # added to a partition of `state` before it is worth a rewrite
@@ -260,12 +261,14 @@ class Compaction:
         summary = self._commit(plan, moved)
         return summary._replace(remaining_records=left, foreign_records=foreign)
 
-    def _in_tasks(self, items: list[T], size: Callable[[T], int], step: Any) -> list[bytes]:
+    def _in_tasks(
+        self, items: list[T], size: Callable[[T], int], step: Callable[[bytes], Iterable[bytes]]
+    ) -> list[bytes]:
         """Have Spark's tasks carry out a step over items, each of about as much as the others; what they give."""
         tasks = max(1, min(len(items), self.spark.sparkContext.defaultParallelism))
-        parts = [(msgspec.msgpack.encode(part),) for part in spread(items, size, tasks)]
-        frame = self.spark.createDataFrame(parts, fold.PARTS).mapInArrow(step, fold.SUMMARIES)
-        return [bytes(row.summary) for row in frame.collect()]
+        parts = [msgspec.msgpack.encode(part) for part in spread(items, size, tasks)]
+        found: list[bytes] = self.spark.sparkContext.parallelize(parts, tasks).flatMap(step).collect()
+        return found
 
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")

@@ -42,8 +42,6 @@ from penstock.shared.streams.changelog.format import (
 from penstock.shared.streams.changelog.reader import ChangelogReader, Commit, Confirmed, CorruptEntry
 from penstock.shared.streams.restoring import changelog_consumer
 
-PARTS = "part binary"
-SUMMARIES = "summary binary"
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
 FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
 POLL_MS = 500
@@ -117,15 +115,12 @@ class CannotRead(CorruptRecord):
     """The message has topic, partition and offset, and the ways out."""
 
 
-def fold(where: Where) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow: lists of ranges (PARTS) to summaries (SUMMARIES), which are both in the form of msgpack."""
+def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
+    """What a task does: a list of ranges to their summaries, which are all in the form of msgpack."""
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            for part in batch.column(0).to_pylist():
-                for of in msgspec.msgpack.decode(part, type=list[Range]):
-                    folded = asyncio.run(read_range(where, of))
-                    yield pa.record_batch([[msgspec.msgpack.encode(folded.write(where))]], names=["summary"])
+    def run(ranges: bytes) -> Iterator[bytes]:
+        for of in msgspec.msgpack.decode(ranges, type=list[Range]):
+            yield msgspec.msgpack.encode(asyncio.run(read_range(where, of)).write(where))
 
     return run
 

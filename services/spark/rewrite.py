@@ -28,15 +28,12 @@ class Crowded(NamedTuple):
     newest: dict[str, Any]
 
 
-def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """For mapInArrow: lists of `Crowded` to lists of DataFile, both in the form of msgpack."""
+def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[bytes], Iterator[bytes]]:
+    """What a task does: a list of `Crowded` to lists of DataFile, all in the form of msgpack."""
 
-    def run(batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            for part in batch.column(0).to_pylist():
-                for one in msgspec.msgpack.decode(part, type=list[Crowded]):
-                    written = list(_rewritten(Files(folder, options, INDEXED[STATE]), one, job))
-                    yield pa.record_batch([[msgspec.msgpack.encode(written)]], names=["summary"])
+    def run(crowded: bytes) -> Iterator[bytes]:
+        for one in msgspec.msgpack.decode(crowded, type=list[Crowded]):
+            yield msgspec.msgpack.encode(list(_rewritten(Files(folder, options, INDEXED[STATE]), one, job)))
 
     return run
 

@@ -6,6 +6,8 @@ from pyspark.daemon import manager
 
 import penstock.services.spark.fold
 import penstock.services.spark.rewrite  # noqa: F401  (so that the forked workers have them)
+from penstock.shared.streams.changelog.reader import compile_kernels
 
 if __name__ == "__main__":
+    compile_kernels()
     manager()
