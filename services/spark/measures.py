@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.tables import SQL_TYPES, quoted
+from penstock.services.spark.sql import SQL_TYPES, quoted
 from penstock.shared.streams.aggregations import DISTINCT_LG_K, EMPTY_TEXT
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 

@@ -21,10 +21,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark import collected_sets, tables
+from penstock.services.spark import collected_sets
+from penstock.services.spark.arrow_columns import TIME_MS_MAX
 from penstock.services.spark.session import spark_session, travelling
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
-from penstock.services.spark.tables import SQL_TYPES, quoted
+from penstock.services.spark.sql import SQL_TYPES, quoted, results, snapshot, state_type
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.lake_place import lake_root
 from penstock.shared.streams.changelog.format import (
@@ -34,7 +35,7 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     decode_progress,
 )
-from penstock.shared.streams.latest import LATEST, Latest
+from penstock.shared.streams.latest import Latest
 
 CORRECTABLE = {
     "count": "Count",
@@ -46,7 +47,6 @@ CORRECTABLE = {
     "collect_set": "CollectSet",
 }
 """The aggregations that `corrected` merges, by the names that users know them by."""
-TIME_MS_MAX = 253_402_300_799_999  # the last of year 9999: what timestamps of all engines can hold
 _OWN = frozenset((Latest.function,))  # kept by the operator beside the user's aggregations
 _KINDS = frozenset(("session", "tumbling", "hopping"))
 _WINDOWS, _LATE = 0, 1  # the order in which a window's rows are merged
@@ -66,7 +66,7 @@ class Tables:
     def __init__(self, spark: SparkSession, folder: str) -> None:
         """`folder` is the application's folder as Spark names it. ConfigError if there is no table `state` in it."""
         self._spark, self._folder = spark, folder
-        state = tables.snapshot(spark, f"{folder}/state")
+        state = snapshot(spark, f"{folder}/state")
         if state is None:
             raise ConfigError(
                 f"{folder}/state: there is no such table: lake and application must be the aggregator's, and a "
@@ -111,18 +111,18 @@ class Tables:
             rows = windows.join(newest, ["partition", "changelog_offset"], "left_semi").filter("live")
             rows = rows.withColumn("state", F.col(quoted(store.name)))
         else:
-            columns = f"partition INT, key BINARY, start_ms BIGINT, end_ms BIGINT, state {_state_type(store)}"
+            columns = f"partition INT, key BINARY, start_ms BIGINT, end_ms BIGINT, state {state_type(store)}"
             rows = self._spark.createDataFrame([], columns)
         rows = rows.withColumn("state", _widened(rows, store))
         bounds = (_time("start_ms").alias("window_start"), _time("end_ms").alias("window_end"))
-        return rows.select(key, *bounds, *_results(store).values(), "state", "partition")
+        return rows.select(key, *bounds, *results(store).values(), "state", "partition")
 
     def _read(self, kind: str, store: StoreSchema, head: str, tail: str) -> DataFrame:
-        rows = tables.snapshot(self._spark, f"{self._folder}/{kind}/{store.name}")
+        rows = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}")
         end = "partition INT, changelog_offset BIGINT, topic_id STRING"
         if rows is None:
-            columns = self._spark.createDataFrame([], f"{head}, {tail}, state {_state_type(store)}, {end}")
-            rows = columns.select("*", *_results(store).values())
+            columns = self._spark.createDataFrame([], f"{head}, {tail}, state {state_type(store)}, {end}")
+            rows = columns.select("*", *results(store).values())
         else:
             topics = {partition: covered.topic_id for partition, covered in self.covered.items()}
             is_of_topic = F.col("topic_id") == by_partition(topics, "string")
@@ -131,7 +131,7 @@ class Tables:
             rows = rows.filter(~is_of_topic | (F.col("changelog_offset") < by_partition(offsets, "bigint")))
         rows = rows.withColumn("state", _widened(rows, store))
         own = [c.split()[0] for c in head.split(", ")]
-        values = [F.col(quoted(n)) if n in rows.columns else result for n, result in _results(store).items()]
+        values = [F.col(quoted(n)) if n in rows.columns else result for n, result in results(store).items()]
         return rows.select(*own, *values, tail.split()[0], "state", *(c.split()[0] for c in end.split(", ")))
 
 
@@ -232,18 +232,8 @@ def _covered(state: DataFrame) -> dict[int, Coverage]:
     return found
 
 
-def _results(store: StoreSchema) -> dict[str, SparkColumn]:
-    """The typed results by aggregation, computed from `state`, but that which an operator keeps for itself."""
-    columns = zip(store.aggregations, tables.results(store), strict=True)
-    return {aggregation.name: column for aggregation, column in columns if aggregation.name != LATEST}
-
-
 def _key_type(store: StoreSchema) -> str:
     return "key STRING" if store.key == "string" else "key_bytes BINARY"
-
-
-def _state_type(store: StoreSchema) -> str:
-    return f"STRUCT<{', '.join(f'{quoted(c.name)}: {SQL_TYPES[c.type]}' for c in store.state_columns())}>"
 
 
 def _widened(rows: DataFrame, store: StoreSchema) -> SparkColumn:
@@ -311,7 +301,7 @@ def _merged(rows: DataFrame, store: StoreSchema) -> DataFrame:
         F.col(f"m{i}_{name}").alias(f"{a.name}_{name}") for i, a in enumerate(store.aggregations) for name, _ in a.state
     ]
     whole = merged.withColumn("state", F.struct(*names))
-    return whole.select(key, "window_start", "window_end", *_results(store).values(), "state", "partition")
+    return whole.select(key, "window_start", "window_end", *results(store).values(), "state", "partition")
 
 
 _SET = "collect_set"
