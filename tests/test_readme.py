@@ -16,9 +16,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from packaging.requirements import Requirement
 from typer.main import get_command
 
@@ -93,22 +91,6 @@ def test_python_blocks_run_and_print_what_they_say(tmp_path: Path) -> None:
         assert run.stdout == printed(block), block
         shown += bool(run.stdout)
     assert shown, "no block shows what it prints"
-
-
-def test_reading_the_lake_takes_the_newest_revisions(tmp_path: Path) -> None:
-    """A window that was corrected is there once, as it is now, and one that went into a wider one is not."""
-    rows = [("ann", 0, 9, 0, 3), ("ann", 0, 9, 1, None), ("ann", 0, 99, 1, 4), ("bob", 5, 5, 0, 1), ("bob", 5, 5, 1, 2)]
-    found = [
-        {"partition": 0, "key": key, "start_ms": start, "end_ms": end, "start": start, "end": end, "revision": revision}
-        | {"clicks": clicks, "ms": 5.0, "state": clicks and {"clicks": clicks}}
-        for key, start, end, revision, clicks in rows
-    ]
-    write_deltalake(str(tmp_path / "lake" / "visits" / "closed" / "visits"), pa.Table.from_pylist(found))
-    (program,) = blocks(README, "py")
-    command = [sys.executable, "-c", program]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == "[{'key': 'ann', 'clicks': 4, 'ms': 5.0}, {'key': 'bob', 'clicks': 2, 'ms': 5.0}]\n"
 
 
 def test_commands_are_accepted() -> None:
