@@ -134,7 +134,29 @@ def check_order(owned: Ownership) -> None:
             assert expected, f"out of order: {one}, {other}"
 
 
-def read_commits(keys: list[bytes | None], values: list[bytes | None], group: str, to_ns: int) -> Iterator[Commit]:
+class Clocks:
+    """The wall clock, which is corrected while it runs, and the monotonic one: compared first and last, and straight
+    between."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[int, int]] = []
+        self.compare()
+
+    def compare(self) -> None:
+        """Compare them now; of a few attempts the one that nothing came between."""
+        attempts = []
+        for _ in range(9):
+            before, wall_ns, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+            attempts.append((after - before, wall_ns, (before + after) // 2))
+        self._pairs.append(min(attempts)[1:])
+
+    def monotonic_ns(self, wall_ns: int) -> int:
+        """The monotonic clock's time at a time of the wall clock's."""
+        (wall, mono), (wall_last, mono_last) = self._pairs
+        return mono + (wall_ns - wall) * (mono_last - mono) // (wall_last - wall)
+
+
+def read_commits(keys: list[bytes | None], values: list[bytes | None], group: str, clocks: Clocks) -> Iterator[Commit]:
     """The commits among records of `__consumer_offsets` (OffsetCommitKey 0 to 1, OffsetCommitValue 0 to 4)."""
     for key, value in zip(keys, values, strict=True):
         if key is None or value is None or struct.unpack_from(">h", key)[0] > 1:
@@ -158,10 +180,10 @@ def read_commits(keys: list[bytes | None], values: list[bytes | None], group: st
         stamp_ms = struct.unpack_from(">q", value, at + size)[0]
         partition = struct.unpack_from(">i", key, len(key) - 4)[0]
         metadata = value[at : at + size].decode()
-        yield Commit(partition, stamp_ms * 1_000_000 + to_ns, OffsetAndMetadata(offset, metadata))
+        yield Commit(partition, clocks.monotonic_ns(stamp_ms * 1_000_000), OffsetAndMetadata(offset, metadata))
 
 
-async def commits_of(connection: KafkaSettings, group: str, to_ns: int) -> dict[int, list[Commit]]:
+async def commits_of(connection: KafkaSettings, group: str, clocks: Clocks) -> dict[int, list[Commit]]:
     """Every commit that the broker ever took, by partition, in order."""
     found: dict[int, list[Commit]] = defaultdict(list)
     async with Admin(connection) as admin:
@@ -173,7 +195,7 @@ async def commits_of(connection: KafkaSettings, group: str, to_ns: int) -> dict[
         ends = await consumer.end_offsets(tps)
         while any([await consumer.position(tp) < ends[tp] for tp in tps]):
             for columns in (await consumer.poll(200)).values():
-                for commit in read_commits(columns.keys, columns.values, group, to_ns):
+                for commit in read_commits(columns.keys, columns.values, group, clocks):
                     found[commit.partition].append(commit)
     return found
 
@@ -408,14 +430,15 @@ async def test_chaos(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, stra
     record is handled, each key's in order within an ownership, what ends after an ownership is lost is not committed,
     committed offsets only rise, and twice is done only what was in flight."""
     connection = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-    to_ns = time.monotonic_ns() - time.time_ns()
+    clocks = Clocks()
     seed = random.Random(seconds)
     group, sent = await cause_chaos(connection, topic_name, strategy, tmp_path, seconds, seed)
     journals = {name: (tmp_path / f"{name}.log") for name in group.names}
     ownerships = [
         owned for name, path in journals.items() if path.exists() for owned in ownerships_in(name, path.read_text())
     ]
-    counts = judge(ownerships, await commits_of(connection, topic_name, to_ns), sent)
+    clocks.compare()
+    counts = judge(ownerships, await commits_of(connection, topic_name, clocks), sent)
     print(f"{sent.total()} records, {dict(group.happened)}, {len(ownerships)} ownerships, {counts}")
     assert group.happened["killed"]
     assert group.happened["stopped"]
