@@ -90,6 +90,16 @@ class Tables:
             raise ConfigError(f"store: which one? {self._folder} has the windowed stores {names}")
         raise ConfigError(f"store: there is no {name!r} in {self._folder}, which has the windowed stores {names}")
 
+    def frames(self) -> dict[str, DataFrame]:
+        """All tables of stores that have windows: `closed/<store>`, `late/<store>` and `live/<store>`."""
+        found = {}
+        for store in self.stores:
+            if store.kind in WINDOWED:
+                found[f"closed/{store.name}"] = self.closed(store)
+                found[f"late/{store.name}"] = self.late(store)
+                found[f"live/{store.name}"] = self.live(store)
+        return found
+
     def closed(self, store: StoreSchema) -> DataFrame:
         """The store's closed windows that `state` covers, with the columns of the table."""
         head = f"{_key_type(store)}, window_start TIMESTAMP, window_end TIMESTAMP"
