@@ -1,8 +1,8 @@
 """What stores and aggregations may be called where there is a lake: each is a column beside the tables' own.
 
-In `state` every store is a column, in `closed/<store>` and `late/<store>` every aggregation. Delta tells names apart without regard to
-case, and takes no blanks and few signs in them. The aggregator holds a topology to it when it starts, the Spark jobs
-before they write.
+In `state` every store is a column, in `closed/<store>` and `late/<store>` every aggregation. Delta tells names apart
+without regard to case, and takes no blanks and few signs in them. The aggregator holds a topology to it when it starts,
+the Spark jobs before they write.
 
 >>> require_column_names("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):
