@@ -16,21 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.changelog.format import StoreSchema
 
-STATE_COLUMNS = (
-    *("row", "partition", "store", "key", "start_ms", "end_ms", "live", "changelog_offset"),
-    *("epoch", "commit", "progress", "topic_id", "previous_offset", "appended"),
-)
-CLOSED_COLUMNS = (
-    *("key", "key_bytes", "window_start", "window_end", "closed_at", "state"),
-    *("partition", "changelog_offset", "topic_id"),
-)
-LATE_COLUMNS = (
-    *("key", "key_bytes", "event_time", "missed", "state", "source_offset"),
-    *("partition", "changelog_offset", "topic_id"),
-)
-"""The columns of each table beside those of the stores and aggregations; of `key` and `key_bytes` a table has one."""
+__all__ = ("CLOSED_COLUMNS", "LATE_COLUMNS", "STATE_COLUMNS", "require_column_names", "require_lake_names")
+
 _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 
 
