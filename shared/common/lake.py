@@ -30,7 +30,7 @@ from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake_columns import CLOSED_COLUMNS, STATE_COLUMNS
 from penstock.shared.common.lake_place import lake_root
 
-PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
+PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "progress", "topic_id")
 WINDOW_COLUMNS = ("key", "start_ms", "end_ms", "live")
 WINDOWS = "row = 'window'"
 READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
@@ -55,7 +55,6 @@ class PartitionSnapshot(NamedTuple):
     partition: int
     covered_offset: int
     epoch: int
-    commit: int
     progress: bytes
     topic_id: str | None
 
@@ -225,19 +224,21 @@ def find_windows(
     # Of a window all rows have one start: only its end may be another one in the newest.
     first = "" if after is None else f" AND start_ms >= {after.start_ms}"
     where = f"{WINDOWS} AND store = {_text(store)} AND {_within('key', *keys)} AND start_ms <= {int(reach[1])}{first}"
-    wanted = f"end_ms >= {int(reach[0])}{_after(after, _STATE)}"
-    place = "start_ms, end_ms, partition, key"
-    newest = _newest(f"{place}, live, {_name(store)} AS state", where)
-    query = f"SELECT {place}, state FROM ({newest}) WHERE live AND {wanted} ORDER BY {place} LIMIT {int(rows_max)}"
+    wanted = f"live AND end_ms >= {int(reach[0])}{_after(after, _STATE)}"
+    place = ", ".join(_STATE)
+    query = f"SELECT {place}, {_name(store)} AS state FROM {_newest(where)} AND {wanted}"
+    query += f" ORDER BY {place} LIMIT {int(rows_max)}"
     return [row for batch in _query(table, query) for row in batch.to_pylist()]
 
 
-def _newest(columns: str, where: str) -> str:
-    """A query for the newest row of each window in `state`, tombstones among them."""
-    order = "PARTITION BY partition, store, key, start_ms ORDER BY changelog_offset DESC"
-    return (
-        f"SELECT {columns} FROM (SELECT *, row_number() OVER ({order}) AS place FROM t WHERE {where}) WHERE place = 1"
-    )
+def _newest(where: str) -> str:
+    """What is queried for the newest row of each of these windows in `state`, tombstones among them.
+
+    An offset is of one row of a partition: to join by it takes a quarter of the time that numbering the rows takes.
+    """
+    of_each = f"SELECT partition AS p, max(changelog_offset) AS newest FROM t WHERE {where}"
+    of_each += " GROUP BY partition, store, key, start_ms"
+    return f"t LEFT SEMI JOIN ({of_each}) ON partition = p AND changelog_offset = newest WHERE {where}"
 
 
 # --- closed windows ---
@@ -348,11 +349,11 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
     if state is None:
         return told
     told["state_version"] = int(state.version())
-    told["live_rows"] = _count(state, f"({_newest('live', WINDOWS)})", "live")
+    told["live_rows"] = _count(state, f"{_newest(WINDOWS)} AND live")
     told["compacted_at_ms"] = _ended_at_ms(_compactions(state, 1))
     for store in sorted(_fields(state).keys() - {*STATE_COLUMNS}):
         closed = _open(table_uri(lake, application, "closed", store), None, storage_options)
-        told["closed_rows"][store] = 0 if closed is None else _count(closed, "t", "true")
+        told["closed_rows"][store] = 0 if closed is None else _count(closed, "t")
         told["closed_versions"][store] = -1 if closed is None else int(closed.version())
     return told
 
@@ -408,11 +409,11 @@ def _compaction(entry: Mapping[str, Any]) -> Compaction | None:
 
 
 def _covered(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
-    partition, offset, epoch, commit, progress, topic_id = (row[name] for name in PROGRESS_COLUMNS)
-    numbers = all(isinstance(number, int) for number in (offset, epoch, commit))
+    partition, offset, epoch, progress, topic_id = (row[name] for name in PROGRESS_COLUMNS)
+    numbers = isinstance(offset, int) and isinstance(epoch, int)
     if not numbers or not isinstance(progress, str) or not isinstance(topic_id, str | None):
         raise NotASnapshot(f"{table.table_uri} is no snapshot: the progress of partition {partition} is not readable")
-    return PartitionSnapshot(partition, offset, epoch, commit, progress.encode(), topic_id)
+    return PartitionSnapshot(partition, offset, epoch, progress.encode(), topic_id)
 
 
 def _open(uri: str, version: int | None, storage_options: Mapping[str, str] | None) -> DeltaTable | None:
@@ -444,10 +445,10 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def _count(table: DeltaTable, of: str, where: str) -> int:
+def _count(table: DeltaTable, of: str) -> int:
     return sum(
         row["n"]
-        for batch in _query(table, f"SELECT count(*) AS n FROM {of} WHERE {where}")
+        for batch in _query(table, f"SELECT count(*) AS n FROM {of}")
         for row in batch.to_pylist()
     )
 

@@ -95,7 +95,7 @@ def compact(root: Path, application: str, partition: int, log: Log, topic_id: st
     write_closed(root, application, "s", STORE.state_columns(), [("n", "int64")], rows)
     said = log.entries[covered - 1][1]
     assert said is not None
-    of_run = [progress(partition, covered, decode(said).body, epoch=1, commit=COMPACTED, topic_id=topic_id)]
+    of_run = [progress(partition, covered, decode(said).body, epoch=1, topic_id=topic_id)]
     write_state(root, application, {"s": STORE.state_columns()}, of_run)
 
 

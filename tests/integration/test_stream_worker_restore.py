@@ -59,7 +59,7 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int
             end = record.offset + 1
     assert reader.progress is not None
     said = msgspec.json.encode(reader.progress)
-    return [*rows, lake_tables.progress(partition, end + ahead, said, epoch=reader.epoch, commit=1, topic_id=topic_id)]
+    return [*rows, lake_tables.progress(partition, end + ahead, said, epoch=reader.epoch, topic_id=topic_id)]
 
 
 async def write_snapshot(

@@ -145,7 +145,7 @@ def write_lake(root: Path, live: list[Window], closed: list[tuple[Window, int]])
         lake_tables.live(p, "s", key.encode(), start, end, -len(live) + i, {"n_n": 1})
         for i, (p, key, start, end) in enumerate(live)
     ]
-    rows += [lake_tables.progress(p, 0, said, epoch=0, commit=0, topic_id=None) for p in (0, 1)]
+    rows += [lake_tables.progress(p, 0, said, epoch=0, topic_id=None) for p in (0, 1)]
     lake_tables.write_state(root, "app", {"s": STORE.state_columns()}, rows)
     of_closed = [
         {"partition": p, "key": key, "window_start": start, "window_end": end, "n": 1}

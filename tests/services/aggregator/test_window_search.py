@@ -97,7 +97,7 @@ async def test_closed_windows_are_the_lakes_and_the_tails(status: Any, tmp_path:
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
         topic_id = str((await described(cluster)).topic_id)
-        rows = [progress(0, covered, decode(said).body, epoch=1, commit=3, topic_id=topic_id)]
+        rows = [progress(0, covered, decode(said).body, epoch=1, topic_id=topic_id)]
         rows.append(live(0, "s", b"live", 3, 3, covered - 2, {"n_n": 1}))
         write_state(tmp_path, "app", {"s": columns}, rows)
         closed = [

@@ -38,8 +38,9 @@ def state_schema(stores: Mapping[str, Columns]) -> pa.Schema:
             *(("key", pa.binary()), ("start_ms", pa.int64()), ("end_ms", pa.int64())),
             *((store, _struct(columns)) for store, columns in stores.items()),
             *(("live", pa.bool_()), ("changelog_offset", pa.int64()), ("epoch", pa.int32())),
-            *(("commit", pa.int64()), ("progress", pa.string()), ("topic_id", pa.string())),
-            *(("previous_offset", pa.int64()), ("appended", pa.string())),
+            *(("progress", pa.string()), ("topic_id", pa.string()), ("previous_offset", pa.int64())),
+            *(("appended", pa.string()), ("rewritten_rows", pa.int64()), ("added_rows", pa.int64())),
+            ("added_files", pa.int32()),
         ]
     )
 
@@ -75,7 +76,6 @@ def progress(
     said: str | bytes = "{}",
     *,
     epoch: int = 2,
-    commit: int = 3,
     previous: int | None = None,
     topic_id: str | None = TOPIC_ID,
     appended: Mapping[str, int] | None = None,
@@ -87,11 +87,13 @@ def progress(
         "partition": partition,
         "changelog_offset": covered,
         "epoch": epoch,
-        "commit": commit,
         "progress": text,
         "topic_id": topic_id,
         "previous_offset": previous,
         "appended": json.dumps(dict(appended or {})),
+        "rewritten_rows": 0,
+        "added_rows": 0,
+        "added_files": 0,
     }
 
 

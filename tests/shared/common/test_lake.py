@@ -73,7 +73,7 @@ def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
     """Windows are read at the snapshot's version, whatever was committed since."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     snapshot = lake.read_snapshot(str(tmp_path), "app", [0, 7])
-    assert snapshot == lake.Snapshot(0, {0: lake.PartitionSnapshot(0, 10, 2, 3, b"{}", "topic")})
+    assert snapshot == lake.Snapshot(0, {0: lake.PartitionSnapshot(0, 10, 2, b"{}", "topic")})
     write(tmp_path, 20, [(0, b"later")])
     (batch,) = lake.read_windows(str(tmp_path), "app", 0, STORE, snapshot.version, ["it's", "n"])
     assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "live": True, "it's": b"a", "n": 0}]
@@ -83,12 +83,12 @@ def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
 
 def test_the_newest_progress_counts(tmp_path: Path) -> None:
     """Of each partition the row with the highest offset, whatever run wrote last, and wherever upkeep has put it."""
-    said = [progress(0, 30, '{"a": 3}', epoch=4, commit=9, previous=20), progress(1, 7)]
+    said = [progress(0, 30, '{"a": 3}', epoch=4, previous=20), progress(1, 7)]
     write_state(tmp_path, "app", STORES, said)
     write_state(tmp_path, "app", STORES, [progress(0, 20, '{"a": 2}'), progress(1, 8, topic_id=None)])
     expected = {
-        0: lake.PartitionSnapshot(0, 30, 4, 9, b'{"a": 3}', "topic"),
-        1: lake.PartitionSnapshot(1, 8, 2, 3, b"{}", None),
+        0: lake.PartitionSnapshot(0, 30, 4, b'{"a": 3}', "topic"),
+        1: lake.PartitionSnapshot(1, 8, 2, b"{}", None),
     }
     assert lake.read_snapshot(str(tmp_path), "app", [0, 1]) == lake.Snapshot(1, expected)
     write_state(tmp_path, "app", STORES, []).optimize.compact()
@@ -213,7 +213,7 @@ def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", [{"progress": None}, {"progress": 5}, {"changelog_offset": None}, {"epoch": "two"}])
 def test_progress_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
     """A row whose progress is missing or of another type is named as it is, not stumbled over."""
-    row = {"row": "progress", "partition": 3, "changelog_offset": 1, "epoch": 1, "commit": 1, "progress": "{}"}
+    row = {"row": "progress", "partition": 3, "changelog_offset": 1, "epoch": 1, "progress": "{}"}
     table = pa.Table.from_pylist([row | {"topic_id": "id"} | odd])
     null = pa.schema([pa.field(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema])
     write_deltalake(str(tmp_path / "app" / "state"), table.cast(null))
