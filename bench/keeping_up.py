@@ -132,7 +132,7 @@ async def sample(admin: Admin, folder: str, processes: Processes, pid: int, star
     records = sum(last[at].offset - first[at].offset for at in places)
     newest_ms = await asyncio.to_thread(lake.compacted_at_ms, folder, APPLICATION)
     age_s = time.time() - newest_ms / 1000 if newest_ms is not None else time.monotonic() - started
-    status = Path(f"/proc/{pid}/status").read_text()
+    status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
     kib = int(status.partition("VmRSS:")[2].split()[0])
     return Sample(time.monotonic() - started, sent, records, age_s, kib, processes.cpu_s())
 
