@@ -247,7 +247,6 @@ _FOUND = {
     "start_ms": 1357016400000,
     "end_ms": 1357016700000,
     "status": "closed",
-    "revision": 0,
     "results": {"events": 3},
 }
 _STATUS = {"state": "RUNNING", "worker_id": "host:8085"}

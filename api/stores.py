@@ -41,15 +41,16 @@ class StoresView(Protocol):
         ...
 
     async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
-        """The keys' windows, open and closed, of all instances; ConfigError as above, Problem where it is busy."""
+        """The keys' windows, open and closed, of all instances; ConfigError as above, Problem where it is busy, and
+        where closed windows are asked for and there is no lake."""
         ...
 
 
 class FoundWindows(TypedDict):
     """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition.
 
-    `continuation` is None where these are the last ones. Pages of a long changelog without a lake have open windows
-    first, then closed ones in the order in which they were closed.
+    `continuation` is None where these are the last ones. Without a lake there are open windows alone, in the order of a
+    store's rows.
     """
 
     windows: list[dict[str, Any]]

@@ -25,17 +25,21 @@ from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
 
+COMPACTIONS_MAX = 20  # of the lake's that are kept for REST and the dashboard
+
 
 class Backlog(NamedTuple):
     """`records` of the changelog are in no snapshot; the newest snapshot was written at `snapshot_ms`, None for none.
 
     Records are counted by offsets, so the markers of transactions count too. `bytes` is what they take on disk, by the
-    share that they have of their partition's offsets; None where the brokers do not tell.
+    share that they have of their partition's offsets; None where the brokers do not tell. `compactions` are the last
+    that the lake tells of, newest first.
     """
 
     records: int
     snapshot_ms: int | None
     bytes: int | None = None
+    compactions: tuple[lake.Compaction, ...] = ()
 
 
 class BacklogWatch:
@@ -55,6 +59,8 @@ class BacklogWatch:
     ) -> None:
         self._settings, self._clock, self.is_ours, self._ask = settings, clock, is_ours, ask
         self.last: Backlog | None = None
+        self.compactions: tuple[lake.Compaction, ...] = ()
+        """The lake's, as they were known last."""
         self.ours_since_ms: int | None = None
         self._said = ""
         self._asked_at: Backlog | None = None
@@ -91,6 +97,7 @@ class BacklogWatch:
     def note(self, backlog: Backlog | None) -> None:
         """Take a measurement over; None for none."""
         self.last = backlog
+        self.compactions = self.compactions if backlog is None else backlog.compactions
         self._records.set(math.nan if backlog is None else backlog.records)
         size, limit = (None if backlog is None else backlog.bytes), self._settings.compaction.changelog_bytes
         self._bytes.set(math.nan if size is None else size)
@@ -134,9 +141,9 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
     latest = await admin.list_offsets(dict.fromkeys(places, "latest"))
     earliest = await admin.list_offsets(dict.fromkeys(places, "earliest"))
     covered: dict[int, int] = {}
-    snapshot_ms = None
+    compactions: tuple[lake.Compaction, ...] = ()
     if streams.lake is not None:
-        covered, snapshot_ms = await asyncio.to_thread(_covered, streams, [place.partition for place in places])
+        covered, compactions = await asyncio.to_thread(_covered, streams, [place.partition for place in places])
     ends = {place.partition: offset for place, offset in latest.items()}
     starts = {place.partition: offset for place, offset in earliest.items()}
     try:
@@ -145,7 +152,8 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
     except (AuthorizationFailed, UnsupportedVersion) as e:
         log.debug("the brokers do not tell what the changelog takes on disk", reason=str(e))
         size = None
-    return Backlog(uncovered(ends, starts, covered), snapshot_ms, size)
+    snapshot_ms = compactions[0].ended_at_ms if compactions else None
+    return Backlog(uncovered(ends, starts, covered), snapshot_ms, size, compactions)
 
 
 def uncovered_bytes(
@@ -173,11 +181,11 @@ def uncovered(latest: Mapping[int, int], earliest: Mapping[int, int], covered: M
     return sum(max(0, end - max(covered.get(p, 0), earliest.get(p, 0))) for p, end in latest.items())
 
 
-def _covered(streams: StreamsSettings, partitions: list[int]) -> tuple[dict[int, int], int | None]:
+def _covered(streams: StreamsSettings, partitions: list[int]) -> tuple[dict[int, int], tuple[lake.Compaction, ...]]:
     assert streams.lake is not None
     where = (streams.lake, streams.application_id)
     snapshot = lake.read_snapshot(*where, partitions, streams.lake_options)
     if snapshot is None:
-        return {}, None
-    written_ms = lake.compacted_at_ms(*where, streams.lake_options)
-    return {p: covered.covered_offset for p, covered in snapshot.partitions.items()}, written_ms
+        return {}, ()
+    compactions = lake.compactions(*where, COMPACTIONS_MAX, streams.lake_options)
+    return {p: covered.covered_offset for p, covered in snapshot.partitions.items()}, tuple(compactions)

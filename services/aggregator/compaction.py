@@ -31,6 +31,7 @@ from penstock.services.aggregator.job import Job, JobEnd
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.keeper import NOT_STARTED
+from penstock.shared.common.lake import Compaction
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.log_store import unarbitrated
 from penstock.shared.common.metrics import counter, gauge
@@ -239,8 +240,11 @@ class CompactionSupervisor:
             await self._stop_job()
 
     def describe(self) -> list[CompactionState]:
-        """The last runs, newest first."""
-        return list(self._history)
+        """The last runs, newest first: this instance's own, and what else the lake tells of."""
+        own = list(self._history)
+        lake = () if self._backlog is None else self._backlog.compactions
+        found = [*own, *(_of_lake(one) for one in lake if not any(_is_by(run, one) for run in own))]
+        return sorted(found, key=lambda run: -run["started_at_ms"])[:HISTORY_MAX]
 
     async def _run_job(self) -> None:
         started_ms, started = self._clock.now_ms(), self._clock.monotonic_ms()
@@ -351,6 +355,23 @@ class CompactionSupervisor:
         self._running.set(0)
         if job is not None:
             await job.stop()
+
+
+def _is_by(run: CompactionState, one: Compaction) -> bool:
+    """Whether a run of this instance's made a compaction: it began within its time."""
+    if run["status"] == "lost":
+        return False
+    started_ms, seconds = run["started_at_ms"], run["seconds"]
+    ended_ms = math.inf if seconds is None else started_ms + 1_000 * seconds
+    return started_ms <= _started_ms(one) <= ended_ms
+
+
+def _started_ms(one: Compaction) -> int:
+    return one.ended_at_ms if one.started_at_ms is None else one.started_at_ms
+
+
+def _of_lake(one: Compaction) -> CompactionState:
+    return CompactionState(started_at_ms=_started_ms(one), seconds=one.seconds, status="done", rows=one.rows, detail="")
 
 
 def _last_json(out: bytes) -> dict[str, Any]:

@@ -15,20 +15,19 @@ import msgspec
 
 from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.key_range import raw_key
+from penstock.shared.common.lake import ClosedWindow
 from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change
 from penstock.shared.streams.latest import LATEST
 
 
 class Found(NamedTuple):
-    """One window: `status` is open, closed, or superseded where it went into a wider one; `results` by name, `revision`
-    above 0 where late records corrected it."""
+    """One window: `status` is open or closed, `results` are by name."""
 
     partition: int
     start_ms: int
     end_ms: int
     status: str
-    revision: int
     results: dict[str, Any]
     key: str | bytes = ""
 
@@ -76,12 +75,12 @@ def merge(
             continue
         if change.operation == FINAL:
             open_.pop(change.start, None)
-            found.append(Found(partition, change.start, change.end, "closed", 0, results(store, change.state)))
+            found.append(Found(partition, change.start, change.end, "closed", results(store, change.state)))
         else:
             open_[change.start] = (change.end, change.state)
     closed = {(one.start_ms, one.end_ms) for one in found}  # a sliding window that was closed is kept for a while
     found += [
-        Found(partition, start, end, "open", 0, results(store, state))
+        Found(partition, start, end, "open", results(store, state))
         for start, (end, state) in open_.items()
         if (start, end) not in closed
     ]
@@ -143,25 +142,11 @@ def place_of(one: Found) -> WindowPlace:
     return WindowPlace(one.start_ms, one.end_ms, one.partition, raw_key(one.key))
 
 
-def closed_of_lake(store: StoreSchema, row: dict[str, Any]) -> Found:
+def closed_of_lake(store: StoreSchema, row: ClosedWindow) -> Found:
     """A row of `closed`."""
-    values = {a.name: row.get(a.name) for a in shown(store)}
+    values = {a.name: row.results.get(a.name) for a in shown(store)}
     for a in shown(store):
         text = values[a.name]
         if a.result == "json" and isinstance(text, str):
             values[a.name] = msgspec.json.decode(text)
-    status = "closed" if row["state"] is not None else "superseded"
-    return Found(row["partition"], row["start_ms"], row["end_ms"], status, row["revision"], values, row["key"])
-
-
-def each_once(found: Iterable[Found]) -> list[Found]:
-    """Each window as its highest revision says, without those that went into wider ones.
-
-    Corrections that were made after a snapshot was read are of windows that are its open ones still, or the tail's.
-    """
-    newest: dict[WindowPlace, Found] = {}
-    for one in found:
-        place = place_of(one)
-        if place not in newest or newest[place].revision < one.revision:
-            newest[place] = one
-    return [one for one in newest.values() if one.status != "superseded"]
+    return Found(row.partition, row.start_ms, row.end_ms, "closed", values, row.key)

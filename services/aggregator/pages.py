@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.common.continuation import ChangelogPlace, Continuations, LivePlace, RowPlace, WindowPlace
+from penstock.shared.common.continuation import Continuations, LivePlace, RowPlace, WindowPlace
 from penstock.shared.streams.queries import StoreAnswer
 
 NARROWING = ("key", "key_from", "key_to", "from_ms", "to_ms")
@@ -22,13 +22,6 @@ def row_pages(application: str, store: str, question: Mapping[str, Any]) -> Cont
 def window_pages(application: str, store: str, status: str, question: Mapping[str, Any]) -> Continuations[WindowPlace]:
     """Of the windows of a store, open and closed."""
     return Continuations(WindowPlace, application, store, status, *(question[name] for name in NARROWING))
-
-
-def closed_pages(
-    application: str, store: str, status: str, question: Mapping[str, Any]
-) -> Continuations[ChangelogPlace]:
-    """Of the closed windows of a store, as its changelog tells of them."""
-    return Continuations(ChangelogPlace, application, store, status, *(question[name] for name in NARROWING))
 
 
 def live_pages(application: str, store: str | None, key: str) -> Continuations[LivePlace]:

@@ -34,8 +34,6 @@ class Question(Protocol):
     @property
     def lake_name(self) -> str: ...
     @property
-    def tail_records_max(self) -> int | None: ...
-    @property
     def rows_max(self) -> int: ...
     @property
     def status(self) -> Literal["open", "closed", "all"]: ...
@@ -44,8 +42,7 @@ class Question(Protocol):
 class Asked(NamedTuple):
     """A question that does not come from a command line.
 
-    `timeout_name` and `lake_name` are the settings that `kafka_timeout_ms` and `lake` come from. Where nothing was
-    compacted yet and the changelog has more than `tail_records_max` records, the first page is refused (`TailTooLong`).
+    `timeout_name` and `lake_name` are the settings that `kafka_timeout_ms` and `lake` come from.
     """
 
     kafka: KafkaSettings
@@ -61,4 +58,3 @@ class Asked(NamedTuple):
     status: Literal["open", "closed", "all"] = "all"
     timeout_name: str = "queries.changelog_timeout_ms"
     lake_name: str = "streams.lake"
-    tail_records_max: int | None = None

@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.services.aggregator.found_windows import Found, closed_of_lake, each_once, merged, place_of, shown
+from penstock.services.aggregator.found_windows import Found, closed_of_lake, merged, place_of, shown
 from penstock.services.aggregator.kept_changes import Changes
 from penstock.services.aggregator.key_search import key_text
 from penstock.services.aggregator.pages import window_pages
@@ -47,18 +47,13 @@ from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSc
 from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, one_by_one
 
 POLL_MS = 500
-REVISIONS_EXPECTED = 2
 COLUMN_WIDTH_MAX = 40  # of a key, and of an aggregation's result
 PROGRAM = "penstock sessions"
 NO_TABLES = "lake: {} has no tables"
 FROM_CHANGELOG = (
-    "{}: the changelog alone answers, which has no corrections. Before the first compaction that is all there is; "
-    "after it, lake and application must be those of the aggregator"
+    "{}: the changelog alone answers. Before the first compaction that is all there is; after it, lake and application "
+    "must be those of the aggregator"
 )
-
-
-class TailTooLong(Exception):
-    """Nothing was compacted yet, and the changelog has more records than are to be read for this question."""
 
 
 class Tail(NamedTuple):
@@ -107,7 +102,7 @@ class Query:
             found = [closed_of_lake(store, row) for row in closed if _is_covered(row, covered)]
             for partition, tail in tails.items():
                 found += merged(partition, store, live, tail.changes, reach)
-            placed = [(place_of(one), one) for one in each_once(found) if settings.status in ("all", one.status)]
+            placed = [(place_of(one), one) for one in found if settings.status in ("all", one.status)]
             placed = [
                 (place, one)
                 for place, one in placed
@@ -122,14 +117,14 @@ class Query:
 
     async def _of_lake(
         self, store: StoreSchema, snapshot: lake.Snapshot | None, reach: tuple[int, int], after: WindowPlace | None
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], WindowPlace | None]:
+    ) -> tuple[list[dict[str, Any]], list[lake.ClosedWindow], WindowPlace | None]:
         """The next live windows of the snapshot, the next closed ones, and up to which place these are all."""
         settings = self._settings
         if snapshot is None:
             return [], [], None
         where, most = (*self._where, store.name), settings.rows_max + 1
         live: list[dict[str, Any]] = []
-        closed: list[dict[str, Any]] = []
+        closed: list[lake.ClosedWindow] = []
         ends: list[WindowPlace] = []
         if settings.status != "closed":
             arguments = (*where, snapshot.version, settings.keys, reach, most, self._options, after)
@@ -137,9 +132,9 @@ class Query:
             ends += [lake.window_place(live[-1])] if len(live) == most else []
         if settings.status != "open":
             keys: Any = settings.keys.texts() if store.key == "string" else settings.keys
-            of_closed = (*where, keys, reach, most * REVISIONS_EXPECTED, self._options, after)
-            closed, all_to = await asyncio.to_thread(lake.find_closed_of, *of_closed)
-            ends += [] if all_to is None else [all_to]
+            of_closed = (*where, keys, reach, most, self._options, after)
+            closed = await asyncio.to_thread(lake.find_closed, *of_closed)
+            ends += [lake.window_place(closed[-1])] if len(closed) == most else []
         return live, closed, min(ends, default=None)
 
     async def _snapshot_and_tails(self, topic: TopicDescription) -> tuple[lake.Snapshot | None, dict[int, Tail]]:
@@ -188,9 +183,6 @@ class Query:
                     raise ChangelogHole(gone + (f" ({self.missing})" if self.missing else ""))
                 consumer.seek(at, start)
             records = sum([ends[at] - await consumer.position(at) for at in places.values()])
-            most = self._settings.tail_records_max
-            if most is not None and records > most and not covered and self._after is None:
-                raise TailTooLong
             deadline = SYSTEM_CLOCK.monotonic_ms() + self._settings.kafka_timeout_ms
             while any([await consumer.position(at) < ends[at] for at in places.values()]):
                 if SYSTEM_CLOCK.monotonic_ms() > deadline:
@@ -234,25 +226,22 @@ def show(store: StoreSchema, found: Sequence[Found], console: Console | None = N
     table = Table(title=f"{store.name}: {len(found)} windows")
     names = [a.name for a in shown(store)]
     table.add_column("key", overflow="fold", max_width=COLUMN_WIDTH_MAX)
-    for name in ("start (UTC)", "end (UTC)", "status", "revision"):
+    for name in ("start (UTC)", "end (UTC)", "status"):
         table.add_column(name, no_wrap=True)
     for name in names:
         table.add_column(name, overflow="fold", max_width=COLUMN_WIDTH_MAX)
     for one in found:
         times = map(utc_text, one[1:3])
         values = (json.dumps(one.results.get(name)) for name in names)
-        row = (key_text(one.key), *times, one.status, str(one.revision), *values)
+        row = (key_text(one.key), *times, one.status, *values)
         table.add_row(*map(plain, row))
     (console or console_for(table)).print(table)
 
 
-def _is_covered(row: dict[str, Any], covered: dict[int, lake.PartitionSnapshot]) -> bool:
-    """Whether the snapshot covers it: a compaction that crashed may have appended what the tail has as well.
-
-    What is in a corrected window is in no tail.
-    """
-    own = covered.get(row["partition"])
-    return own is not None and (row["revision"] > 0 or row["changelog_offset"] < own.covered_offset)
+def _is_covered(row: lake.ClosedWindow, covered: dict[int, lake.PartitionSnapshot]) -> bool:
+    """Whether the snapshot covers it: a compaction that crashed may have appended what the tail has as well."""
+    own = covered.get(row.partition)
+    return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)
 
 
 def _narrowing(settings: SessionsSettings) -> dict[str, Any]:

@@ -93,10 +93,6 @@ class QueriesSettings(Section):
     changelog_timeout_ms: PositiveMs = Field(
         default=10_000, description="how long one answer with closed windows may read the changelog"
     )
-    changelog_records_max: Annotated[int, Field(gt=0)] = Field(
-        default=500_000,
-        description="changelog records that one such answer reads where no lake has them; then: continuation",
-    )
 
 
 class SessionsSettings(CommandSettings):
@@ -106,7 +102,9 @@ class SessionsSettings(CommandSettings):
     application: str = Field(
         pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX, description="the aggregator's application id"
     )
-    lake: str | None = Field(default=None, min_length=1, description="folder or URI of the Delta tables; unset: none")
+    lake: str | None = Field(
+        default=None, min_length=1, description="folder or URI of the Delta tables; unset: none, for --status open"
+    )
     lake_options: dict[str, str] = Field(
         default={}, description="object store options for the lake, as deltalake takes them"
     )
@@ -154,6 +152,12 @@ class SessionsSettings(CommandSettings):
         return text
 
     @model_validator(mode="after")
+    def _has_closed(self) -> Self:
+        if self.lake is None and self.status != "open":
+            raise ValueError(f"status={self.status}: closed windows are in the lake: set lake, or status=open")
+        return self
+
+    @model_validator(mode="after")
     def _has_span(self) -> Self:
         if time_ms(self.from_) > time_ms(self.to):
             raise ValueError(f"from={self.from_} must not be after to={self.to}")
@@ -170,11 +174,6 @@ class SessionsSettings(CommandSettings):
     def lake_name(self) -> str:
         """What `lake` is set by."""
         return "lake"
-
-    @property
-    def tail_records_max(self) -> int | None:
-        """There is no other way to answer: the time alone is a limit."""
-        return None
 
     @property
     def keys(self) -> KeyRange:

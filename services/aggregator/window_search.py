@@ -1,9 +1,7 @@
 """`GET /v1/streams/stores/{store}/windows`: windows by keys and time, open and closed, whoever has their partitions.
 
-With a lake they are found there and in the changelog past it, and so they are without one while the changelog is short.
-A long one is not read for every question: then open windows are what the tasks hold, asked from all instances, and
-come first; closed ones follow as the log has them, a stretch of it a page. What an answer's `continuation` goes on with
-is said by how it begins.
+They are found in the lake, and in the changelog past it. Without a lake there are open windows alone: those that the
+tasks hold, asked from all instances.
 """
 
 from __future__ import annotations
@@ -15,15 +13,11 @@ from typing import Any, TypedDict
 from penstock.api.keys import StoreQuestion
 from penstock.api.problem import ErrorKind, Problem
 from penstock.api.stores import FoundWindows, Status
-from penstock.services.aggregator.closed_pages import ClosedPages, Limits
-from penstock.services.aggregator.closed_scan import Wanted
-from penstock.services.aggregator.kept_changes import CHANGES_MAX
 from penstock.services.aggregator.own_loop import in_own_loop
-from penstock.services.aggregator.pages import closed_pages, window_pages
+from penstock.services.aggregator.pages import window_pages
 from penstock.services.aggregator.questions import Asked
-from penstock.services.aggregator.sessions import Query, TailTooLong
+from penstock.services.aggregator.sessions import Query
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.shared.common.continuation import ChangelogPlace
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
@@ -31,8 +25,7 @@ from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
 FINDING_MAX = 2  # questions that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
 BUSY = ErrorKind(429, "TOO_MANY_QUESTIONS", "Too many questions at once", 1)
-OPEN, CLOSED = "open.", "closed."
-"""How a continuation begins that goes on with the tasks' open windows, or with the changelog's closed ones."""
+NO_LAKE = ErrorKind(409, "NO_LAKE", "Closed windows are in the lake, and none is set")
 COLUMNS = ("partition", "key", "start", "end")
 
 
@@ -58,20 +51,14 @@ class WindowSearch:
         """A page of a store's windows; ConfigError, WrongContinuation, or Problem where it is busy."""
         if schema.kind not in WINDOWED:
             raise ConfigError(f"no store with windows {schema.name!r}")
-        text = question["continuation"] or ""
-        if text.startswith(OPEN):
-            return await self._open(schema, status, question, text.removeprefix(OPEN))
+        if self._settings.streams.lake is None:
+            if status != "open":
+                raise Problem(NO_LAKE, "streams.lake is not set: ask for open windows alone (status=open)")
+            return await self._open(schema, question)
         if self._finding.locked():
             raise Problem(BUSY, f"{FINDING_MAX} such questions are being answered")
         async with self._finding:
-            if text.startswith(CLOSED):
-                return await self._closed(schema, status, question, text.removeprefix(CLOSED))
-            try:
-                return await self._whole(schema, status, question)
-            except TailTooLong:
-                if status == "closed":
-                    return await self._closed(schema, status, question, None)
-        return await self._open(schema, status, question, None)
+            return await self._whole(schema, status, question)
 
     async def _whole(self, schema: StoreSchema, status: Status, question: StoreQuestion) -> FoundWindows:
         """From lake and changelog, in order of their start."""
@@ -80,45 +67,17 @@ class WindowSearch:
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
         from_ms, to_ms = map(str, _reach(question))
         limits = (queries.changelog_timeout_ms, question["rows_max"])
-        most = min(CHANGES_MAX, queries.changelog_records_max)
-        asked = Asked(*where, schema.name, _keys(question), from_ms, to_ms, *limits, status, tail_records_max=most)
+        asked = Asked(*where, schema.name, _keys(question), from_ms, to_ms, *limits, status)
         query = Query(asked, pages.place(question["continuation"]))
         _, found = await in_own_loop(query.run)
         windows = [one._asdict() for one in found]
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
 
-    async def _open(
-        self, schema: StoreSchema, status: Status, question: StoreQuestion, continuation: str | None
-    ) -> FoundWindows:
-        """What the tasks hold; after the last of it the closed windows."""
-        found = await self._read_store(schema.name, StoreQuestion(**{**question, "continuation": continuation}))
+    async def _open(self, schema: StoreSchema, question: StoreQuestion) -> FoundWindows:
+        """What the tasks hold."""
+        found = await self._read_store(schema.name, question)
         windows = [_window(row) for row in found["rows"]]
-        more = found["continuation"]
-        text = None if more is None else OPEN + more
-        if more is None and status == "all":
-            text = self._closed_text(schema, status, question, ChangelogPlace(0))
-        return {"windows": windows, "position": found["position"], "continuation": text}
-
-    async def _closed(
-        self, schema: StoreSchema, status: Status, question: StoreQuestion, continuation: str | None
-    ) -> FoundWindows:
-        """What a stretch of the changelog tells of."""
-        streams, queries = self._settings.streams, self._settings.queries
-        pages = closed_pages(streams.application_id, schema.name, status, question)
-        place = pages.place(continuation) or ChangelogPlace(0)
-        limits = Limits(question["rows_max"], queries.changelog_records_max, queries.changelog_timeout_ms)
-        wanted = Wanted(schema, _keys(question), _reach(question))
-        where = (self._settings.kafka, streams.changelog_topic)
-        reading = ClosedPages(*where, wanted, limits)
-        page = await in_own_loop(lambda: reading.read(place))
-        text = self._closed_text(schema, status, question, page.last)
-        return {"windows": [one._asdict() for one in page.rows], "position": page.position, "continuation": text}
-
-    def _closed_text(
-        self, schema: StoreSchema, status: Status, question: StoreQuestion, place: ChangelogPlace | None
-    ) -> str | None:
-        pages = closed_pages(self._settings.streams.application_id, schema.name, status, question)
-        return None if place is None else f"{CLOSED}{pages.text(place)}"
+        return {"windows": windows, "position": found["position"], "continuation": found["continuation"]}
 
 
 def _keys(question: StoreQuestion) -> KeyRange:
@@ -134,5 +93,4 @@ def _window(row: dict[str, Any]) -> dict[str, Any]:
     """A store's row as an open window."""
     results = {name: value for name, value in row.items() if name not in COLUMNS}
     times = {"start_ms": row["start"], "end_ms": row["end"]}
-    told = {"status": "open", "revision": 0, "results": results}
-    return {"partition": row["partition"], **times, **told, "key": row["key"]}
+    return {"partition": row["partition"], **times, "status": "open", "results": results, "key": row["key"]}

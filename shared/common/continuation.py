@@ -58,20 +58,7 @@ class LivePlace(NamedTuple):
     start_ms: int
 
 
-class ChangelogPlace(NamedTuple):
-    """A place in the changelog, which is read partition by partition.
-
-    It has the next offset (-1: where the partition begins), the epoch in force there, and how many rows of the commit
-    that follows were given.
-    """
-
-    partition: int
-    offset: int = -1
-    epoch: int = 0
-    rows: int = 0
-
-
-PlaceT = TypeVar("PlaceT", RowPlace, WindowPlace, LivePlace, ChangelogPlace)
+PlaceT = TypeVar("PlaceT", RowPlace, WindowPlace, LivePlace)
 RowOrder = tuple[int, bytes]
 _START = struct.Struct(">Q")  # shifted, so that bytes are in the numbers' order
 _SHIFT = 1 << 63

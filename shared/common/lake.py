@@ -1,11 +1,12 @@
-"""Snapshots: what the compactor's Delta tables say, as Arrow.
+"""What the lake's Delta tables say, read without Spark, as Arrow.
 
-`<lake>/<application>/state` holds one row a live window and one row a changelog partition, changed together by one
-commit; `<lake>/<application>/closed/<store>` holds closed windows. A snapshot is one version of `state`: read the
-covered offsets first, then the windows at exactly that version, and they belong together.
+`<lake>/<application>/state` is a log-structured snapshot: one row a change of a live window and one row a run and
+changelog partition (its covered offset). Of the rows with one (partition, store, key, start) that with the highest
+changelog offset counts, and a tombstone there says that the window is no more. `<lake>/<application>/closed/<store>`
+has one row a closed window. A snapshot is one version of `state`: read the covered offsets first, then the windows at
+exactly that version, and they belong together.
 
-Reads go through deltalake's query engine, which honours deletion vectors; its pyarrow path would bring deleted rows
-back. Everything here blocks: call it by `asyncio.to_thread`. `storage_options` are deltalake's, such as AWS_REGION.
+Everything here blocks: call it by `asyncio.to_thread`. `storage_options` are deltalake's, such as AWS_REGION.
 """
 
 # ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
@@ -16,25 +17,34 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.schema import PrimitiveType, StructType
+from deltalake.schema import StructType
 
 from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.errors import LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange, raw_key
+from penstock.shared.common.lake_columns import CLOSED_COLUMNS, STATE_COLUMNS
 from penstock.shared.common.lake_place import lake_root
 
-PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "commit", "progress", "topic_id")
-WINDOW_KEY = ("key", "start_ms", "end_ms")
+PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "progress", "topic_id")
+WINDOW_COLUMNS = ("key", "start_ms", "end_ms", "live")
+WINDOWS = "row = 'window'"
 READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
 """What deltalake raises: its own class, or whatever stands in Python for an error of Arrow, JSON or the storage."""
-DATED_MS_MAX = 8_000_000_000_000_000
-"""More than 250,000 years, which the query engine's calendar just has: a day from there on, or before, is no date."""
-TEMPORAL = ("date", "timestamp", "timestamp_ntz")
-HISTORY_VERSIONS_MAX = 20  # how far back the newest MERGE is looked for; only upkeep can lie between
-REVISIONS_MORE = 8  # times as many rows are read where all of them were revisions of one window
+TIMESTAMP_MS_MAX = 8_000_000_000_000_000
+"""More than 250,000 years, in microseconds just a number of 64 bits: a time from there on, or before, is no bound."""
+COMPACTION, APPEND = "compaction", "WRITE"
+"""The kind that a compaction's commit of `state` has, and its operation."""
+HISTORY_VERSIONS = (20, 400, 8_000)
+"""So many of the newest versions are looked at for compactions; more where those are all rewrites and upkeep."""
+SLICE_ROWS = 1_000_000
+"""Rows of `state` that are in memory at once, to be ordered."""
+BATCH_ROWS = 50_000
+"""Rows of `state` that are handed out at once: what is loaded between two turns of a loop."""
 _FRAME = re.compile(r"0: \S+$")  # the first line of a stack of Rust's
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
@@ -45,7 +55,6 @@ class PartitionSnapshot(NamedTuple):
     partition: int
     covered_offset: int
     epoch: int
-    commit: int
     progress: bytes
     topic_id: str | None
 
@@ -55,6 +64,41 @@ class Snapshot(NamedTuple):
 
     version: int
     partitions: dict[int, PartitionSnapshot]
+
+
+class ClosedWindow(NamedTuple):
+    """A row of `closed`: the key as the store has keys, times in ms, results by their names as the table has them."""
+
+    partition: int
+    start_ms: int
+    end_ms: int
+    key: str | bytes
+    changelog_offset: int
+    topic_id: str | None
+    results: dict[str, Any]
+
+
+class Compaction(NamedTuple):
+    """A compaction as its commit tells of it; None is what the commit does not say."""
+
+    version: int
+    ended_at_ms: int
+    job: str | None
+    started_at_ms: int | None
+    seconds: float | None
+    rows: int | None
+    entries: int | None
+
+
+class _Said(msgspec.Struct):
+    """What a job writes into the commits of `state`."""
+
+    kind: str
+    job: str | None = None
+    started_at_ms: int | None = None
+    seconds: float | None = None
+    rows: int | None = None
+    entries: int | None = None
 
 
 def table_uri(lake: str, application: str, *table: str) -> str:
@@ -73,6 +117,9 @@ def one_line(error: BaseException) -> str:
     return text.replace(" ↳ ", ": ")
 
 
+# --- snapshots ---
+
+
 def read_snapshot(
     lake: str, application: str, partitions: Collection[int], storage_options: Mapping[str, str] | None = None
 ) -> Snapshot | None:
@@ -81,13 +128,14 @@ def read_snapshot(
     if table is None:
         return None
     _require_columns(table, ("row", *PROGRESS_COLUMNS))
-    chosen = [int(p) for p in partitions]
-    rows: list[dict[str, Any]] = []
-    if chosen:
+    covered: dict[int, PartitionSnapshot] = {}
+    if chosen := [int(p) for p in partitions]:
         where = f"row = 'progress' AND partition IN ({', '.join(map(str, chosen))})"
-        batches = _query(table, f"SELECT {', '.join(map(_name, PROGRESS_COLUMNS))} FROM t WHERE {where}")
-        rows = [row for batch in batches for row in batch.to_pylist()]
-    covered = {row["partition"]: _covered(table, row) for row in rows}
+        order = "PARTITION BY partition ORDER BY changelog_offset DESC NULLS FIRST"
+        columns = ", ".join(map(_name, PROGRESS_COLUMNS))
+        numbered = f"SELECT {columns}, row_number() OVER ({order}) AS place FROM t WHERE {where}"
+        for batch in _query(table, f"SELECT {columns} FROM ({numbered}) WHERE place = 1"):
+            covered |= {row["partition"]: _covered(table, row) for row in batch.to_pylist()}
     return Snapshot(int(table.version()), dict(sorted(covered.items())))
 
 
@@ -100,10 +148,16 @@ def read_windows(
     columns: Sequence[str],
     storage_options: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """One partition's live windows of a store at exactly that version of `state`, in no order.
+    """One partition's changes of a store's windows at exactly that version of `state`, in order of changelog offset.
 
-    Columns: key (binary), start_ms, end_ms (int64), then the state's fields `columns`, in that order (int64, float64 or
-    binary). A store that the snapshot does not know yet has no windows. Raises LakeUnavailable or NotASnapshot.
+    Replayed in that order, later ones in place of earlier ones, they are what is live. Columns: key (binary), start_ms,
+    end_ms (int64), live (bool), then the state's fields `columns`, in that order (int64, float64 or binary): null where
+    the row is a tombstone, or was written before the store had that aggregation. A store that the snapshot does not
+    know yet has no windows. Raises LakeUnavailable or NotASnapshot.
+
+    Rows can stand in any order in the files, since anybody may rewrite those. So: 1. Read the offsets alone. 2. Cut
+    them into slices that have room in memory. 3. Read slice by slice, and order each; files and row groups that have
+    nothing of it are left out by their statistics, where they have any.
     """
     table = _open(table_uri(lake, application, "state"), version, storage_options)
     if table is None:
@@ -116,12 +170,36 @@ def read_windows(
     known = {f.name for f in fields[store].type.fields}
     if missing := [c for c in columns if c not in known]:
         raise NotASnapshot(f"{table.table_uri}: store {store!r} has no column {', '.join(missing)}")
-    state = [f"{_name(store)}[{_text(c)}] AS {_name(c)}" for c in columns]
-    query = (
-        f"SELECT {', '.join((*WINDOW_KEY, *state))} FROM t "
-        f"WHERE row = 'window' AND partition = {int(partition)} AND store = {_text(store)}"
-    )
-    yield from _query(table, query)
+    state = [f"{_name(store)}[{_text(c)}] AS {_name(f'state {c}')}" for c in columns]
+    where = f"{WINDOWS} AND partition = {int(partition)} AND store = {_text(store)}"
+    for low, high in _slices(table, where):
+        within = f"{where} AND changelog_offset >= {low} AND changelog_offset <= {high}"
+        query = f"SELECT {', '.join((*WINDOW_COLUMNS, *state, 'changelog_offset'))} FROM t WHERE {within}"
+        yield from _ordered(_query(table, query), (*WINDOW_COLUMNS, *columns))
+
+
+def _slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
+    """Ranges of offsets, both inclusive, of so many rows each, that have all rows."""
+    parts = [batch.column(0) for batch in _query(table, f"SELECT changelog_offset FROM t WHERE {where}")]
+    if any(part.null_count for part in parts):
+        raise NotASnapshot(f"{table.table_uri} is no snapshot: there are windows without a changelog offset")
+    if not any(map(len, parts)):
+        return []
+    offsets = np.sort(np.concatenate([part.to_numpy() for part in parts]))
+    lows = np.unique(offsets[::SLICE_ROWS])
+    return list(zip(lows.tolist(), [*(lows[1:] - 1).tolist(), int(offsets[-1])], strict=True))
+
+
+def _ordered(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows by their last column, which is left out."""
+    if not (found := list(batches)):
+        return
+    rows = pa.Table.from_batches(found).combine_chunks()
+    offsets = rows.column(rows.num_columns - 1).to_numpy()
+    if (offsets[1:] < offsets[:-1]).any():
+        rows = rows.take(pa.array(np.argsort(offsets, kind="stable")))
+    chosen = rows.remove_column(rows.num_columns - 1).rename_columns(list(names)).combine_chunks()
+    yield from chosen.to_batches(BATCH_ROWS)
 
 
 def find_windows(
@@ -143,102 +221,121 @@ def find_windows(
     table = _open(table_uri(lake, application, "state"), version, storage_options)
     if table is None or store not in _fields(table):
         return []
-    wanted = f"{_within(*keys)} AND {_touches(reach)}{_after(after, False)}"
-    where = f"row = 'window' AND store = {_text(store)} AND {wanted}"
-    query = f"SELECT partition, key, start_ms, end_ms, {_name(store)} AS state FROM t WHERE {where} {_first(rows_max)}"
+    # Of a window all rows have one start: only its end may be another one in the newest.
+    first = "" if after is None else f" AND start_ms >= {after.start_ms}"
+    where = f"{WINDOWS} AND store = {_text(store)} AND {_within('key', *keys)} AND start_ms <= {int(reach[1])}{first}"
+    wanted = f"live AND end_ms >= {int(reach[0])}{_after(after, _STATE)}"
+    place = ", ".join(_STATE)
+    query = f"SELECT {place}, {_name(store)} AS state FROM {_newest(where)} AND {wanted}"
+    query += f" ORDER BY {place} LIMIT {int(rows_max)}"
     return [row for batch in _query(table, query) for row in batch.to_pylist()]
+
+
+def _newest(where: str) -> str:
+    """What is queried for the newest row of each of these windows in `state`, tombstones among them.
+
+    An offset is of one row of a partition: to join by it takes a quarter of the time that numbering the rows takes.
+    """
+    of_each = f"SELECT partition AS p, max(changelog_offset) AS newest FROM t WHERE {where}"
+    of_each += " GROUP BY partition, store, key, start_ms"
+    return f"t LEFT SEMI JOIN ({of_each}) ON partition = p AND changelog_offset = newest WHERE {where}"
+
+
+# --- closed windows ---
 
 
 def find_closed(
     lake: str,
     application: str,
     store: str,
-    key: str | bytes,
-    reach: tuple[int, int],
-    storage_options: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:
-    """A key's closed windows, as the store has keys, that touch `reach`; as `find_closed_of`, those that still are."""
-    rows = find_closed_of(lake, application, store, (key, key), reach, None, storage_options)[0]
-    return [row for row in rows if row["state"] is not None]
-
-
-def find_closed_of(
-    lake: str,
-    application: str,
-    store: str,
     keys: tuple[str | bytes | None, str | bytes | None],
     reach: tuple[int, int],
-    rows_max: int | None,
+    rows_max: int | None = None,
     storage_options: Mapping[str, str] | None = None,
     after: WindowPlace | None = None,
-) -> tuple[list[dict[str, Any]], WindowPlace | None]:
-    """Closed windows of keys between two bounds, as the store has them; the first by place, of `rows_max` rows or more.
+) -> list[ClosedWindow]:
+    """Closed windows of keys between two bounds (inclusive), as the store has them, that touch `reach` (ms, inclusive).
 
-    Only those after a place, where one is given. The second value is the place up to which these are all; None where
-    there are no more. All columns but dates and timestamps: what they say is in ms too, and Python's own types end with
-    the year 9999. Of a window that was corrected the row with the highest revision: where that has no `state`, it went
-    into a wider one.
+    They come by place, at most `rows_max`, and only those after a place, where one is given. Times are told in ms:
+    those that Python has end with the year 9999.
     """
     table = _open(table_uri(lake, application, "closed", store), None, storage_options)
     if table is None:
-        return [], None
+        return []
     fields = _fields(table)
-    # The window's end is on its day, or on a later one than `reach` begins, or than the window before it.
-    first_ms = reach[0] if after is None else max(reach[0], after.start_ms)
-    first_ms = min(max(first_ms, -DATED_MS_MAX), DATED_MS_MAX)
-    wanted = f"{_within(*keys)} AND {_touches(reach)}{_after(after, _type(fields['key']) == 'string')}"
-    where = f"day >= to_timestamp_millis({first_ms})::date AND {wanted}"
-    columns = ", ".join(_name(name) for name, field in fields.items() if _type(field) not in TEMPORAL)
-    while True:
-        query = f"SELECT {columns} FROM t WHERE {where} {_first(rows_max)}"
-        rows = [row for batch in _query(table, query) for row in batch.to_pylist()]
-        newest: dict[WindowPlace, dict[str, Any]] = {}
-        for row in rows:
-            window = window_place(row)
-            if window not in newest or newest[window]["revision"] < row["revision"]:
-                newest[window] = row
-        all_to = None
-        if rows_max is not None and len(rows) == rows_max:
-            # The last one may have more revisions than were read.
-            del newest[window_place(rows[-1])]
-            if not newest:
-                rows_max *= REVISIONS_MORE
-                continue
-            all_to = max(newest)
-        return list(newest.values()), all_to
+    names = _PLACE if "key" in fields else _PLACE._replace(key="key_bytes")
+    results = [name for name in fields if name not in CLOSED_COLUMNS]
+    wanted = f"{_within(names.key, *keys)}{_touches(reach)}{_after(after, names)}"
+    columns = [*names, "changelog_offset", "topic_id", *map(_name, results)]
+    limit = "" if rows_max is None else f" LIMIT {int(rows_max)}"
+    query = f"SELECT {', '.join(columns)} FROM t WHERE {wanted} ORDER BY {', '.join(names)}{limit}"
+    found = []
+    for batch in _query(table, query):
+        starts, ends = (_ms(batch.column(at)) for at in (0, 1))
+        rest = (column.to_pylist() for column in batch.columns[2:])
+        for start, end, partition, key, offset, topic_id, *values in zip(starts, ends, *rest, strict=True):
+            told = dict(zip(results, values, strict=True))
+            found.append(ClosedWindow(partition, start, end, key, offset, topic_id, told))
+    return found
 
 
-def window_place(row: Mapping[str, Any]) -> WindowPlace:
+def window_place(row: Mapping[str, Any] | ClosedWindow) -> WindowPlace:
     """Where a window is among all others."""
-    return WindowPlace(row["start_ms"], row["end_ms"], row["partition"], raw_key(row["key"]))
+    if isinstance(row, ClosedWindow):
+        return WindowPlace(row.start_ms, row.end_ms, row.partition, raw_key(row.key))
+    return WindowPlace(row["start_ms"], row["end_ms"], row["partition"], row["key"])
 
 
-def _after(place: WindowPlace | None, keys_are_text: bool) -> str:
+class _PlaceColumns(NamedTuple):
+    """The columns that make a window's place, in its order."""
+
+    start: str
+    end: str
+    partition: str
+    key: str
+
+
+_STATE = _PlaceColumns("start_ms", "end_ms", "partition", "key")
+_PLACE = _PlaceColumns("window_start", "window_end", "partition", "key")
+
+
+def _after(place: WindowPlace | None, names: _PlaceColumns) -> str:
     if place is None:
         return ""
     start, end, partition, raw = place
-    key = _key(raw.decode(errors="replace") if keys_are_text else raw)
-    behind = f"partition > {partition} OR (partition = {partition} AND key > {key})"
-    behind = f"end_ms > {end} OR (end_ms = {end} AND ({behind}))"
-    return f" AND start_ms >= {start} AND (start_ms > {start} OR {behind})"
+    first, last = (str(start), str(end)) if names is _STATE else (_timestamp(start), _timestamp(end))
+    key = _key(raw.decode(errors="replace") if names is _PLACE else raw)
+    behind = f"partition > {partition} OR (partition = {partition} AND {names.key} > {key})"
+    behind = f"{names.end} > {last} OR ({names.end} = {last} AND ({behind}))"
+    return f" AND {names.start} >= {first} AND ({names.start} > {first} OR {behind})"
 
 
-def _within(first: str | bytes | None, last: str | bytes | None) -> str:
+def _within(column: str, first: str | bytes | None, last: str | bytes | None) -> str:
     bounds = [(">=", first), ("<=", last)] if first != last else [("=", first)]
-    said = [f"key {sign} {_key(bound)}" for sign, bound in bounds if bound is not None]
-    return " AND ".join(said) or "key IS NOT NULL"
+    said = [f"{column} {sign} {_key(bound)}" for sign, bound in bounds if bound is not None]
+    return " AND ".join(said) or f"{column} IS NOT NULL"
 
 
 def _key(key: str | bytes) -> str:
     return f"X'{key.hex()}'" if isinstance(key, bytes) else _text(key)
 
 
-def _first(rows_max: int | None) -> str:
-    return "" if rows_max is None else f"ORDER BY start_ms, end_ms, partition, key LIMIT {int(rows_max)}"
-
-
 def _touches(reach: tuple[int, int]) -> str:
-    return f"end_ms >= {int(reach[0])} AND start_ms <= {int(reach[1])}"
+    low, high = reach
+    ends = "" if low <= -TIMESTAMP_MS_MAX else f" AND window_end >= {_timestamp(low)}"
+    return ends if high >= TIMESTAMP_MS_MAX else f"{ends} AND window_start <= {_timestamp(high)}"
+
+
+def _timestamp(ms: int) -> str:
+    at = min(max(int(ms), -TIMESTAMP_MS_MAX), TIMESTAMP_MS_MAX)
+    return f"arrow_cast({at * 1_000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+
+
+def _ms(column: pa.Array) -> list[int]:
+    return [int(ms) for ms in (column.cast(pa.int64()).to_numpy() // 1_000).tolist()]
+
+
+# --- what a dashboard shows ---
 
 
 def describe(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -252,37 +349,71 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
     if state is None:
         return told
     told["state_version"] = int(state.version())
-    told["live_rows"] = _count(state, "row = 'window'")
-    told["compacted_at_ms"] = _merged_at_ms(state)
-    base = {"row", "partition", "store", "key", "start_ms", "end_ms", *PROGRESS_COLUMNS, "run"}
-    for store in sorted(_fields(state).keys() - base):
+    told["live_rows"] = _count(state, f"{_newest(WINDOWS)} AND live")
+    told["compacted_at_ms"] = _ended_at_ms(_compactions(state, 1))
+    for store in sorted(_fields(state).keys() - {*STATE_COLUMNS}):
         closed = _open(table_uri(lake, application, "closed", store), None, storage_options)
-        told["closed_rows"][store] = 0 if closed is None else _count(closed, "true")
+        told["closed_rows"][store] = 0 if closed is None else _count(closed, "t")
         told["closed_versions"][store] = -1 if closed is None else int(closed.version())
     return told
 
 
-def compacted_at_ms(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> int | None:
-    """When the newest snapshot was written, ms since the epoch; None where nothing was compacted yet."""
+def compactions(
+    lake: str, application: str, limit: int, storage_options: Mapping[str, str] | None = None
+) -> list[Compaction]:
+    """The last compactions, newest first, as far as the table's history goes back; raises LakeUnavailable.
+
+    They are at most `limit`, and may be fewer than there are where many other versions lie between.
+    """
     state = _open(table_uri(lake, application, "state"), None, storage_options)
-    return None if state is None else _merged_at_ms(state)
+    return [] if state is None else _compactions(state, limit)
+
+
+def compacted_at_ms(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> int | None:
+    """When the newest compaction ended, ms since the epoch; None where nothing was compacted yet."""
+    return _ended_at_ms(compactions(lake, application, 1, storage_options))
+
+
+def _ended_at_ms(found: Sequence[Compaction]) -> int | None:
+    return found[0].ended_at_ms if found else None
+
+
+def _compactions(state: DeltaTable, limit: int) -> list[Compaction]:
+    found: list[Compaction] = []
+    for versions in HISTORY_VERSIONS:
+        try:
+            history = state.history(limit=max(versions, limit))
+        except READ_ERRORS as e:
+            raise LakeUnavailable(f"{state.table_uri} cannot be read: {one_line(e)}") from e
+        found = [one for entry in history if (one := _compaction(entry)) is not None]
+        if found or len(history) < versions:
+            break
+    return found[:limit]
+
+
+def _compaction(entry: Mapping[str, Any]) -> Compaction | None:
+    """A commit of `state` as a compaction; None where it is a rewrite, upkeep or somebody else's."""
+    if entry.get("operation") != APPEND:
+        return None
+    try:
+        said = msgspec.json.decode(entry.get("userMetadata") or "", type=_Said)
+    except msgspec.MsgspecError:
+        return None
+    if said.kind != COMPACTION:
+        return None
+    told = (said.job, said.started_at_ms, said.seconds, said.rows, said.entries)
+    return Compaction(int(entry["version"]), int(entry["timestamp"]), *told)
+
+
+# --- inside ---
 
 
 def _covered(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
-    partition, offset, epoch, commit, progress, topic_id = (row[name] for name in PROGRESS_COLUMNS)
-    numbers = all(isinstance(number, int) for number in (offset, epoch, commit))
+    partition, offset, epoch, progress, topic_id = (row[name] for name in PROGRESS_COLUMNS)
+    numbers = isinstance(offset, int) and isinstance(epoch, int)
     if not numbers or not isinstance(progress, str) or not isinstance(topic_id, str | None):
         raise NotASnapshot(f"{table.table_uri} is no snapshot: the progress of partition {partition} is not readable")
-    return PartitionSnapshot(partition, offset, epoch, commit, progress.encode(), topic_id)
-
-
-def _merged_at_ms(state: DeltaTable) -> int | None:
-    try:
-        history = state.history(limit=HISTORY_VERSIONS_MAX)
-    except READ_ERRORS as e:
-        raise LakeUnavailable(f"{state.table_uri} cannot be read: {one_line(e)}") from e
-    # Upkeep writes versions too, but no snapshot.
-    return max((int(entry["timestamp"]) for entry in history if entry.get("operation") == "MERGE"), default=None)
+    return PartitionSnapshot(partition, offset, epoch, progress.encode(), topic_id)
 
 
 def _open(uri: str, version: int | None, storage_options: Mapping[str, str] | None) -> DeltaTable | None:
@@ -314,18 +445,16 @@ def _plain(type_: pa.DataType) -> pa.DataType:
     return type_
 
 
-def _count(table: DeltaTable, where: str) -> int:
+def _count(table: DeltaTable, of: str) -> int:
     return sum(
-        row["n"] for batch in _query(table, f"SELECT count(*) AS n FROM t WHERE {where}") for row in batch.to_pylist()
+        row["n"]
+        for batch in _query(table, f"SELECT count(*) AS n FROM {of}")
+        for row in batch.to_pylist()
     )
 
 
 def _fields(table: DeltaTable) -> dict[str, Any]:
     return {field.name: field for field in table.schema().fields}
-
-
-def _type(field: Any) -> str | None:
-    return field.type.type if isinstance(field.type, PrimitiveType) else None
 
 
 def _require_columns(table: DeltaTable, wanted: Sequence[str]) -> None:

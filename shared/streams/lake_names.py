@@ -1,13 +1,13 @@
 """What stores and aggregations may be called where there is a lake: each is a column beside the tables' own.
 
-In `state` every store is a column, in `closed/<store>` every aggregation. Delta tells names apart without regard to
-case, and takes no blanks and few signs in them. The aggregator holds a topology to it when it starts, the Spark jobs
-before they write.
+In `state` every store is a column, in `closed/<store>` and `late/<store>` every aggregation. Delta tells names apart
+without regard to case, and takes no blanks and few signs in them. The aggregator holds a topology to it when it starts,
+the Spark jobs before they write.
 
->>> require_column_names("store 'visits': aggregation", ["n", "Day"], CLOSED_COLUMNS, "closed/visits")
+>>> require_column_names("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):
     ...
-penstock.errors.ConfigError: store 'visits': aggregation 'Day': the lake's table closed/visits has a column 'day' \
+penstock.errors.ConfigError: store 'visits': aggregation 'State': the lake's table closed/visits has a column 'state' \
 of its own (case does not count): call it otherwise
 """
 
@@ -16,21 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.changelog.format import StoreSchema
 
-STATE_COLUMNS = (
-    *("row", "partition", "store", "key", "start_ms", "end_ms", "live", "changelog_offset"),
-    *("epoch", "progress", "topic_id", "previous_offset", "appended"),
-    *("rewritten_rows", "added_rows", "added_files"),
-)
-CLOSED_COLUMNS = (
-    *("key", "key_bytes", "window_start", "window_end", "closed_at", "state"),
-    *("partition", "changelog_offset", "topic_id"),
-)
-LATE_COLUMNS = (
-    *("key", "key_bytes", "event_time", "missed", "state", "source_offset"),
-    *("partition", "changelog_offset", "topic_id"),
-)
+__all__ = ("CLOSED_COLUMNS", "LATE_COLUMNS", "STATE_COLUMNS", "require_column_names", "require_lake_names")
+
 _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 
 
@@ -39,7 +29,9 @@ def require_lake_names(stores: Sequence[StoreSchema]) -> None:
     require_column_names("store", [store.name for store in stores], STATE_COLUMNS, "state")
     for store in stores:
         names = [aggregation.name for aggregation in store.aggregations]
-        require_column_names(f"store {store.name!r}: aggregation", names, CLOSED_COLUMNS, f"closed/{store.name}")
+        what = f"store {store.name!r}: aggregation"
+        require_column_names(what, names, CLOSED_COLUMNS, f"closed/{store.name}")
+        require_column_names(what, names, LATE_COLUMNS, f"late/{store.name}")
 
 
 def require_column_names(what: str, names: Iterable[str], own: Iterable[str], table: str) -> None:

@@ -5,16 +5,19 @@ A window that was written before its store got another aggregation has no state 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial, reduce
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.aggregations import Aggregation, ColumnType
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change, Confirmed, check_schema, one_by_one
 from penstock.shared.streams.changelog.states import unpack_many
@@ -22,6 +25,8 @@ from penstock.shared.streams.idle_advance import IdleAdvances
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.windows.keys import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore
+
+_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
@@ -98,24 +103,67 @@ def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: in
 
 
 def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
-    """Put live windows back: columns key, start_ms, end_ms, then the state columns of `written`; none may be there yet.
+    """Replay changes of windows: columns key, start_ms, end_ms, live, then the state columns of `written` by name.
 
-    CorruptRecord where a key or a state cannot be read.
+    Later rows count, and those before the batch: a row that is not live removes its window. CorruptRecord where a key
+    or a state cannot be read.
     """
     store, own = task.stores[written.name], task.topology.stores[written.name].schema
-    names = [column.name for column in own.state_columns()]
-    whole = all(name in batch.schema.names and not batch.column(name).null_count for name in names)
     try:
-        if isinstance(store, WindowStore) and whole:
-            starts, ends, *states = (_values(batch.column(name)) for name in ("start_ms", "end_ms", *names))
-            store.load_many(batch.column("key").to_pylist(), starts, ends, states)
+        if isinstance(store, WindowStore):
+            _replay_rows(task, store, own, batch)
             return
-        keys, starts, ends, *states = (column.to_pylist() for column in batch.columns)
+        keys, starts, ends, is_live, *states = (column.to_pylist() for column in batch.columns)
         rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)
-        for key, start, end, values in zip(keys, starts, ends, rows, strict=True):
-            restore_window(task, written.name, key, start, end, widened(task, written, values))
+        for key, start, end, live, values in zip(keys, starts, ends, is_live, rows, strict=True):
+            if live:
+                restore_window(task, written.name, key, start, end, widened(task, written, values))
+            else:
+                store.unload(_key(task, written.name, key), start)
     except (ValueError, msgspec.MsgspecError) as e:
         raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
+
+
+def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batch: pa.RecordBatch) -> None:
+    keys = _packed(batch.column("key"))
+    if schema.key == "string" and not are_ascii(keys):
+        for key in keys.tolist():
+            key.decode()
+    aggregations = task.topology.stores[schema.name].aggregations
+
+    def read(places: Int64Array) -> list[Any]:
+        live = batch if len(places) == batch.num_rows else batch.take(pa.array(places))
+        return [_values(column) for column in _whole(live, schema, aggregations)]
+
+    is_live = batch.column("live").to_numpy(zero_copy_only=False)
+    starts, ends = batch.column("start_ms").to_numpy(), batch.column("end_ms").fill_null(0).to_numpy()
+    store.replay(keys, starts, ends, is_live, read)
+
+
+def _whole(batch: pa.RecordBatch, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]) -> Iterator[pa.Array]:
+    """The state columns of `schema`; where an aggregation has no state yet, that with which it begins."""
+    all_columns = iter(schema.state_columns())
+    for aggregation in aggregations:
+        own = [next(all_columns) for _ in aggregation.state_columns]
+        columns = [_column(batch, *column) for column in own]
+        if any(column.null_count for column in columns):
+            is_null = reduce(pc.or_, [column.is_null() for column in columns])
+            initial = aggregation.to_columns(aggregation.initial())
+            for i, value in enumerate(initial):
+                columns[i] = pc.if_else(is_null, pa.scalar(value, _TYPES[own[i].type]), columns[i])
+        yield from columns
+
+
+def _column(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.Array:
+    return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, _TYPES[type_])
+
+
+def _packed(column: pa.Array) -> PackedBytes:
+    """Strings of bytes as Arrow has them, not copied."""
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    held = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return PackedBytes(held, ends[:-1], np.diff(ends))
 
 
 def widened(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:

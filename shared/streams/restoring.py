@@ -17,12 +17,27 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common import lake
 from penstock.shared.common.clock import Clock
-from penstock.shared.common.errors import ChangelogHole, CorruptRecord, KafkaTimeout, OffsetOutOfRange, SchemaMismatch
+from penstock.shared.common.errors import (
+    ChangelogHole,
+    CorruptRecord,
+    KafkaTimeout,
+    LakeUnavailable,
+    OffsetOutOfRange,
+    SchemaMismatch,
+)
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.changelog.format import PROGRESS, WAYS_OUT, Progress, decode, decode_progress, is_foreign
-from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, HistoryMissing, check_schema
+from penstock.shared.streams.changelog.format import (
+    PROGRESS,
+    WAYS_OUT,
+    Progress,
+    StoreSchema,
+    decode,
+    decode_progress,
+    is_foreign,
+)
+from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, check_schema
 from penstock.shared.streams.local_restore import (
     check_overtaken,
     discard,
@@ -52,6 +67,8 @@ RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while re
 @dataclass(slots=True)
 class RestoreReport:
     """What a restore did; `snapshot_version` is None where there was no snapshot.
+
+    `snapshot_windows` are the rows that were read of it: more than windows where it was not rewritten lately.
 
     `changelog_records` are all that were read, takeovers and progress records among them; `changelog_windows` are the
     changes of windows that were applied. `foreign_records` are no entries and were passed over. Loading the snapshot's
@@ -133,8 +150,6 @@ class Restoring:
         self.at = TopicPartition(settings.changelog_topic, task.partition)
         self.reader = ChangelogReader(partial(restore_changes, task), stores=task.topology.schemas())
         self.topic_id: str | None = None
-        self.rests_on: str | None = None
-        """The snapshot's tables, where none of what they hold was ever in the changelog: a backfill's."""
         self._kept: Checkpoint | None = None
         self._applied_before = self._foreign_before = 0
 
@@ -246,9 +261,6 @@ class Restoring:
             reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
         except CorruptEntry as e:
             raise self._refused(e) from e
-        except HistoryMissing as e:
-            lake_is = f"streams.lake is {self._settings.lake or 'not set'}"
-            raise ChangelogHole(f"{self.at}: {e}. Here {lake_is}") from None
         self.report.changelog_records += len(columns)
         if self.task.local is not None and self.task.local.is_full:
             self.write()
@@ -310,36 +322,46 @@ class Restoring:
 
     async def _load_snapshot(self) -> int | None:
         """Load this partition's rows and return the offset from which the changelog goes on; None without snapshot."""
-        settings, own = self._settings, self.at.partition
+        settings = self._settings
         if (found := await self._newest_snapshot()) is None:
             return None
         version, snapshot = found
         assert settings.lake is not None
-        table, application, options = settings.lake, settings.application_id, settings.lake_options or None
         if snapshot.topic_id not in (None, self.topic_id):
             raise ChangelogHole(
                 f"the snapshot was made from topic {self.at.topic} with id {snapshot.topic_id}, but its id is "
-                f"{self.topic_id}: it was deleted and created again. To start afresh, remove the application's tables "
-                f"({lake.table_uri(table, application)}) from the lake: `state`, and `closed` too, or move that to "
-                "another place, since nothing is appended to windows of another changelog"
+                f"{self.topic_id}: it was deleted and created again. To start afresh, move the application's tables "
+                f"({lake.table_uri(settings.lake, settings.application_id)}) to another place"
             )
-        progress, report, local = decode_progress(snapshot.progress), self.report, self.task.local
+        progress, report = decode_progress(snapshot.progress), self.report
         restore_progress(self.task, progress)
         started = self._clock.monotonic_ms()
-        for schema in progress.stores:
-            columns = [column.name for column in schema.state_columns()]
-            batches = lake.read_windows(table, application, own, schema.name, version, columns, options)
-            while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-                restore_windows(self.task, schema, batch)
-                report.snapshot_windows += batch.num_rows
-                if local is not None and local.is_full:
-                    local.write(None)
+        try:
+            for schema in progress.stores:
+                await self._load_windows(schema, version)
+        except LakeUnavailable as e:
+            newest = await self._newest_snapshot()
+            if newest is None or newest[0] == version:
+                raise
+            # Upkeep has taken a file of that version while it was read.
+            raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
         report.snapshot_milliseconds = self._clock.monotonic_ms() - started
         self.reader.epoch, self.reader.progress = snapshot.epoch, progress
         report.snapshot_version = version
-        if snapshot.covered_offset == 0:
-            self.rests_on = lake.table_uri(table, application)
         return snapshot.covered_offset
+
+    async def _load_windows(self, schema: StoreSchema, version: int) -> None:
+        """Replay what a version of the snapshot has of one store."""
+        settings, local = self._settings, self.task.local
+        assert settings.lake is not None
+        columns = [column.name for column in schema.state_columns()]
+        where = settings.lake, settings.application_id, self.at.partition, schema.name, version, columns
+        batches = lake.read_windows(*where, settings.lake_options or None)
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            restore_windows(self.task, schema, batch)
+            self.report.snapshot_windows += batch.num_rows
+            if local is not None and local.is_full:
+                local.write(None)
 
 
 def checked_start(at: TopicPartition, covered: int | None, first: int, end: int, lake: str | None = None) -> int:

@@ -1,30 +1,33 @@
-"""Closed windows from a long changelog on a real broker, without a lake."""
+"""Closed windows over HTTP, from a lake and a long changelog on a real broker."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 from penstock.api.keys import StoreQuestion
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.aggregator.window_search import CLOSED, WindowSearch
+from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.format import decode
 from tests.services.aggregator.closed_logs import STORE, Log, records
+from tests.shared.common.lake_tables import progress, write_closed, write_state
 
-COMMITS, KEYS = 1_000, 97
+COMMITS, COMPACTED, KEYS = 400, 300, 97
 WINDOWS_A_COMMIT = 150
+RECORDS_A_COMMIT = WINDOWS_A_COMMIT + 3
 TICK_S, HELD_UP_MAX_S = 0.005, 0.5
 """A tick that comes later than that was held up; the bound is that of a machine with other work."""
 
 
-async def test_a_key_of_a_long_changelog(kafka: EmbeddedKafka, topic_name: str) -> None:
-    """300,000 records in two partitions: a key's windows come page by page, each once, and the service goes on; those
-    since a time need few of the records."""
-    windows = COMMITS * WINDOWS_A_COMMIT
+async def test_a_key_of_a_lake_and_a_long_changelog(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> None:
+    """Most of 120,000 windows are in the lake and the others in the changelog: a key's come page by page, each once,
+    those that begin first come first, and the service goes on meanwhile."""
     logs = [
         Log.of(
             [
@@ -38,46 +41,62 @@ async def test_a_key_of_a_long_changelog(kafka: EmbeddedKafka, topic_name: str) 
     changelog = f"{topic_name}-changelog"
     async with Admin(settings) as admin:
         await admin.create_topics([event_time_topic(changelog, 2)])
+        topic_id = (await admin.describe_topics([changelog]))[changelog].topic_id
     async with Producer(settings) as producer:
         for partition, log in enumerate(logs):
             delivery = await producer.send_many(records(log.entries, partition, changelog))
             assert await delivery.first_error() is None
+    for partition, log in enumerate(logs):
+        compact(tmp_path, topic_name, partition, log, topic_id)
 
     async def read_store(store: str, question: StoreQuestion) -> Any:
-        return {"rows": [], "position": {}, "continuation": None}
+        raise AssertionError("the tasks are not asked")
 
     values: Any = {
         "topology": "a:b",
         "kafka": settings.model_dump(),
-        "streams": {"application_id": topic_name},
-        "queries": {"changelog_records_max": 100_000},
+        "streams": {"application_id": topic_name, "lake": str(tmp_path)},
     }
     search = WindowSearch(AggregatorSettings(**values), read_store)
 
     async def all_of(**narrowing: Any) -> tuple[list[Any], int]:
         nothing: dict[str, Any] = dict.fromkeys(("key_from", "key_to", "from_ms", "to_ms", "continuation"))
-        question: Any = {**nothing, "key": "k5", "rows_max": 1_000, **narrowing}
+        question: Any = {**nothing, "key": "k5", "rows_max": 500, **narrowing}
         rows, pages = list[Any](), 0
         while True:
-            page = await search.find(STORE, "all", question)
+            page = await search.find(STORE, "closed", question)
             rows, pages = rows + page["windows"], pages + 1
             if page["continuation"] is None:
-                return rows, pages
-            assert page["continuation"].startswith(CLOSED)
+                return [(one["start_ms"], one["end_ms"], one["partition"], one["key"]) for one in rows], pages
             question["continuation"] = page["continuation"]
 
     gaps = list[float]()
     ticking = asyncio.create_task(_tick(gaps))
     rows, pages = await all_of()
     ticking.cancel()
-    expected = [(p, *one) for p, log in enumerate(logs) for one in log.closed if one[0] == "k5"]
-    assert [(one["partition"], one["key"], one["start_ms"], one["end_ms"]) for one in rows] == expected
-    assert pages > 3
+    expected = sorted((start, end, p, key) for p, log in enumerate(logs) for key, start, end in log.closed)
+    assert rows == [one for one in expected if one[3] == "k5"]
+    assert pages == 3
     assert max(gaps) < HELD_UP_MAX_S
-    from_ms = (windows - 1_000) * 10
-    late, pages_of_late = await all_of(from_ms=from_ms)
-    assert [one["end_ms"] for one in late] == [end for _, _, _, end in expected if end >= from_ms]
-    assert pages_of_late < pages
+    from_ms = COMMITS * WINDOWS_A_COMMIT * 10 // 2
+    late, _ = await all_of(from_ms=from_ms)
+    assert late == [one for one in rows if one[1] >= from_ms]
+
+
+def compact(root: Path, application: str, partition: int, log: Log, topic_id: str | None) -> None:
+    """What a compaction of the first commits leaves in the lake, and of a torn one the windows of the next commit."""
+    windows = log.closed[: (COMPACTED + 1) * WINDOWS_A_COMMIT]
+    covered = 1 + COMPACTED * RECORDS_A_COMMIT
+    rows = [
+        {"key": key, "window_start": start, "window_end": end, "n": 1, "partition": partition, "topic_id": topic_id}
+        | {"changelog_offset": 1 + number // WINDOWS_A_COMMIT * RECORDS_A_COMMIT + number % WINDOWS_A_COMMIT}
+        for number, (key, start, end) in enumerate(windows)
+    ]
+    write_closed(root, application, "s", STORE.state_columns(), [("n", "int64")], rows)
+    said = log.entries[covered - 1][1]
+    assert said is not None
+    of_run = [progress(partition, covered, decode(said).body, epoch=1, topic_id=topic_id)]
+    write_state(root, application, {"s": STORE.state_columns()}, of_run)
 
 
 async def _tick(gaps: list[float]) -> None:

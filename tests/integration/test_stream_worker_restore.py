@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable
 
 from penstock.services.aggregator.questions import Asked
 from penstock.services.aggregator.sessions import Query
@@ -21,54 +21,45 @@ from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations import CountDistinct
-from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec, StoreSchema
-from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, Confirmed, one_by_one
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
+from tests.shared.common import lake_tables
 
-ARROW = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
 BINARY = {"distinct": CountDistinct("id")}  # a sketch: state that is no number
 PARTITIONS = 2
 
 
-def schema_of(store: StoreSchema) -> pa.Schema:
-    state = pa.struct([(column.name, ARROW[column.type]) for column in store.state_columns()])
-    return pa.schema(
-        [
-            *(("row", pa.string()), ("partition", pa.int32()), ("store", pa.string()), ("key", pa.binary())),
-            *(("start_ms", pa.int64()), ("end_ms", pa.int64()), (store.name, state), ("changelog_offset", pa.int64())),
-            *(("epoch", pa.int32()), ("commit", pa.int64()), ("progress", pa.string())),
-            *(("topic_id", pa.string()), ("run", pa.int64())),
-        ]
-    )
+async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int) -> list[lake_tables.Row]:
+    """What a snapshot of all that the changelog partition holds has, where nothing of it was rewritten: a row a change
+    of a window, and one for the progress."""
+    rows: list[lake_tables.Row] = []
 
+    def apply(confirmed: Confirmed) -> None:
+        (store,) = confirmed.stores
+        codec, names = StateCodec(store.state_columns()), [column.name for column in store.state_columns()]
+        offsets = iter(confirmed.offsets.tolist())
 
-async def partition_rows(chain: Chain, partition: int, topic_id: str) -> list[dict[str, Any]]:
-    """What a snapshot of all that the changelog partition holds has: a row a live window, and one for the progress."""
-    live: dict[tuple[bytes, int], Change] = {}
+        def take(change: Change) -> None:
+            at = partition, store.name, change.key, change.start
+            offset = next(offsets)
+            if change.operation == LIVE:
+                state = dict(zip(names, codec.unpack(change.state), strict=True))
+                rows.append(lake_tables.live(*at, change.end, offset, state))
+            else:
+                assert change.operation in (DELETED, FINAL)
+                rows.append(lake_tables.gone(*at, offset))
 
-    def apply(change: Change) -> None:
-        if change.operation == LIVE:
-            live[change.key, change.start] = change
-        else:
-            assert change.operation in (DELETED, FINAL)
-            live.pop((change.key, change.start), None)
+        one_by_one(take)(confirmed)
 
-    reader, end = ChangelogReader(one_by_one(apply)), 0
+    reader, end = ChangelogReader(apply), 0
     for record in await chain.read(f"{chain.topic}-changelog"):
         if record.partition == partition:
             reader.feed_record(record.offset, record.key, record.value)
             end = record.offset + 1
     assert reader.progress is not None
-    (store,) = reader.progress.stores
-    codec, names = StateCodec(store.state_columns()), [column.name for column in store.state_columns()]
-    rows = [
-        {"row": "window", "partition": partition, "store": store.name, "key": key, "start_ms": start}
-        | {"end_ms": change.end, store.name: dict(zip(names, codec.unpack(change.state), strict=True)), "run": 1}
-        for (key, start), change in live.items()
-    ]
-    progress = {"row": "progress", "partition": partition, "store": "", "key": b"", "changelog_offset": end}
-    progress |= {"epoch": reader.epoch, "commit": 1, "progress": msgspec.json.encode(reader.progress).decode()}
-    return [*rows, progress | {"topic_id": topic_id, "run": 1}]
+    said = msgspec.json.encode(reader.progress)
+    return [*rows, lake_tables.progress(partition, end + ahead, said, epoch=reader.epoch, topic_id=topic_id)]
 
 
 async def write_snapshot(
@@ -76,19 +67,16 @@ async def write_snapshot(
 ) -> dict[int, tuple[int, int]]:
     """A table `state` that covers the changelog to its end, or says that it covers so many records more.
 
-    By partition its live windows and the covered offset.
+    By partition its rows of windows and the covered offset.
     """
     async with Admin(chain.kafka) as admin:
         described = await admin.describe_topics([f"{chain.topic}-changelog"])
     made_from = topic_id or described[f"{chain.topic}-changelog"].topic_id
     assert made_from is not None
-    rows = {p: await partition_rows(chain, p, made_from) for p in range(chain.partitions)}
-    for own in rows.values():
-        own[-1]["changelog_offset"] += ahead
-    schema = schema_of(topology(chain.topic, **BINARY).schemas()[0])
-    empty: dict[str, Any] = dict.fromkeys(schema.names)
-    table = pa.Table.from_pylist([empty | row for partition in rows.values() for row in partition], schema)
-    write_deltalake(str(folder / chain.topic / "state"), table, partition_by=["partition"])
+    rows = {p: await partition_rows(chain, p, made_from, ahead) for p in range(chain.partitions)}
+    (schema,) = topology(chain.topic, **BINARY).schemas()
+    every = [row for partition in rows.values() for row in partition]
+    lake_tables.write_state(folder, chain.topic, {schema.name: schema.state_columns()}, every)
     return {p: (len(partition) - 1, partition[-1]["changelog_offset"]) for p, partition in rows.items()}
 
 
@@ -113,7 +101,7 @@ async def delete_head(chain: Chain, offsets: dict[int, int]) -> None:
 async def test_a_snapshot_and_the_changelogs_tail_are_the_whole_state(
     kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, store: str
 ) -> None:
-    """From live windows in Delta and what came after them, the worker goes on as if it had never stopped."""
+    """From windows in Delta and what came after them, the worker goes on as if it had never stopped."""
     async with chain_of(kafka, topic_name, PARTITIONS) as chain:
         await work(chain, 300)
         covered = await write_snapshot(chain, tmp_path)
@@ -214,4 +202,33 @@ async def test_a_restore_that_lost_its_ground_goes_on_from_the_newer_snapshot(
         looked = overtaken_by_compactions(chain, monkeypatch, tmp_path, newer[0][1])
         ((windows, _),) = (await work(chain, 50, lake=str(tmp_path))).values()
         assert (windows, len(looked)) == (newer[0][0], 3)
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent, **BINARY)
+
+
+@pytest.mark.parametrize("store", ["in_memory", "rocksDB"])
+async def test_a_restore_whose_files_are_taken_goes_on_from_the_newer_version(
+    kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    """A rewrite and a VACUUM while the windows of a version are read cost a second look, no more."""
+    async with chain_of(kafka, topic_name, 1) as chain:
+        await work(chain, 100)
+        await write_snapshot(chain, tmp_path)
+        read, versions = lake.read_windows, list[int]()
+
+        def taken(*arguments: Any) -> Iterator[Any]:
+            versions.append(arguments[4])
+            if len(versions) == 1:
+                table = DeltaTable(tmp_path / topic_name / "state")
+                table.optimize.compact()
+                rows = table.to_pyarrow_table().to_pylist()
+                (schema,) = topology(topic_name, **BINARY).schemas()
+                columns = {schema.name: schema.state_columns()}
+                lake_tables.write_state(tmp_path, topic_name, columns, rows, kind="rewrite", partition=0)
+                table = DeltaTable(tmp_path / topic_name / "state")
+                assert table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+            return read(*arguments)
+
+        monkeypatch.setattr(lake, "read_windows", taken)
+        await work(chain, 50, lake=str(tmp_path), default_dsl_store=store, state_dir=str(tmp_path / "disk"))
+        assert (versions[0], len(versions)) == (0, 2)
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent, **BINARY)

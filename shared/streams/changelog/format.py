@@ -180,17 +180,12 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Takeover(msgspec.Struct, frozen=True):
-    """What a new owner writes first: from here on only its epoch counts.
-
-    `rests_on` is there in that of a backfill, and of an owner that began with what one left: the tables that hold all
-    that was before, without which the changelog's beginning is not the application's.
-    """
+    """What a new owner writes first: from here on only its epoch counts."""
 
     application: str
     instance: str
     wall_ms: int
     version: int = FORMAT_VERSION
-    rests_on: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Entry(NamedTuple):
@@ -308,19 +303,6 @@ def without_takeover(epoch: int, in_force: int) -> str:
         f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): that was damaged "
         "or lost, and nothing that its owner committed would count"
     )
-
-
-def history_before(takeover: bytes) -> str | None:
-    """The tables that a takeover's body says to rest on; None where it says of none.
-
-    >>> history_before(msgspec.json.encode(Takeover("app", "backfill", 0, rests_on="lake/app")))
-    'lake/app'
-    """
-    try:
-        found = msgspec.json.decode(takeover, type=Takeover).rests_on
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return found if isinstance(found, str) else None
 
 
 _decode_progress = msgspec.json.Decoder(Progress).decode

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from penstock.shared.clients.connection import record_size
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
@@ -161,9 +159,8 @@ class ChangelogPartition:
             except OffsetOutOfRange as e:
                 if attempt == SNAPSHOT_ATTEMPTS_MAX:
                     raise ChangelogHole(f"{self.topic_partition}: {e}") from e
-                log.warning(
-                    "the changelog moved on during a restore", partition=self.topic_partition.partition, attempt=attempt
-                )
+                partition = self.topic_partition.partition
+                log.warning("a restore starts again", partition=partition, attempt=attempt, reason=str(e))
             else:
                 restoring.report.milliseconds = self._clock.monotonic_ms() - started
                 return restoring.task, restoring.report
@@ -206,7 +203,7 @@ class ChangelogPartition:
             await restoring.read_until(end, consumer)
             for _ in range(TAKEOVER_ATTEMPTS_MAX):
                 epoch = restoring.next_epoch()
-                metadata = await self._write_takeover(epoch, restoring.rests_on)
+                metadata = await self._write_takeover(epoch)
                 await restoring.read_until(metadata.offset + 1, consumer)
                 if reader.takeover_offset == metadata.offset:
                     break
@@ -242,10 +239,8 @@ class ChangelogPartition:
 
     # --- writing ---
 
-    async def _write_takeover(self, epoch: int, rests_on: str | None) -> RecordMetadata:
-        takeover = Takeover(
-            self._settings.application_id, self._instance, self._clock.now_ms(), rests_on=rests_on or msgspec.UNSET
-        )
+    async def _write_takeover(self, epoch: int) -> RecordMetadata:
+        takeover = Takeover(self._settings.application_id, self._instance, self._clock.now_ms())
         record = self._entries(Entries.of([(None, encode_takeover(epoch, takeover))]))
         if not self.exactly_once:
             return await self._write(record)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.shared.common.errors import ChangelogHole, CorruptRecord, SchemaMismatch
+from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.common.topic_names import REPARTITION_SUFFIX
@@ -133,18 +133,6 @@ class CorruptEntry(CorruptRecord):
         self.offset, self.reason = offset, reason
 
 
-class HistoryMissing(ChangelogHole):
-    """A changelog that rests on what a backfill leaves was begun with nothing."""
-
-    def __init__(self, tables: str) -> None:
-        super().__init__(
-            f"the changelog rests on a backfill: what that leaves is the `state` of {tables}, which was not found. If "
-            "the backfill has not ended, run it again as it was; if it has, name the lake that has it (streams.lake), "
-            "or put `state` back. Else begin anew (`penstock streams reset`, then `penstock backfill`)"
-        )
-        self.tables = tables
-
-
 class _Batch:
     """Records as numbers, up to the first that cannot be read (`error` at place `count`)."""
 
@@ -206,8 +194,6 @@ class ChangelogReader:
     SchemaMismatch before any of its changes is applied. `takeover_offset` is where the epoch in force was declared: of
     two owners that write the same epoch at once, the one whose record that is has won. What lies before
     `covered_offset` has been applied, or counts for nobody.
-
-    `feed` raises HistoryMissing where no epoch is known yet and the changelog rests on a backfill's tables.
     """
 
     def __init__(
@@ -273,9 +259,6 @@ class ChangelogReader:
             if why == k.LOST:
                 reason = fmt.without_takeover(epoch, self.epoch)
                 batch.count, error = place, CorruptEntry(int(offsets[place]), reason)
-                break
-            if self.epoch == NO_EPOCH and (tables := fmt.history_before(batch.body(place))) is not None:
-                batch.count, error = place, HistoryMissing(tables)
                 break
             self.epoch, self.takeover_offset = epoch, int(offsets[place])
             places[k.FORCE], places[k.AT] = epoch, place + 1

@@ -279,7 +279,8 @@ class KeyIndex:
 
 def grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
     """The array with room for more rows, in memory of its own."""
-    larger = np.full((size, *array.shape[1:]), fill, array.dtype)
+    shape = (size, *array.shape[1:])
+    larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)  # zeros take no memory yet
     larger[: len(array)] = array
     return larger
 

@@ -431,7 +431,14 @@ def _newest(codes: Int32Array, starts: Int64Array) -> Int64Array:
 
     >>> _newest(np.array([7, 8, 7, 7], np.int32), np.array([0, 0, 5, 0])).tolist()
     [1, 2, 3]
+    >>> _newest(np.array([8, 7], np.int32), np.array([0, 0])).tolist()
+    [0, 1]
     """
+    places = np.arange(len(codes))
+    last = np.empty(int(codes.max(initial=k.NONE)) + 1, np.int64)
+    last[codes] = places
+    if (last[codes] == places).all():  # each key comes once
+        return places
     order = np.lexsort((starts, codes))  # stable: of equal ones the last is the newest
     codes, starts = codes[order], starts[order]
     is_last = np.ones(len(order), np.bool_)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.api.state import CompactionState
 from penstock.services.aggregator.backlog import Backlog, BacklogWatch
 from penstock.services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark.settings import CompactSettings
+from penstock.shared.common.lake import Compaction
 from penstock.shared.testing.manual_clock import ManualClock
 
 SECRETS = {
@@ -202,3 +204,29 @@ def test_health_tells_the_state() -> None:
     assert supervisor.health().facts["state"] == "waiting"
     assert registry.get_sample_value("penstock_compaction_changelog_records") == 70
     assert registry.get_sample_value("penstock_compaction_snapshot_age_seconds") == 5
+
+
+def test_compactions_of_before_a_restart_are_the_lakes() -> None:
+    """This instance's own come first, and each once: a run's commit is in the lake as well."""
+    registry, minute, now_ms = CollectorRegistry(), 60_000, 10**12
+    manual_clock = ManualClock(now_ms)
+
+    def of_lake(started_ms: int, rows: int, job: str = "ab") -> Compaction:
+        return Compaction(rows, started_ms + 1_500, job, started_ms, 1.5, rows, 9)
+
+    watch = BacklogWatch(settings(), registry, lambda: True, manual_clock)
+    supervisor = CompactionSupervisor(settings(), registry, manual_clock, backlog=watch)
+    assert supervisor.describe() == []
+    before = (of_lake(now_ms - minute, 2), of_lake(now_ms - 2 * minute, 1))
+    watch.note(Backlog(0, now_ms, None, before))
+    assert [(run["started_at_ms"], run["rows"], run["status"]) for run in supervisor.describe()] == [
+        (now_ms - minute, 2, "done"),
+        (now_ms - 2 * minute, 1, "done"),
+    ]
+    own = CompactionState(started_at_ms=now_ms, seconds=3.0, status="done", rows=3, detail="")
+    lost = CompactionState(started_at_ms=now_ms + minute, seconds=3.0, status="lost", rows=None, detail="")
+    supervisor._history.extendleft([own, lost])
+    watch.note(Backlog(0, now_ms, None, (of_lake(now_ms + minute + 5, 4), of_lake(now_ms + 900, 3), *before)))
+    assert [run["rows"] for run in supervisor.describe()] == [4, None, 3, 2, 1]
+    watch.note(None)  # the lake does not answer for a while
+    assert len(supervisor.describe()) == 5

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.services.aggregator.found_windows import Told, closed_of_lake, each_once, merge, merged, results, told
+from penstock.services.aggregator.found_windows import Found, Told, closed_of_lake, merge, merged, results, told
+from penstock.shared.common.lake import ClosedWindow
 from penstock.shared.streams.aggregations import Count, CountDistinct, Mean, Min
 from penstock.shared.streams.changelog.format import (
     DELETED,
@@ -22,6 +23,7 @@ from penstock.shared.streams.changelog.format import (
     encode_takeover,
 )
 from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
+from penstock.shared.streams.collecting import CollectList
 from penstock.shared.streams.latest import LATEST, Latest
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
@@ -62,8 +64,16 @@ def test_what_an_operator_keeps_for_itself_is_no_result() -> None:
     own = AggregationSchema.of(LATEST, Latest())
     store = msgspec.structs.replace(STORE, kind="tumbling", aggregations=(own, *SCHEMAS[:1]))
     assert results(store, {"latest_ms_ms": 7, "n_n": 3}) == {"n": 3}
-    row = {"partition": 0, "start_ms": 0, "end_ms": 9, "revision": 0, "key": "k", "state": b"", LATEST: 7, "n": 3}
-    assert closed_of_lake(store, row).results == {"n": 3}
+    row = ClosedWindow(0, 0, 9, "k", 5, "topic", {LATEST: 7, "n": 3})
+    assert closed_of_lake(store, row) == Found(0, 0, 9, "closed", {"n": 3}, "k")
+
+
+def test_closed_results_are_as_open_ones() -> None:
+    """What a table has as JSON is decoded; a result of an aggregation that was added later is None."""
+    listed = AggregationSchema.of("all", CollectList("x", 5))
+    store = msgspec.structs.replace(STORE, aggregations=(listed, *SCHEMAS[:2]))
+    row = ClosedWindow(0, 0, 9, b"k", 5, "topic", {"all": "[1,null]", "n": 3})
+    assert closed_of_lake(store, row).results == {"all": [1, None], "n": 3, "mean": None}
 
 
 def test_the_tail_goes_over_the_snapshot() -> None:
@@ -110,18 +120,6 @@ def test_a_tail_over_a_change_of_schema_is_read_as_it_was_written() -> None:
         reader.feed_record(offset, key, value)
     (found,) = merge(0, STORE, [], seen, ALWAYS)
     assert found.results == {"n": 1, "mean": 4.0, "least": 4.0, "ids": 1}
-
-
-def test_a_window_is_told_once_by_its_highest_revision() -> None:
-    """A correction that is newer than the snapshot goes over the tail's window; one that went into a wider is none."""
-    tail = merge(0, STORE, [], [change(FINAL, 0, 5, ONE), change(FINAL, 20, 25, ONE)], ALWAYS)
-    row = {"partition": 0, "key": "", "state": state(ONE), "n": 9}
-    rows = [{**row, "start_ms": s, "end_ms": e, "revision": 1} for s, e in ((0, 5), (20, 25), (20, 40))]
-    found = each_once([*(closed_of_lake(STORE, one) for one in rows), *tail])
-    assert [(one.start_ms, one.end_ms, one.revision) for one in found] == [(0, 5, 1), (20, 25, 1), (20, 40, 1)]
-    rows[1]["state"] = None
-    found = each_once([*tail, *(closed_of_lake(STORE, one) for one in rows)])
-    assert sorted((one.start_ms, one.end_ms, one.revision) for one in found) == [(0, 5, 1), (20, 40, 1)]
 
 
 def test_windows_of_many_keys_are_each_their_own() -> None:

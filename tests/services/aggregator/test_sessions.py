@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import io
 import json
 import random
@@ -12,9 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from rich.console import Console
 
 from penstock.services.aggregator.found_windows import Found, Told, told
@@ -41,6 +38,7 @@ from penstock.shared.streams.changelog.format import (
 )
 from penstock.shared.streams.changelog.reader import ChangelogReader, one_by_one
 from penstock.shared.testing.fake_broker import FakeCluster
+from tests.shared.common import lake_tables
 
 STORE = StoreSchema(
     *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),
@@ -74,7 +72,7 @@ def test_the_store_is_the_only_one_or_named() -> None:
 def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2, with the flag's name and what is expected."""
     for flag in ("--from", "--to"):
-        assert main(["--application", "app", flag, "yesterday"]) == 2
+        assert main(["--application", "app", "--status", "open", flag, "yesterday"]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         assert flag in said
@@ -84,6 +82,7 @@ def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (["--status", "closed"], "closed windows are in the lake: set lake, or status=open"),
         (["--key", "\udcff"], "give such a key by --key-base64"),
         (["--key-from", "\udcff"], "give such a key by --key-base64"),
         (["--to", "99999999999999999999"], "more ms than Kafka has room for"),
@@ -94,14 +93,14 @@ def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_what_can_have_no_answer_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2, in one line, before anything is asked."""
-    assert main(["--application", "app", *flags]) == 2
+    assert main(["--application", "app", "--status", "open", *flags]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_what_is_shown() -> None:
     """A row a window, with its bounds in UTC and its results."""
     console = Console(file=io.StringIO(), width=160)
-    show(STORE, [Found(0, 0, 1500, "open", 0, {"n": 4.0})], console)
+    show(STORE, [Found(0, 0, 1500, "open", {"n": 4.0})], console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "s: 1 windows" in said
     assert "1970-01-01T00:00:01.500" in said
@@ -111,7 +110,7 @@ def test_what_is_shown() -> None:
 def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
     """A window after the year 9999 has its bounds as `--from` takes them; no key commands the terminal."""
     console = Console(file=io.StringIO(), width=160)
-    show(STORE, [Found(0, -1, 10**15, "open", 0, {"n": 4.0}, "\x1b[31m[/b]")], console)
+    show(STORE, [Found(0, -1, 10**15, "open", {"n": 4.0}, "\x1b[31m[/b]")], console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
     for text in ("1969-12-31T23:59:59.999", "1000000000000000", "\\x1b[31m[/b]"):
         assert text in said
@@ -122,48 +121,38 @@ def test_times_beyond_the_calendar_are_shown_as_ms() -> None:
 def test_no_time_is_cut_on_a_narrow_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Bounds, status and revision stand on one line however many results there are; a long key goes on below."""
+    """Bounds and status stand on one line however many results there are; a long key goes on below."""
     monkeypatch.setenv("COLUMNS", str(columns))
     names = [f"aggregation_{i}" for i in range(6)]
     store = msgspec.structs.replace(STORE, aggregations=tuple(AggregationSchema.of(n, Count()) for n in names))
     key = "k" * 100
-    show(store, [Found(0, 0, 1500, "closed", 12, dict.fromkeys(names, 123456.789), key)])
+    show(store, [Found(0, 0, 1500, "closed", dict.fromkeys(names, 123456.789), key)])
     said = capsys.readouterr().out
     assert "…" not in said
     assert said.count("k") >= len(key)
     row = next(line for line in said.splitlines() if "1970" in line)
-    for text in ("1970-01-01T00:00:00.000", "1970-01-01T00:00:01.500", "closed", "12", "123456.789"):
+    for text in ("1970-01-01T00:00:00.000", "1970-01-01T00:00:01.500", "closed", "123456.789"):
         assert text in row
 
 
 Window = tuple[int, str, int, int]
 
 
-def write_lake(root: Path, live: list[Window], closed: list[tuple[Window, int, bool, int]]) -> None:
-    """A snapshot that covers nothing of the changelog: open windows, and closed ones with revision, whether there is
-    a state (else the window went into a wider one), and changelog offset."""
-    empty: dict[str, Any] = dict.fromkeys(("changelog_offset", "epoch", "commit", "progress"))
-    rows: list[dict[str, Any]] = [
-        {**empty, "row": "window", "partition": p, "store": "s", "key": key.encode(), "start_ms": start, "end_ms": end}
-        | {"s": {"n_n": 1}}
-        for p, key, start, end in live
+def write_lake(root: Path, live: list[Window], closed: list[tuple[Window, int]]) -> None:
+    """A snapshot that covers nothing of the changelog: open windows, and closed ones with their changelog offset."""
+    said = msgspec.json.encode(PROGRESS)
+    rows = [
+        lake_tables.live(p, "s", key.encode(), start, end, -len(live) + i, {"n_n": 1})
+        for i, (p, key, start, end) in enumerate(live)
     ]
-    covered = {"changelog_offset": 0, "epoch": 0, "commit": 0, "progress": msgspec.json.encode(PROGRESS).decode()}
-    rows += [{**covered, "row": "progress", "partition": p, "store": "", "key": b"", "s": None} for p in (0, 1)]
-    types = {"row": "string", "store": "string", "progress": "string", "topic_id": "string", "key": "binary"}
-    names = ("row", "partition", "store", "key", "start_ms", "end_ms")
-    schema = pa.schema(
-        [(name, types.get(name, "int64")) for name in (*names, *empty, "topic_id")]
-        + [("s", pa.struct([("n_n", pa.int64())]))]
-    )
-    write_deltalake(str(root / "app" / "state"), pa.Table.from_pylist(rows, schema))
-    of_closed: list[dict[str, Any]] = [
-        {"partition": p, "key": key, "start_ms": start, "end_ms": end, "revision": revision, "n": revision}
-        | {"changelog_offset": offset, "state": {"n_n": 1} if is_there else None}
-        | {"day": datetime.date(1970, 1, 1)}
-        for (p, key, start, end), revision, is_there, offset in closed
+    rows += [lake_tables.progress(p, 0, said, epoch=0, topic_id=None) for p in (0, 1)]
+    lake_tables.write_state(root, "app", {"s": STORE.state_columns()}, rows)
+    of_closed = [
+        {"partition": p, "key": key, "window_start": start, "window_end": end, "n": 1}
+        | {"changelog_offset": offset, "state": {"n_n": 1}, "topic_id": None}
+        for (p, key, start, end), offset in closed
     ]
-    write_deltalake(str(root / "app" / "closed" / "s"), pa.Table.from_pylist(of_closed))
+    lake_tables.write_closed(root, "app", "s", STORE.state_columns(), [("n", "int64")], of_closed)
 
 
 async def write_tail(cluster: FakeCluster, changes: list[tuple[str, Window]]) -> None:
@@ -193,17 +182,12 @@ async def fill(cluster: FakeCluster, root: Path) -> dict[str, set[Window]]:
     windows = [(*window, end) for window, end in sorted(ends.items())]
     chance.shuffle(windows)
     live, closed, in_tail = windows[:30], windows[30:60], windows[60:]
-    of_lake = [(window, revision, True, -1) for window in closed for revision in range(chance.choice((1, 1, 2, 9)))]
-    gone = [(0, "gone", 0, end) for end in range(20)]
-    of_lake += [(window, revision, revision == 0, -1) for window in gone for revision in (0, 1)]
-    of_lake += [((0, "torn", 0, 5), 0, True, 99)]
-    wider = (0, "wider", 0, 5)  # closed in the tail, and corrected since the snapshot like some others
-    of_lake += [(wider, 1, False, -1), *((window, 1, True, -1) for window in in_tail[1::8])]
+    of_lake = [(window, -1) for window in closed]
+    of_lake += [((0, "torn", 0, end), 99) for end in range(40)]  # appended by a run that ended before its snapshot
+    of_lake += [(window, 99) for window in in_tail[1::8]]
     write_lake(root, live, of_lake)
     changes = [("live", window) for window in in_tail[::2]] + [("final", window) for window in in_tail[1::2]]
-    changes += [("final", wider), *(("deleted", window) for window in live[:5])] + [
-        ("final", window) for window in live[5:10]
-    ]
+    changes += [("deleted", window) for window in live[:5]] + [("final", window) for window in live[5:10]]
     grown = [(p, key, start, end + 20) for p, key, start, end in live[10:15]]
     changes += [("live", window) for window in grown]
     await write_tail(cluster, changes)
@@ -275,6 +259,7 @@ async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.C
     async with FakeCluster() as cluster:
         await fill(cluster, tmp_path / "lake")
         flags = ["--application", "app", "--json", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        flags += ["--status", "open"]
         assert await asyncio.to_thread(main, flags) == 0
         without = capsys.readouterr()
         assert without.out
@@ -293,11 +278,20 @@ async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.C
 async def test_an_application_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Its changelog's name and what makes it; a broker that does not answer is given up within the command's time."""
     async with FakeCluster() as cluster:
-        flags = ["--application", "typo", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        flags = ["--application", "typo", "--status", "open", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
         assert await asyncio.to_thread(main, flags) == 1
         (said,) = capsys.readouterr().err.splitlines()
         assert "typo-changelog" in said
         assert said.endswith("application must be the aggregator's, which makes the topic when it first starts")
-    nobody = ["--application", "app", "--kafka.bootstrap-servers", "127.0.0.1:1", "--kafka-timeout-ms", "50"]
+    nobody = [
+        "--application",
+        "app",
+        "--status",
+        "open",
+        "--kafka.bootstrap-servers",
+        "127.0.0.1:1",
+        "--kafka-timeout-ms",
+        "50",
+    ]
     assert await asyncio.to_thread(main, nobody) == 1
     assert "no broker reached within 50 ms" in capsys.readouterr().err

@@ -1,8 +1,9 @@
-"""Windows by keys and time as they are answered over HTTP: from the whole of a short changelog, or page by page."""
+"""Windows by keys and time as they are answered over HTTP: from lake and changelog, or the open ones of the tasks."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +12,32 @@ from penstock.api.keys import StoreQuestion
 from penstock.api.problem import Problem
 from penstock.services.aggregator.pages import row_pages
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.aggregator.window_search import CLOSED, FINDING_MAX, OPEN, WindowSearch
+from penstock.services.aggregator.window_search import FINDING_MAX, WindowSearch
+from penstock.shared.clients.admin import Admin, TopicDescription
+from penstock.shared.clients.producer import Producer
 from penstock.shared.common.continuation import RowPlace, WrongContinuation
 from penstock.shared.common.errors import ConfigError, KafkaTimeout
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.format import decode
 from penstock.shared.testing.fake_broker import FakeCluster
-from tests.services.aggregator.closed_logs import STORE, Log
-from tests.services.aggregator.test_closed_pages import write
+from tests.services.aggregator.closed_logs import STORE, TOPIC, Log, records
+from tests.shared.common.lake_tables import live, progress, write_closed, write_state
 
 LOGS = (Log.of([[(f"k{t}", 100 - t)] for t in range(5)]), Log.of([[("x", 5), ("y", 6)]]))
 CLOSED_WINDOWS = [(p, *one) for p, log in enumerate(LOGS) for one in log.closed]
 OPEN_KEYS = [b"ann", b"bob", b"cat"]
+
+
+async def write(cluster: FakeCluster, *logs: Log) -> None:
+    cluster.create_topic(TOPIC, len(logs))
+    async with Producer(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as producer:
+        for partition, log in enumerate(logs):
+            assert await (await producer.send_many(records(log.entries, partition))).first_error() is None
+
+
+async def described(cluster: FakeCluster) -> TopicDescription:
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        return (await admin.describe_topics([TOPIC]))[TOPIC]
 
 
 def asked(continuation: str | None = None, rows_max: int = 2, **narrowing: Any) -> Any:
@@ -28,13 +45,11 @@ def asked(continuation: str | None = None, rows_max: int = 2, **narrowing: Any) 
     return {**nothing, "rows_max": rows_max, "continuation": continuation, **narrowing}
 
 
-def search(cluster: FakeCluster | None = None, records_max: int = 10, **more: Any) -> WindowSearch:
+def search(cluster: FakeCluster | None = None, lake: Path | None = None, **more: Any) -> WindowSearch:
     """Whose tasks hold a window of each open key, page by page."""
-    values: dict[str, Any] = {
-        "topology": "a:b",
-        "streams": {"application_id": "app"},
-        "queries": {"changelog_records_max": records_max, **more},
-    }
+    values: dict[str, Any] = {"topology": "a:b", "streams": {"application_id": "app"}, "queries": more}
+    if lake is not None:
+        values["streams"]["lake"] = str(lake)
     if cluster is not None:
         values["kafka"] = {"bootstrap_servers": cluster.bootstrap_servers}
 
@@ -64,75 +79,84 @@ def of(pages: list[Any], status: str) -> list[tuple[int, str, int, int]]:
     return [(one["partition"], one["key"], one["start_ms"], one["end_ms"]) for one in rows]
 
 
-async def test_a_short_changelog_is_read_as_a_whole() -> None:
+async def test_before_the_first_compaction_the_changelog_is_read(tmp_path: Path) -> None:
     """The windows that begin first come first, whatever partition they are of."""
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
-        pages = await all_pages(search(cluster, records_max=1_000), "closed")
+        pages = await all_pages(search(cluster, tmp_path), "closed")
     assert of(pages, "closed") == sorted(CLOSED_WINDOWS, key=lambda one: one[2])
 
 
-@pytest.mark.parametrize("status", ["open", "closed", "all"])
-async def test_a_long_one_is_read_page_by_page(status: Any) -> None:
-    """What the tasks hold first, then what was closed, by partition in that order; each window once."""
+@pytest.mark.parametrize("status", ["closed", "all"])
+async def test_closed_windows_are_the_lakes_and_the_tails(status: Any, tmp_path: Path) -> None:
+    """What was compacted is read from the lake, what came after it from the changelog; each window once."""
+    columns = STORE.state_columns()
+    said = LOGS[0].entries[-1][1]
+    assert said is not None
+    covered = 1 + 3 * 4  # the takeover, and three commits of four records
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
-        pages = await all_pages(search(cluster), status)
-    opened = [(0, key.decode(), 200, 201) for key in OPEN_KEYS]
-    assert of(pages, "open") == ([] if status == "closed" else opened)
-    assert of(pages, "closed") == ([] if status == "open" else CLOSED_WINDOWS)
-    assert all(len(page["windows"]) <= 2 for page in pages)
-    if status != "closed":
-        assert pages[0]["windows"][0] == {
-            "partition": 0,
-            "key": "ann",
-            "start_ms": 200,
-            "end_ms": 201,
-            "status": "open",
-            "revision": 0,
-            "results": {"n": 7},
-        }
-        assert pages[0]["position"] == {0: {"in": 9}}
+        topic_id = str((await described(cluster)).topic_id)
+        rows = [progress(0, covered, decode(said).body, epoch=1, topic_id=topic_id)]
+        rows.append(live(0, "s", b"live", 3, 3, covered - 2, {"n_n": 1}))
+        write_state(tmp_path, "app", {"s": columns}, rows)
+        closed = [
+            {"key": key, "window_start": start, "window_end": end, "n": 1, "changelog_offset": offset}
+            for offset, (key, start, end) in enumerate(LOGS[0].closed[:3])
+        ]
+        write_closed(tmp_path, "app", "s", columns, [("n", "int64")], [{**c, "topic_id": topic_id} for c in closed])
+        pages = await all_pages(search(cluster, tmp_path), status)
+        (page,) = await all_pages(search(cluster, tmp_path), "all", key="k1", rows_max=9)
+    assert sorted(of(pages, "closed")) == sorted(CLOSED_WINDOWS)
+    assert len(of(pages, "open")) == (0 if status == "closed" else 4)
+    window = {"partition": 0, "key": "k1", "start_ms": 96, "end_ms": 99, "status": "closed", "results": {"n": 1}}
+    assert page["windows"] == [window]
 
 
-async def test_a_key_of_a_long_one() -> None:
-    """Pages without a row of it lead on to those that have one."""
-    async with FakeCluster() as cluster:
-        await write(cluster, *LOGS)
-        pages = await all_pages(search(cluster, records_max=2), "closed", key="x")
-    assert of(pages, "closed") == [(1, "x", 2, 5)]
-    assert [len(page["windows"]) for page in pages] == [0, 1]
+async def test_without_a_lake_open_windows_are_the_tasks() -> None:
+    """Page by page, as the tasks of all instances hold them, without a look into the changelog."""
+    pages = await all_pages(search(), "open")
+    assert of(pages, "open") == [(0, key.decode(), 200, 201) for key in OPEN_KEYS]
+    assert [len(page["windows"]) for page in pages] == [2, 1]
+    window = {"partition": 0, "key": "ann", "start_ms": 200, "end_ms": 201, "status": "open", "results": {"n": 7}}
+    assert pages[0]["windows"][0] == window
+    assert pages[0]["position"] == {0: {"in": 9}}
 
 
-@pytest.mark.parametrize("begins", ["", OPEN, CLOSED])
-async def test_a_continuation_of_another_question_is_refused(begins: str) -> None:
+@pytest.mark.parametrize("status", ["closed", "all"])
+async def test_without_a_lake_there_are_no_closed_windows(status: Any) -> None:
+    """Which is no empty answer, but one that says what to set."""
+    with pytest.raises(Problem, match="lake is not set") as problem:
+        await search().find(STORE, status, asked())
+    assert problem.value.kind.status == 409
+
+
+async def test_a_continuation_of_another_question_is_refused(tmp_path: Path) -> None:
     """Whatever it goes on with."""
     with pytest.raises(WrongContinuation):
-        await search().find(STORE, "all", asked(begins + "abc"))
+        await search().find(STORE, "open", asked("abc"))
     async with FakeCluster() as cluster:
         await write(cluster, *LOGS)
-        searching = search(cluster, records_max=1_000 if not begins else 10)
-        status: Any = "closed" if begins == CLOSED else "all"
-        page = await searching.find(STORE, status, asked())
+        searching = search(cluster, tmp_path)
+        page = await searching.find(STORE, "all", asked())
         assert page["continuation"] is not None
-        assert page["continuation"].startswith(begins)
         with pytest.raises(WrongContinuation):
-            await searching.find(STORE, status, asked(page["continuation"], key="k1"))
+            await searching.find(STORE, "all", asked(page["continuation"], key="k1"))
 
 
-async def test_what_is_not_read_in_time_names_the_limits() -> None:
-    """Its own setting, and the one that makes the reading needless."""
-    said = r"^app-changelog: not read within queries.changelog_timeout_ms=1. \d+ records .*set streams.lake"
+async def test_what_is_not_read_in_time_names_the_limits(tmp_path: Path) -> None:
+    """Its own setting, and what makes the reading needless."""
+    said = r"^app-changelog: not read within queries.changelog_timeout_ms=1. \d+ records are past the newest compaction"
     log = Log.of([[("k" * 300_000, t)] for t in range(10)])
     async with FakeCluster() as cluster:
         await write(cluster, log)
         with pytest.raises(KafkaTimeout, match=said):
-            await search(cluster, records_max=1_000, changelog_timeout_ms=1).find(STORE, "closed", asked())
+            await search(cluster, tmp_path, changelog_timeout_ms=1).find(STORE, "closed", asked())
 
 
-async def test_few_questions_at_once() -> None:
+async def test_few_questions_at_once(tmp_path: Path) -> None:
     """Each reads much: the next one is told to come again."""
-    searching: Any = search()
+    searching: Any = search(lake=tmp_path)
     held = asyncio.Event()
 
     async def never(*_: Any) -> Any:

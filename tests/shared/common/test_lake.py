@@ -1,101 +1,238 @@
-"""Snapshots read from Delta tables; those with deletion vectors, which Spark writes, are in the compactor's tests."""
+"""What the lake's tables say, of tables that deltalake wrote; those that Spark writes are in the tests of its jobs."""
 
 from __future__ import annotations
 
-import datetime
+import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
 from penstock.shared.common import lake
 from penstock.shared.common.continuation import WindowPlace
-from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange
-
-STATE = pa.struct([("n", pa.int64()), ("it's", pa.binary())])
-SCHEMA = pa.schema(
-    [
-        *(("row", pa.string()), ("partition", pa.int32()), ("store", pa.string())),
-        *(("key", pa.binary()), ("start_ms", pa.int64()), ("end_ms", pa.int64()), ("ba\"n'ks", STATE)),
-        *(("changelog_offset", pa.int64()), ("epoch", pa.int32()), ("commit", pa.int64())),
-        *(("progress", pa.string()), ("topic_id", pa.string()), ("run", pa.int64())),
-    ]
+from penstock.shared.common.lake_columns import CLOSED_COLUMNS, STATE_COLUMNS
+from tests.shared.common.lake_tables import (
+    closed_schema,
+    gone,
+    live,
+    progress,
+    state_schema,
+    write_closed,
+    write_state,
 )
+
 STORE = "ba\"n'ks"
+COLUMNS = (("n", "int64"), ("it's", "binary"))
+STORES = {STORE: COLUMNS, "other": (("x_sum", "float64"),)}
+Window = tuple[bytes, int]
 
 
 def write(root: Path, offset: int, windows: list[tuple[int, bytes]]) -> None:
-    empty: dict[str, Any] = dict.fromkeys(SCHEMA.names)
-    progress = {"row": "progress", "store": "", "key": b"", "start_ms": 0, "changelog_offset": offset}
-    progress |= {"epoch": 2, "commit": 3, "progress": "{}", "topic_id": "id", "run": 1}
-    rows = [empty | progress | {"partition": p} for p in (0, 1)]
-    for partition, key in windows:
-        window = {"row": "window", "partition": partition, "store": STORE, "key": key, "start_ms": 5, "end_ms": 6}
-        rows.append(empty | window | {STORE: {"n": partition, "it's": key}})
-    table = pa.Table.from_pylist(rows, SCHEMA)
-    write_deltalake(str(root / "app" / "state"), table, mode="overwrite", partition_by=["partition"])
+    """A run of two partitions that ends before `offset`."""
+    rows = [
+        live(partition, STORE, key, 5, 6, offset - 1 - i, {"n": partition, "it's": key})
+        for i, (partition, key) in enumerate(windows)
+    ]
+    write_state(root, "app", STORES, [*rows, *(progress(p, offset) for p in (0, 1))])
+
+
+def replayed(root: Path, partition: int, version: int, store: str = STORE) -> dict[Window, tuple[int, int]]:
+    """What is live when all rows are replayed as they come: end and `n` of each key and start."""
+    found: dict[Window, tuple[int, int]] = {}
+    for batch in lake.read_windows(str(root), "app", partition, store, version, ["n"]):
+        for row in batch.to_pylist():
+            window = row["key"], row["start_ms"]
+            if row["live"]:
+                found[window] = row["end_ms"], row["n"]
+            else:
+                found.pop(window, None)
+    return found
 
 
 def test_no_table_is_no_snapshot(tmp_path: Path) -> None:
     """An application that was never compacted has no snapshot and nothing to describe."""
     assert lake.read_snapshot(str(tmp_path), "app", [0]) is None
     assert lake.describe(str(tmp_path), "app")["state_version"] == -1
+    assert lake.compactions(str(tmp_path), "app", 5) == []
+    assert lake.find_closed(str(tmp_path), "app", STORE, (None, None), (0, 9)) == []
+
+
+def test_tables_have_the_columns_that_the_lake_has() -> None:
+    """What these tests write is what names are kept free for."""
+    assert {*state_schema({}).names} == {*STATE_COLUMNS}
+    closed = {*closed_schema((), ()).names} | {*closed_schema((), (), "bytes").names}
+    assert closed == {*CLOSED_COLUMNS}
 
 
 def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
     """Windows are read at the snapshot's version, whatever was committed since."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
     snapshot = lake.read_snapshot(str(tmp_path), "app", [0, 7])
-    assert snapshot == lake.Snapshot(0, {0: lake.PartitionSnapshot(0, 10, 2, 3, b"{}", "id")})
+    assert snapshot == lake.Snapshot(0, {0: lake.PartitionSnapshot(0, 10, 2, b"{}", "topic")})
     write(tmp_path, 20, [(0, b"later")])
     (batch,) = lake.read_windows(str(tmp_path), "app", 0, STORE, snapshot.version, ["it's", "n"])
-    assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "it's": b"a", "n": 0}]
-    assert [field.type for field in batch.schema] == [pa.binary(), pa.int64(), pa.int64(), pa.binary(), pa.int64()]
-    assert lake.describe(str(tmp_path), "app")["live_rows"] == 1
+    assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "live": True, "it's": b"a", "n": 0}]
+    types = [pa.binary(), pa.int64(), pa.int64(), pa.bool_(), pa.binary(), pa.int64()]
+    assert [field.type for field in batch.schema] == types
 
 
-def test_upkeep_makes_no_snapshot(tmp_path: Path) -> None:
-    """A snapshot is as old as its merge, whatever wrote versions since; without a merge there is none."""
+def test_the_newest_progress_counts(tmp_path: Path) -> None:
+    """Of each partition the row with the highest offset, whatever run wrote last, and wherever upkeep has put it."""
+    said = [progress(0, 30, '{"a": 3}', epoch=4, previous=20), progress(1, 7)]
+    write_state(tmp_path, "app", STORES, said)
+    write_state(tmp_path, "app", STORES, [progress(0, 20, '{"a": 2}'), progress(1, 8, topic_id=None)])
+    expected = {
+        0: lake.PartitionSnapshot(0, 30, 4, b'{"a": 3}', "topic"),
+        1: lake.PartitionSnapshot(1, 8, 2, b"{}", None),
+    }
+    assert lake.read_snapshot(str(tmp_path), "app", [0, 1]) == lake.Snapshot(1, expected)
+    write_state(tmp_path, "app", STORES, []).optimize.compact()
+    found = lake.read_snapshot(str(tmp_path), "app", [1, 0, 5])
+    assert found is not None
+    assert found.partitions == expected
+
+
+@pytest.mark.parametrize("slice_rows", [3, 1_000])
+@pytest.mark.parametrize("statistics", ["CHUNK", "NONE"])
+@pytest.mark.parametrize("upkeep", [False, True])
+def test_the_newest_row_of_a_window_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_rows: int, statistics: Any, upkeep: bool
+) -> None:
+    """Superseded rows and tombstones, of several stores and partitions, in files as runs wrote them and as an OPTIMIZE
+    mixed them, with statistics and without: replayed, the rows are what is live."""
+    monkeypatch.setattr(lake, "SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(lake, "BATCH_ROWS", 3)
+    random_ = random.Random(slice_rows)
+    of_columns = ColumnProperties(statistics_enabled=statistics)
+    properties = WriterProperties(max_row_group_size=4, default_column_properties=of_columns)
+    indexed = {"delta.dataSkippingNumIndexedCols": "0" if statistics == "NONE" else "32"}
+    expected: dict[int, dict[Window, tuple[int, int]]] = {0: {}, 1: {}}
+    offset = 0
+    for run in range(6):
+        rows = []
+        for _ in range(10):
+            offset += random_.randint(1, 3)
+            partition, key, start = random_.randint(0, 1), random_.choice([b"a", b"\xff", b""]), random_.randint(0, 2)
+            windows = expected[partition]
+            if random_.random() < 0.3 and (key, start) in windows:
+                del windows[key, start]
+                rows.append(gone(partition, STORE, key, start, offset))
+            else:
+                windows[key, start] = (start + offset, offset)
+                rows.append(live(partition, STORE, key, start, start + offset, offset, {"n": offset, "it's": key}))
+            offset += 1
+            rows.append(live(partition, "other", key, start, start, offset, {"x_sum": 1.5}))
+        random_.shuffle(rows)
+        rows += [progress(p, offset + 1) for p in (0, 1)]
+        table = write_state(tmp_path, "app", STORES, rows, configuration=indexed, writer_properties=properties)
+        if upkeep and run % 2:
+            table.optimize.compact(writer_properties=properties)
+    for partition, windows in expected.items():
+        assert replayed(tmp_path, partition, table.version()) == windows
+        rows_read = lake.find_windows(str(tmp_path), "app", STORE, table.version(), KeyRange.of(), (0, 10**6), 99)
+        own = [row for row in rows_read if row["partition"] == partition]
+        assert {(r["key"], r["start_ms"]): (r["end_ms"], r["state"]["n"]) for r in own} == windows
+    assert lake.describe(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
+
+
+def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
+    """One partition's rows are put anew, those of others stay, and a version from before it is read as it was."""
+    write(tmp_path, 10, [(0, b"a"), (1, b"b")])
+    more = [live(0, STORE, b"a", 5, 9, 12, {"n": 7, "it's": b""}), gone(1, STORE, b"b", 5, 13)]
+    write_state(tmp_path, "app", STORES, [*more, progress(0, 20), progress(1, 20)])
+    rows = [more[0], progress(0, 20)]
+    table = write_state(tmp_path, "app", STORES, rows, kind="rewrite", partition=0)
+    assert replayed(tmp_path, 0, table.version()) == replayed(tmp_path, 0, 1) == {(b"a", 5): (9, 7)}
+    assert replayed(tmp_path, 1, table.version()) == {}
+    assert replayed(tmp_path, 1, 0) == {(b"b", 5): (6, 1)}
+
+
+def test_columns_that_came_later_are_null(tmp_path: Path) -> None:
+    """Of rows that were written before a store had an aggregation; a store that came later has no rows."""
+    write_state(tmp_path, "app", {"s": (("a", "int64"),)}, [live(0, "s", b"k", 1, 2, 3, {"a": 4})])
+    wider = {"s": (("a", "int64"), ("b", "float64")), "t": COLUMNS}
+    table = write_state(tmp_path, "app", wider, [live(0, "s", b"l", 1, 2, 5, {"a": 6, "b": 1.5})])
+    batches = lake.read_windows(str(tmp_path), "app", 0, "s", table.version(), ["a", "b"])
+    assert [(row["a"], row["b"]) for batch in batches for row in batch.to_pylist()] == [(4, None), (6, 1.5)]
+    assert list(lake.read_windows(str(tmp_path), "app", 0, "t", table.version(), ["n"])) == []
+
+
+def test_a_store_may_be_called_as_a_query_calls_its_columns(tmp_path: Path) -> None:
+    """No aggregation's column hides one of the table."""
+    columns = (("key", "int64"), ("live", "int64"), ("place", "int64"))
+    table = write_state(tmp_path, "app", {"t": columns}, [live(0, "t", b"k", 1, 2, 3, {"key": 4, "live": 5})])
+    (batch,) = lake.read_windows(str(tmp_path), "app", 0, "t", table.version(), ["key", "live"])
+    assert [column.to_pylist() for column in batch.columns] == [[b"k"], [1], [2], [True], [4], [5]]
+    (row,) = lake.find_windows(str(tmp_path), "app", "t", 0, KeyRange.of(), (0, 9), 9)
+    assert row["state"] == {"key": 4, "live": 5, "place": None}
+
+
+def test_compactions_by_the_tables_history(tmp_path: Path) -> None:
+    """Those that a job noted, newest first; rewrites, upkeep and what others append are none."""
     assert lake.compacted_at_ms(str(tmp_path), "app") is None
-    write(tmp_path, 10, [(0, b"a")])
-    assert lake.compacted_at_ms(str(tmp_path), "app") is None
-    table = DeltaTable(str(tmp_path / "app" / "state"))
-    table.merge(table.to_pyarrow_table(), "false", "s", "t").when_not_matched_insert_all().execute()
-    at_ms = lake.compacted_at_ms(str(tmp_path), "app")
-    assert at_ms is not None
-    assert DeltaTable(str(tmp_path / "app" / "state")).optimize.compact()["numFilesRemoved"] > 0
-    assert lake.compacted_at_ms(str(tmp_path), "app") == at_ms == lake.describe(str(tmp_path), "app")["compacted_at_ms"]
+    told = {"started_at_ms": 5, "seconds": 1.5, "rows": 2, "entries": 3}
+    write_state(tmp_path, "app", STORES, [progress(0, 1)], job="one", told=told)
+    write_state(tmp_path, "app", STORES, [progress(0, 2)], job="two")
+    table = write_state(tmp_path, "app", STORES, [progress(0, 2)], kind="rewrite", partition=0)
+    write_deltalake(table, pa.Table.from_pylist([progress(1, 1)], state_schema(STORES)), mode="append")
+    write_deltalake(table, pa.Table.from_pylist([progress(1, 2)], state_schema(STORES)), mode="append")
+    assert table.optimize.compact()["numFilesRemoved"] > 0
+    second, first = lake.compactions(str(tmp_path), "app", 5)
+    assert first == lake.Compaction(0, first.ended_at_ms, "one", 5, 1.5, 2, 3)
+    assert second == lake.Compaction(1, second.ended_at_ms, "two", None, None, None, None)
+    assert lake.compactions(str(tmp_path), "app", 1) == [second]
+    assert lake.compacted_at_ms(str(tmp_path), "app") == second.ended_at_ms >= first.ended_at_ms
+    assert lake.describe(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
+
+
+def test_a_compaction_behind_many_rewrites_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many versions lie between."""
+    monkeypatch.setattr(lake, "HISTORY_VERSIONS", (1, 2, 8))
+    write_state(tmp_path, "app", STORES, [progress(p, 1) for p in range(4)], job="one")
+    for partition in range(4):
+        write_state(tmp_path, "app", STORES, [progress(partition, 1)], kind="rewrite", partition=partition)
+    assert [one.job for one in lake.compactions(str(tmp_path), "app", 1)] == ["one"]
 
 
 def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:
     """An unknown store has no windows; an unknown column or a table of another kind is refused by name."""
     write(tmp_path, 10, [(0, b"a")])
     assert list(lake.read_windows(str(tmp_path), "app", 0, "new", 0, ["n"])) == []
-    with pytest.raises(lake.NotASnapshot, match="sum"):
+    with pytest.raises(NotASnapshot, match="sum"):
         list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n", "sum"]))
     write_deltalake(str(tmp_path / "other" / "state"), pa.table({"x": [1]}))
-    with pytest.raises(lake.NotASnapshot, match="no column row"):
+    with pytest.raises(NotASnapshot, match="no column row"):
         lake.read_snapshot(str(tmp_path), "other", [0])
 
 
 @pytest.mark.parametrize("odd", [{"progress": None}, {"progress": 5}, {"changelog_offset": None}, {"epoch": "two"}])
 def test_progress_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
     """A row whose progress is missing or of another type is named as it is, not stumbled over."""
-    row = {"row": "progress", "partition": 3, "changelog_offset": 1, "epoch": 1, "commit": 1, "progress": "{}"}
+    row = {"row": "progress", "partition": 3, "changelog_offset": 1, "epoch": 1, "progress": "{}"}
     table = pa.Table.from_pylist([row | {"topic_id": "id"} | odd])
     null = pa.schema([pa.field(f.name, pa.string() if pa.types.is_null(f.type) else f.type) for f in table.schema])
     write_deltalake(str(tmp_path / "app" / "state"), table.cast(null))
-    with pytest.raises(lake.NotASnapshot, match="the progress of partition 3 is not readable"):
+    with pytest.raises(NotASnapshot, match="the progress of partition 3 is not readable"):
         lake.read_snapshot(str(tmp_path), "app", [3])
+
+
+def test_a_row_without_an_offset_is_refused(tmp_path: Path) -> None:
+    """Nobody knows which one of a window it would be."""
+    row: dict[str, Any] = {**live(0, STORE, b"a", 1, 2, 3, {"n": 1}), "changelog_offset": None}
+    write_state(tmp_path, "app", STORES, [row])
+    with pytest.raises(NotASnapshot, match="without a changelog offset"):
+        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n"]))
 
 
 def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
     """A column of a store's name that holds something else is no store."""
     write_deltalake(str(tmp_path / "app" / "state"), pa.table({"n": [1]}))
-    with pytest.raises(lake.NotASnapshot, match="the column 'n' holds no states"):
+    with pytest.raises(NotASnapshot, match="the column 'n' holds no states"):
         list(lake.read_windows(str(tmp_path), "app", 0, "n", 0, ["x"]))
 
 
@@ -113,32 +250,19 @@ def test_a_log_that_is_none_is_unavailable(tmp_path: Path) -> None:
     for text in ("nonsense", "", log.read_text().replace('"minReaderVersion":1', '"minReaderVersion":99')):
         log.write_text(text)
         for read in (lake.compacted_at_ms, lake.describe, lambda root, app: lake.read_snapshot(root, app, [0])):
-            with pytest.raises(lake.LakeUnavailable, match="cannot be read"):
+            with pytest.raises(LakeUnavailable, match="cannot be read"):
                 read(str(tmp_path), "app")
 
 
 def test_a_version_that_is_gone_can_be_tried_again(tmp_path: Path) -> None:
     """A restore that loses the ground under it gets an error that says to read the newer snapshot."""
     write(tmp_path, 10, [(0, b"a")])
-    with pytest.raises(lake.LakeUnavailable, match="at version 9"):
+    with pytest.raises(LakeUnavailable, match="at version 9"):
         list(lake.read_windows(str(tmp_path), "app", 0, STORE, 9, ["n"]))
     for file in (tmp_path / "app" / "state").rglob("*.parquet"):
         file.unlink()
-    with pytest.raises(lake.LakeUnavailable):
+    with pytest.raises(LakeUnavailable):
         list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n"]))
-
-
-def test_the_newest_revision_of_a_window_counts(tmp_path: Path) -> None:
-    """Of the rows of one window the highest revision is found; one without a state says that the window is no more."""
-    rows = [(0, 10, 0, 1), (0, 10, 2, 3), (0, 10, 1, 2), (20, 30, 0, 1), (20, 30, 1, None), (20, 40, 1, 4)]
-    starts, ends, revisions, numbers = (list(column) for column in zip(*rows, strict=True))
-    table: dict[str, Any] = {"start_ms": starts, "end_ms": ends, "revision": revisions, "key": ["k"] * 6}
-    table |= {"partition": [0] * 6, "day": [datetime.date(1970, 1, 1)] * 6}
-    states = pa.array([None if n is None else {"n": n} for n in numbers], pa.struct([("n", pa.int64())]))
-    arrow = pa.table(table).append_column("state", states)
-    write_deltalake(str(tmp_path / "app" / "closed" / "s"), arrow, partition_by=["day"])
-    found = lake.find_closed(str(tmp_path), "app", "s", "k", (0, 100))
-    assert sorted((r["start_ms"], r["end_ms"], r["state"]["n"]) for r in found) == [(0, 10, 3), (20, 40, 4)]
 
 
 def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
@@ -156,52 +280,15 @@ def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
     assert found(KeyRange.of(), reach=(7, 9)) == []
 
 
-def write_closed(root: Path, keys: list[Any], starts: list[int], revisions: list[int] | None = None) -> None:
-    table: dict[str, Any] = {
-        "start_ms": starts,
-        "end_ms": starts,
-        "revision": revisions or [0] * len(keys),
-        "key": keys,
-    }
-    days = [datetime.date(1970, 1, 1) + datetime.timedelta(milliseconds=start) for start in starts]
-    table |= {"partition": [0] * len(keys), "day": days}
-    states = pa.array([{"n": n} for n in range(len(keys))], pa.struct([("n", pa.int64())]))
-    write_deltalake(str(root / "app" / "closed" / "s"), pa.table(table).append_column("state", states))
-
-
-def test_windows_of_a_range_of_keys(tmp_path: Path) -> None:
-    """Keys between two bounds, the windows that begin first, and up to which one these are all."""
-    write_closed(tmp_path, ["a", "b", "c", "b"], [30, 20, 10, 5])
-
-    def found(first: str | None, last: str | None, rows_max: int) -> tuple[list[int], int | None]:
-        rows, all_to = lake.find_closed_of(str(tmp_path), "app", "s", (first, last), (0, 100), rows_max)
-        return sorted(row["start_ms"] for row in rows), None if all_to is None else all_to.start_ms
-
-    assert found("b", "c", 9) == ([5, 10, 20], None)
-    assert found(None, "b", 9) == ([5, 20, 30], None)
-    assert found(None, None, 3) == ([5, 10], 10)
-    assert found("b", "b", 2) == ([5], 5)
-
-
-@pytest.mark.parametrize("as_bytes", [False, True])
-def test_windows_after_a_place(tmp_path: Path, as_bytes: bool) -> None:
-    """Page after page has each window once, of many that begin at once too, however many revisions one has."""
-    day = 86_400_000
-    windows = [(key, start) for start in (5, day, 3 * day) for key in ("it's", "b", "c") for _ in range(2)]
-    windows += [("b", day)] * 20
-    keys = [key.encode() if as_bytes else key for key, _ in windows]
-    write_closed(tmp_path, keys, [start for _, start in windows], list(range(len(windows))))
-    for rows_max in (1, 3, 99):
-        seen, after = [], None
-        while True:
-            rows, to = lake.find_closed_of(str(tmp_path), "app", "s", (None, None), (0, 9 * day), rows_max, None, after)
-            rows.sort(key=lake.window_place)
-            seen += [(row["key"], row["start_ms"], row["state"]["n"]) for row in rows]
-            if (after := to) is None:
-                break
-        assert [start for _, start, _ in seen] == [5] * 3 + [day] * 3 + [3 * day] * 3
-        assert len({(key, start) for key, start, _ in seen}) == 9
-        assert max(number for _, _, number in seen) == len(windows) - 1
+def test_live_windows_by_what_they_are_now(tmp_path: Path) -> None:
+    """A window that has grown into the time that is asked for is found as it is, one that is gone is not."""
+    rows = [live(0, STORE, key, 5, 6, at, {"n": 1, "it's": b""}) for at, key in enumerate((b"a", b"b"))]
+    write_state(tmp_path, "app", STORES, rows)
+    rows = [live(0, STORE, b"a", 5, 50, 7, {"n": 2, "it's": b""}), gone(0, STORE, b"b", 5, 8)]
+    write_state(tmp_path, "app", STORES, rows)
+    for reach in ((0, 9), (20, 90)):
+        (row,) = lake.find_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, 9)
+        assert (row["key"], row["end_ms"], row["state"]["n"]) == (b"a", 50, 2)
 
 
 def test_live_windows_after_a_place(tmp_path: Path) -> None:
@@ -214,17 +301,78 @@ def test_live_windows_after_a_place(tmp_path: Path) -> None:
     assert seen == [b"a", b"\xff", b"b", b"c"]
 
 
+def close(root: Path, windows: list[tuple[Any, int]], key: Any = "string") -> None:
+    """Each as long as a second, and each aggregated to its number."""
+    rows = [
+        {"key": own, "window_start": start, "window_end": start + 1_000, "n": number, "changelog_offset": number}
+        for number, (own, start) in enumerate(windows)
+    ]
+    write_closed(root, "app", "s", (("n_n", "int64"),), (("n", "int64"),), rows, key=key)
+
+
+def test_closed_windows_of_a_range_of_keys(tmp_path: Path) -> None:
+    """Keys between two bounds and windows that touch a time, those that begin first, with their results."""
+    close(tmp_path, [("a", 30), ("b", 20), ("c", 10), ("b", 5), ("b", 9_000)])
+
+    def found(first: str | None, last: str | None, rows_max: int, reach: tuple[int, int] = (0, 100)) -> list[int]:
+        rows = lake.find_closed(str(tmp_path), "app", "s", (first, last), reach, rows_max)
+        return [row.start_ms for row in rows]
+
+    assert found("b", "c", 9) == [5, 10, 20]
+    assert found(None, "b", 9) == [5, 20, 30]
+    assert found(None, None, 3) == [5, 10, 20]
+    assert found("b", "b", 1) == [5]
+    assert found("b", "b", 9, (1_006, 8_999)) == [20]
+    assert found("b", "b", 9, (-(2**62), 2**62)) == [5, 20, 9_000]
+    (row,) = lake.find_closed(str(tmp_path), "app", "s", ("c", "c"), (0, 100))
+    assert row == lake.ClosedWindow(0, 10, 1_010, "c", 2, "topic", {"n": 2})
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_closed_windows_after_a_place(tmp_path: Path, as_bytes: bool) -> None:
+    """Page after page has each window once, of many that begin at once too."""
+    day = 86_400_000
+    windows = [(key, start) for start in (5, day, 3 * day) for key in ("it's", "b", "c")]
+    keyed = [(key.encode() if as_bytes else key, start) for key, start in windows]
+    close(tmp_path, keyed, "bytes" if as_bytes else "string")
+    for rows_max in (1, 2, 99):
+        seen: list[tuple[Any, int]] = []
+        after = None
+        while rows := lake.find_closed(str(tmp_path), "app", "s", (None, None), (0, 9 * day), rows_max, None, after):
+            seen += [(row.key, row.start_ms) for row in rows]
+            after = lake.window_place(rows[-1])
+        assert seen == sorted(keyed, key=lambda one: (one[1], one[0]))
+
+
 def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
     """A window in a year of five digits is read as any other."""
     far_ms = 1_700_000_000_000_000
-    table: dict[str, Any] = {"start_ms": [far_ms], "end_ms": [far_ms], "revision": [0], "key": ["k"], "partition": [0]}
-    table["day"] = pa.array([far_ms // 86_400_000], pa.int32()).cast(pa.date32())
-    table["end"] = pa.array([far_ms * 1000], pa.timestamp("us", "UTC"))
-    table["state"] = pa.array([{"n": 1}], pa.struct([("n", pa.int64())]))
-    write_deltalake(str(tmp_path / "app" / "closed" / "s"), pa.table(table))
-    (row,) = lake.find_closed(str(tmp_path), "app", "s", "k", (0, far_ms))
-    assert (row["end_ms"], row["state"]) == (far_ms, {"n": 1})
+    row = {"key": "k", "window_start": far_ms, "window_end": far_ms, "n": 1, "closed_at": None}
+    write_closed(tmp_path, "app", "s", (("n_n", "int64"),), (("n", "int64"),), [row])
+    (found,) = lake.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, far_ms))
+    assert (found.end_ms, found.results) == (far_ms, {"n": 1})
     before = WindowPlace(far_ms - 1, far_ms - 1, 0, b"k")
-    for after, count in ((before, 1), (lake.window_place(row), 0)):
-        rows, _ = lake.find_closed_of(str(tmp_path), "app", "s", (None, None), (0, 2 * far_ms), 9, None, after)
+    for after, count in ((before, 1), (lake.window_place(found), 0)):
+        rows = lake.find_closed(str(tmp_path), "app", "s", (None, None), (0, 2 * far_ms), 9, None, after)
         assert len(rows) == count
+
+
+def test_results_may_be_called_as_other_tables_columns(tmp_path: Path) -> None:
+    """What `state` has columns for is free in `closed`."""
+    results = (("start_ms", "int64"), ("live", "string"))
+    row = {"key": "k", "window_start": 1, "window_end": 2, "start_ms": 3, "live": json.dumps([1])}
+    write_closed(tmp_path, "app", "s", COLUMNS, results, [row])
+    (found,) = lake.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, 9))
+    assert (found.start_ms, found.results) == (1, {"start_ms": 3, "live": "[1]"})
+
+
+def test_what_a_dashboard_shows(tmp_path: Path) -> None:
+    """Windows that are live, not rows; closed ones by store."""
+    write(tmp_path, 10, [(0, b"a"), (1, b"b")])
+    write_state(tmp_path, "app", STORES, [gone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n": 1})])
+    write_closed(
+        tmp_path, "app", "other", COLUMNS, (("n", "int64"),), [{"key": "k", "window_start": 1, "window_end": 2}]
+    )
+    told = lake.describe(str(tmp_path), "app")
+    assert (told["live_rows"], told["closed_rows"]) == (1, {STORE: 0, "other": 1})
+    assert (told["state_version"], told["closed_versions"]) == (1, {STORE: -1, "other": 0})

@@ -8,7 +8,8 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.lake_names import CLOSED_COLUMNS, STATE_COLUMNS, require_lake_names
+from penstock.shared.streams.grouped_stream import RESERVED_RESULTS
+from penstock.shared.streams.lake_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS, require_lake_names
 
 
 def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:
@@ -28,10 +29,16 @@ def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
         require_lake_names(stores(name.title()))
 
 
-@pytest.mark.parametrize("name", sorted({*CLOSED_COLUMNS} - {"key", "start", "end", "partition"}))
-def test_an_aggregation_that_hides_a_column_of_closed_is_refused(name: str) -> None:
-    """Every column of `closed` that the DSL does not refuse by itself."""
-    said = f"store 'visits': aggregation '{name}': the lake's table closed/visits has a column '{name}' of its own"
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        *(("closed", name) for name in sorted({*CLOSED_COLUMNS} - RESERVED_RESULTS)),
+        *(("late", name) for name in sorted({*LATE_COLUMNS} - {*CLOSED_COLUMNS})),
+    ],
+)
+def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: str, name: str) -> None:
+    """Every column of both tables that the DSL does not refuse by itself."""
+    said = f"store 'visits': aggregation '{name}': the lake's table {table}/visits has a column '{name}' of its own"
     with pytest.raises(ConfigError, match=said):
         require_lake_names(stores("visits", result=name))
 

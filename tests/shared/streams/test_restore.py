@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 from tempfile import TemporaryDirectory
@@ -144,6 +144,13 @@ def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
     assert refused.value.offset == 0
 
 
+def of_lake(columns: dict[str, Any], live: list[bool] | None = None) -> pa.RecordBatch:
+    """A batch as a lake is read, of windows that are live where nothing else is said."""
+    key, start_ms, end_ms, *_ = columns
+    head = {name: columns[name] for name in (key, start_ms, end_ms)}
+    return pa.record_batch({**head, "live": live or [True] * len(columns[key]), **columns})
+
+
 def tasks(**more: Aggregate[object, object]) -> tuple[StreamTask, StreamTask]:
     """A task, and one whose store has another aggregation in front."""
     made = []
@@ -164,10 +171,10 @@ def test_an_aggregation_that_was_added_begins_anew(in_columns: bool) -> None:
     (written,), (grown,) = old.topology.schemas(), new.topology.schemas()
     restore_change(new, Change(LIVE, "s", b"k", 1, 2, StateCodec(written.state_columns()).pack(values), written))
     state = {c.name: pa.array([value]) for c, value in zip(written.state_columns(), values, strict=True)}
-    restore_windows(new, written, pa.record_batch({"key": [b"m"], "start_ms": [50], "end_ms": [60], **state}))
+    restore_windows(new, written, of_lake({"key": [b"m"], "start_ms": [50], "end_ms": [60], **state}))
     # A row of a table that has the column by now, and was written before it had.
     empty = {c.name: state.get(c.name, pa.nulls(1, pa.int64())) for c in grown.state_columns()}
-    restore_windows(new, grown, pa.record_batch({"key": [b"z"], "start_ms": [90], "end_ms": [95], **empty}))
+    restore_windows(new, grown, of_lake({"key": [b"z"], "start_ms": [90], "end_ms": [95], **empty}))
     states = [(0, 0), 3, *([] if in_columns else ["x"])]
     assert sorted((s.key, s.start, s.end, s.states) for s in new.stores["s"].rows()) == [
         ("k", 1, 2, states),
@@ -180,11 +187,54 @@ def test_a_snapshot_of_the_same_store_is_taken_as_columns() -> None:
     """Rows in a batch are the rows one by one, key by key."""
     task, _ = tasks()
     (written,) = task.topology.schemas()
-    batch = pa.record_batch({"key": [b"a", b"a", b"b"], "start_ms": [0, 50, 7], "end_ms": [5, 60, 7], "n_n": [1, 2, 3]})
+    batch = of_lake({"key": [b"a", b"a", b"b"], "start_ms": [0, 50, 7], "end_ms": [5, 60, 7], "n_n": [1, 2, 3]})
     restore_windows(task, written, batch)
     rows = [(s.key, s.start, s.end, s.states) for s in task.stores["s"].rows_of("a")]
     assert rows == [("a", 0, 5, [1]), ("a", 50, 60, [2])]
     assert len(task.stores["s"]) == 3
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["numbers", "objects"])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_rows_of_a_snapshot_are_replayed(kept: bool, on_disk: bool) -> None:
+    """Of each key and start the last row counts, within a batch and over batches: as it is, or as a removal."""
+    last = {"last": Last("x")} if kept else {}
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10, 5).aggregate("s", n=Count(), **last).on_close().to("out")
+    with ExitStack() as stack:
+        local = None
+        if on_disk:
+            folder = stack.enter_context(TemporaryDirectory())
+            local = stack.enter_context(directory_of(folder)).state_of(0)
+            stack.callback(local.close)
+        task = StreamTask(builder.build(), 0, application="app", local=local)
+        (written,) = task.topology.schemas()
+        names = [column.name for column in written.state_columns()]
+
+        def replay(*changes: tuple[bytes, int, int | None]) -> None:
+            columns: dict[str, Any] = {
+                "key": [key for key, _, _ in changes],
+                "start_ms": [start for _, start, _ in changes],
+                "end_ms": pa.array([None if n is None else start + n for _, start, n in changes], pa.int64()),
+            }
+            for name in names:
+                made = pa.binary() if name.endswith("json") else pa.int64()
+                said = [None if n is None else b'"%d"' % n if made == pa.binary() else n for _, _, n in changes]
+                columns[name] = pa.array(said, made)
+            restore_windows(task, written, of_lake(columns, [n is not None for _, _, n in changes]))
+
+        replay((b"a", 0, 1), (b"b", 0, 2), (b"a", 0, 3), (b"c", 0, 4), (b"c", 0, None), (b"c", 7, 5))
+        replay((b"b", 0, None), (b"x", 1, None))
+        replay((b"d", 2, None), (b"a", 0, 6), (b"d", 2, 7), (b"a", 9, 8), (b"c", 7, None))
+        if local is not None:
+            local.write(None)
+        states = {(w.key, w.start, w.end): w.states for w in task.stores["s"].rows()}
+        expected = {("a", 0, 6): 6, ("d", 2, 9): 7, ("a", 9, 17): 8}
+        assert {window: state[0] for window, state in states.items()} == expected
+        if kept:
+            assert {window: state[1] for window, state in states.items()} == {
+                window: (n, str(n)) for window, n in expected.items()
+            }
 
 
 def kept_task() -> StreamTask:
@@ -205,7 +255,7 @@ def test_a_snapshot_of_objects_is_taken_as_columns() -> None:
     states = [[(4, "a"), (("a",), 1), own[2].add(own[2].initial(), {"x": "a"})], [(-1, None), ((), 0), none]]
     columns = zip(*([v for a, s in zip(own, row, strict=True) for v in a.to_columns(s)] for row in states), strict=True)
     named = {c.name: list(column) for c, column in zip(written.state_columns(), columns, strict=True)}
-    batch = pa.record_batch({"key": [b"a", b"b"], "start_ms": [0, 7], "end_ms": [5, 7], **named})
+    batch = of_lake({"key": [b"a", b"b"], "start_ms": [0, 7], "end_ms": [5, 7], **named})
     restore_windows(task, written, batch)
     one, two = (next(iter(task.stores["s"].rows_of(key))).states for key in "ab")
     assert [one[:2], two[:2]] == [row[:2] for row in states]
@@ -224,7 +274,7 @@ def test_windows_of_a_snapshot_are_gone_on_with() -> None:
     (written,) = task.topology.schemas()
     latest, counts = (column.name for column in written.state_columns())
     columns = {"key": [b"a", b"a", b"b"], "start_ms": [0, 10, 10], "end_ms": [20, 30, 30]}
-    restore_windows(task, written, pa.record_batch({**columns, latest: [7, 17, 18], counts: [2, 1, 1]}))
+    restore_windows(task, written, of_lake({**columns, latest: [7, 17, 18], counts: [2, 1, 1]}))
     task.initialize(0)
     task.process(Columns.of([ConsumerRecord("in", 0, 0, 15, b"a", b"{}")]), 0)
     rows = [(w.key, w.start, w.end, w.states) for key in "ab" for w in task.stores["s"].rows_of(key)]
@@ -235,7 +285,7 @@ def test_a_row_that_cannot_be_read_names_its_store() -> None:
     """A snapshot's state that its aggregation does not know is corrupt."""
     task = new_task()
     (written,) = task.topology.schemas()
-    batch = pa.record_batch({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [b"{"]})
+    batch = of_lake({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [b"{"]})
     with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
         restore_windows(task, written, batch)
 

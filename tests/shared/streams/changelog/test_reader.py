@@ -19,7 +19,6 @@ from penstock.shared.streams.changelog.reader import (
     Change,
     ChangelogReader,
     CorruptEntry,
-    HistoryMissing,
     check_schema,
     ignore,
     one_by_one,
@@ -62,18 +61,6 @@ def progress(epoch: int, commit: int, at: int = 0, stores: tuple[StoreSchema, ..
     return None, fmt.encode_progress(
         epoch, commit, Progress("app", "exactly_once", {"in": at}, 0, {"s": 0}, {}, stores, 0)
     )
-
-
-def test_a_changelog_that_rests_on_a_backfill_is_not_begun_with_nothing() -> None:
-    """Its first record names the tables; whoever has their epoch goes on with it, and its own owner after it."""
-    rests = fmt.encode_takeover(2, Takeover("app", "backfill", 0, rests_on="lake/app"))
-    with pytest.raises(HistoryMissing, match="the `state` of lake/app, which was not found") as missing:
-        ChangelogReader(ignore).feed_record(0, None, rests)
-    assert missing.value.tables == "lake/app"
-    reader = ChangelogReader(ignore, epoch=1)
-    for offset, (key, value) in enumerate([(None, rests), takeover(3), progress(3, 1, 7)]):
-        reader.feed_record(offset, key, value)
-    assert (reader.epoch, reader.progress and reader.progress.sources) == (3, {"in": 7})
 
 
 @dataclass

@@ -1,0 +1,206 @@
+"""Whether compaction keeps up with the engine: an aggregator at a steady rate, with compactions beside it.
+
+One embedded broker, one `penstock aggregator` with a session count and a lake, and a producer in this process that
+sends so many records a second. Every quarter of a minute the changelog's length, the snapshot's age and the
+aggregator's memory are taken, and what share of a core the broker, the aggregator, its compactions (JVM and Python
+workers) and the producer used. The exit status is 1 where the rate was not held, or where the second half is not as
+flat as the first: its longest changelog, its oldest snapshot or its memory is more than 1.3 times that of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common import lake
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import RecordColumns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+
+APPLICATION, TOPIC, PARTITIONS = "keeping-up", "clicks", 4
+KEYS, ACTIVE = 80_000, 4  # one in so many keys is active at a time
+ACTIVE_MS = 3_600_000
+GAP_MS = 1_800_000
+TURN_S, TURN_MS = 0.1, 20_000  # in each turn event time moves on by so much
+SAMPLE_S = 15.0
+INTERVAL_MS = 30_000
+FLAT_MAX, HELD_MIN = 1.3, 0.95
+TICKS = os.sysconf("SC_CLK_TCK")
+MODULE = f"""
+from penstock import Count, StreamsBuilder
+
+def topology():
+    builder = StreamsBuilder()
+    windows = builder.stream({TOPIC!r}).group_by_key().session_window(gap={GAP_MS}, grace=60_000)
+    windows.aggregate("visits", n=Count()).on_close().to("visits")
+    return builder.build()
+"""
+
+
+class Sample(NamedTuple):
+    """What was measured at one moment: records, seconds, KiB, and seconds of CPU by part since the start."""
+
+    seconds: float
+    sent: int
+    changelog_records: int
+    snapshot_age_s: float
+    aggregator_kib: int
+    cpu_s: dict[str, float]
+
+
+class Processes:
+    """The CPU of this process' descendants, those that have ended among them, by part."""
+
+    def __init__(self, aggregator: int) -> None:
+        self._aggregator = aggregator
+        self._seen: dict[int, tuple[str, float]] = {}
+
+    def cpu_s(self) -> dict[str, float]:
+        parents = {pid: parent for pid, parent, _ in _stats()}
+        for pid, _, seconds in _stats():
+            if (part := self._part(pid, parents)) is not None:
+                self._seen[pid] = part, seconds
+        found = dict.fromkeys(("broker", "aggregator", "compaction", "producer"), 0.0)
+        for part, seconds in self._seen.values():
+            found[part] += seconds
+        return found
+
+    def _part(self, pid: int, parents: dict[int, int]) -> str | None:
+        if pid == os.getpid():
+            return "producer"
+        above = pid
+        while above in parents:
+            if above == self._aggregator:
+                return "aggregator" if pid == above else "compaction"
+            if above == os.getpid():
+                return "broker"
+            above = parents[above]
+        return None
+
+
+def _stats() -> list[tuple[int, int, float]]:
+    """Process, parent, seconds of CPU."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue
+        found.append((int(folder.name), int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS))
+    return found
+
+
+def turn(nth: int, records: int) -> RecordColumns:
+    """One turn's records: of the active keys, with times in a little disorder."""
+    random = np.random.default_rng(nth)
+    now_ms = nth * TURN_MS + ACTIVE_MS
+    own = random.integers(0, KEYS // ACTIVE, records) * ACTIVE + now_ms // ACTIVE_MS % ACTIVE
+    keys = np.char.encode(np.char.zfill(own.astype("U"), 8)).view(np.uint8)
+    times = now_ms + random.integers(0, TURN_MS, records)
+    values = PackedBytes.of_width(np.full(records * 8, ord("x"), np.uint8), 8)
+    return RecordColumns(TOPIC, PackedBytes.of_width(np.ascontiguousarray(keys), 8), values, times, None)
+
+
+async def send(kafka: KafkaSettings, rate: int, seconds: float, sent: list[int]) -> None:
+    """Send at the rate; `sent` counts what was acknowledged."""
+    records = int(rate * TURN_S)
+    async with Producer(kafka, ProducerSettings(linger_ms=5, batch_size=256 * 1024)) as producer:
+        started = time.monotonic()
+        for nth in range(int(seconds / TURN_S)):
+            delivery = await producer.send_many(turn(nth, records))
+            if (error := await delivery.first_error()) is not None:
+                raise error
+            sent[0] += records
+            await asyncio.sleep(max(0.0, started + (nth + 1) * TURN_S - time.monotonic()))
+
+
+async def sample(admin: Admin, folder: str, processes: Processes, pid: int, started: float, sent: int) -> Sample:
+    changelog = f"{APPLICATION}-changelog"
+    places = [TopicPartition(changelog, p) for p in range(PARTITIONS)]
+    first, last = (await admin.list_offsets(dict.fromkeys(places, at)) for at in ("earliest", "latest"))
+    records = sum(last[at].offset - first[at].offset for at in places)
+    newest_ms = await asyncio.to_thread(lake.compacted_at_ms, folder, APPLICATION)
+    age_s = time.time() - newest_ms / 1000 if newest_ms is not None else time.monotonic() - started
+    status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
+    kib = int(status.partition("VmRSS:")[2].split()[0])
+    return Sample(time.monotonic() - started, sent, records, age_s, kib, processes.cpu_s())
+
+
+async def run(rate: int, minutes: float, work: Path) -> list[Sample]:
+    (work / "keeping.py").write_text(MODULE)
+    async with EmbeddedKafka(work / "kafka") as broker:
+        kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
+        async with Admin(kafka) as admin:
+            old_times = {"retention.ms": "-1", "segment.bytes": str(256 * 1024 * 1024), "retention.bytes": "1000000000"}
+            await admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, old_times), NewTopic("visits", PARTITIONS)])
+            flags = {
+                "topology": "keeping:topology",
+                "kafka.bootstrap-servers": broker.bootstrap_servers,
+                "streams.application-id": APPLICATION,
+                "streams.lake": str(work / "lake"),
+                "compaction.interval-ms": str(INTERVAL_MS),
+                "http.port": "0",
+            }
+            command = [sys.executable, "-m", "penstock.services.cli", "aggregator"]
+            command += [f"--{name}={value}" for name, value in flags.items()]
+            with (work / "aggregator.log").open("wb") as log:
+                aggregator = await asyncio.create_subprocess_exec(*command, cwd=work, stdout=log, stderr=log)
+            try:
+                processes = Processes(aggregator.pid)
+                sent, started = [0], time.monotonic()
+                sending = asyncio.create_task(send(kafka, rate, minutes * 60, sent))
+                samples = []
+                while not sending.done():
+                    await asyncio.wait({sending}, timeout=SAMPLE_S)
+                    samples.append(await sample(admin, str(work / "lake"), processes, aggregator.pid, started, sent[0]))
+                    print(samples[-1], flush=True)
+                await sending
+                return samples
+            finally:
+                aggregator.terminate()
+                await aggregator.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench keeping_up", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rate", type=int, default=500_000, help="records a second")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="keeping-up-") as work:
+        samples = asyncio.run(run(arguments.rate, arguments.minutes, Path(work)))
+    return report(samples, arguments.rate)
+
+
+def report(samples: list[Sample], rate: int) -> int:
+    """Print the shares of a core and both halves; the exit status."""
+    begin, end = samples[1], samples[-1]
+    seconds = end.seconds - begin.seconds
+    held = (end.sent - begin.sent) / seconds / rate
+    print(f"rate held: {held:.2f} of {rate:,} records/s")
+    for part in end.cpu_s:
+        print(f"{part}: {(end.cpu_s[part] - begin.cpu_s[part]) / seconds:.2f} of a core")
+    half = len(samples) // 2
+    status = int(held < HELD_MIN)
+    for name in ("changelog_records", "snapshot_age_s", "aggregator_kib"):
+        first, second = (max(getattr(one, name) for one in part) for part in (samples[1:half], samples[half:]))
+        flat = second <= FLAT_MAX * first
+        status |= not flat
+        print(
+            f"{name}: at most {first:,.0f} in the first half, {second:,.0f} in the second: {'flat' if flat else 'GROWS'}"
+        )
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

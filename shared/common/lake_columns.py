@@ -1,0 +1,21 @@
+"""The columns that the lake's tables have beside those of an application's stores and aggregations.
+
+In `state` every store is a column, in `closed/<store>` and `late/<store>` every aggregation. Of `key` and `key_bytes` a
+table has one: by whether the store's keys are text.
+"""
+
+from __future__ import annotations
+
+STATE_COLUMNS = (
+    *("row", "partition", "store", "key", "start_ms", "end_ms", "live", "changelog_offset"),
+    *("epoch", "progress", "topic_id", "previous_offset", "appended"),
+    *("rewritten_rows", "added_rows", "added_files"),
+)
+CLOSED_COLUMNS = (
+    *("key", "key_bytes", "window_start", "window_end", "closed_at", "state"),
+    *("partition", "changelog_offset", "topic_id"),
+)
+LATE_COLUMNS = (
+    *("key", "key_bytes", "event_time", "missed", "state", "source_offset"),
+    *("partition", "changelog_offset", "topic_id"),
+)
