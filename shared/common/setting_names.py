@@ -23,7 +23,7 @@ DELIMITER = "__"
 
 SETTINGS_OF_ALL_COMMANDS = frozenset(
     (
-        "accept_lost_windows",
+        "after",
         "allow_unprocessed",
         "application",
         "auth_token",
@@ -124,7 +124,6 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "vacuum_every",
         "value",
         "value_column",
-        "with_late",
         "workers",
     )
 )
