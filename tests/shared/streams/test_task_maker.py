@@ -80,7 +80,9 @@ def test_state_of_partitions_elsewhere_is_deleted_now_and_then(tmp_path: Path) -
 
 def test_names_that_a_lake_cannot_have_are_refused_where_there_is_one() -> None:
     """At the start, before any state is there that no compaction could fold; without a lake any name does."""
-    assert maker(result="day").task(0, None).stores
-    with pytest.raises(ConfigError, match="store 's': aggregation 'day': the lake's table closed/s has a column 'day'"):
-        maker(result="day", lake="lake")
+    assert maker(result="state").task(0, None).stores
+    with pytest.raises(
+        ConfigError, match="store 's': aggregation 'state': the lake's table closed/s has a column 'state'"
+    ):
+        maker(result="state", lake="lake")
     assert maker(lake="lake").task(0, None).stores

@@ -171,7 +171,11 @@ def test_state_columns_are_named_by_their_aggregation() -> None:
         (b"", "0 bytes has no envelope"),
         (b"\x01L\x00", "3 bytes has no envelope"),
         (b"\x02" + fmt.encode_deleted(0, 1, 1, 0)[1:], "version 2; this release reads version 1"),
-        (b"\x01X" + fmt.encode_deleted(0, 1, 1, 0)[2:], "unknown changelog operation b'X'"),
+        (b"\x01Y" + fmt.encode_deleted(0, 1, 1, 0)[2:], "unknown changelog operation b'Y'"),
+        (b"\x01X" + fmt.encode_deleted(0, 1, 1, 0)[2:], "8 bytes of body, 21 were expected"),
+        (fmt.encode_late(0, 1, 1, 5, 6, [7], None)[:-1], "to have missed 1 windows"),
+        (fmt.encode_late(0, 1, 1, 5, 6, [7], None) + b"1", "to have missed 1 windows"),
+        (fmt.encode_late(0, 1, 1, 5, 6, [7], b"")[:-1] + b"\2", "to have missed 1 windows"),
     ],
 )
 def test_corrupt_entries_are_refused(value: bytes | None, said: str) -> None:
@@ -206,7 +210,7 @@ def test_corrupt_states_are_refused(length: int) -> None:
 @pytest.mark.parametrize("version", range(1, fmt.VERSIONS_MAX + 1))
 def test_an_entry_of_any_version_is_never_foreign(version: int) -> None:
     """A version to come is known by the mark, however short its record is: it must not be passed over."""
-    for operation in b"LDFGTAZ":
+    for operation in b"LDFGTXAZ":
         assert not fmt.is_foreign(bytes([version, operation]))
 
 

@@ -229,7 +229,7 @@ def test_repr_counts() -> None:
     [
         ([(b"a", b"\x01L")], "offset 1: .* no envelope"),
         ([(b"a", b"\x02L of a layout to come")], "offset 1: changelog format version 2; this release reads version 1"),
-        ([(b"a", b"\x01X" + bytes(20))], "offset 1: unknown changelog operation b'X'"),
+        ([(b"a", b"\x01Y" + bytes(20))], "offset 1: unknown changelog operation b'Y'"),
         ([(b"a", fmt.encode_live(0, -1, 1, 0, 0, b""))], "offset 1: .* epoch -1, commit 1"),
         ([takeover(fmt.EPOCH_MAX + 1)], "offset 1: .* epoch 2147483647; 2147483646 is the highest that an owner takes"),
         ([live(1, 1, b"a", store=1), progress(1, 1)], "offset 1: an entry for store 1; there are 1 stores"),

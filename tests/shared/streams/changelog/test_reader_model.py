@@ -85,6 +85,12 @@ ENTRIES = st.one_of(
     st.tuples(KEYS, st.builds(fmt.encode_live, STORES, EPOCHS, COMMITS, TIMES, TIMES, STATES)),
     st.tuples(KEYS, st.builds(fmt.encode_final, STORES, EPOCHS, COMMITS, TIMES, TIMES, TIMES, STATES)),
     st.tuples(KEYS, st.builds(fmt.encode_deleted, STORES, EPOCHS, COMMITS, TIMES)),
+    st.tuples(
+        KEYS,
+        st.builds(
+            fmt.encode_late, STORES, EPOCHS, COMMITS, TIMES, TIMES, st.lists(TIMES, max_size=3), st.none() | STATES
+        ),
+    ),
 )
 PROGRESS = st.builds(progress, EPOCHS, COMMITS, st.sampled_from([(STORE,), GROWN, GROWN]))
 FOREIGN = st.tuples(st.one_of(st.none(), KEYS), st.one_of(st.none(), st.sampled_from([b"", b"\x01", b"{}", bytes(30)])))
@@ -165,14 +171,15 @@ def test_the_reader_does_as_the_rule_says(log: list[Written], epoch: int, cuts: 
             refused = offset
         if refused is not None:
             break
-    applied: list[tuple[int, bytes, str, bytes, int, int, bytes]] = []
+    applied: list[tuple[int, bytes, str, bytes, bytes]] = []
     commits: list[int] = []
 
     def apply(confirmed: Confirmed) -> None:
         ends = [commit.changes for commit in confirmed.commits]
         assert ends == sorted(ends)
         assert not ends or ends[-1] == len(confirmed)
-        applied.extend((offset, *change[:-1]) for offset, change in confirmed.changes())
+        own = [(offset, *change[:3], body_of(*change[:-1])) for offset, change in confirmed.changes()]
+        applied.extend(sorted(own + late_in(confirmed)))
         commits.extend(commit.offset for commit in confirmed.commits)
 
     reader, failed = ChangelogReader(apply, epoch=epoch), None
@@ -187,8 +194,9 @@ def test_the_reader_does_as_the_rule_says(log: list[Written], epoch: int, cuts: 
     assert failed == refused
     by_offset = zip(offsets.tolist(), log, strict=True)
     bodies = {offset: (value or b"")[fmt.ENVELOPE.size :] for offset, (_, value) in by_offset}
-    assert [(offset, *change[:3]) for offset, *change in applied] == [one[:4] for one in model.applied]
-    assert [body_of(one) for one in applied] == [bodies[one[0]][: len(body_of(one))] for one in applied]
+    assert [one[:4] for one in applied] == [one[:4] for one in model.applied]
+    assert [body for *_, body in applied] == [bodies[offset][: len(body)] for offset, *_, body in applied]
+    assert all(body == bodies[offset] for offset, operation, *_, body in applied if operation == fmt.LATE)
     assert commits == model.progress
     assert (reader.epoch, reader.entries_applied) == (model.epoch, len(model.applied))
     if refused is None:
@@ -197,9 +205,20 @@ def test_the_reader_does_as_the_rule_says(log: list[Written], epoch: int, cuts: 
         assert reader.next_offset == (int(offsets[-1]) + 1 if log else None)
 
 
-def body_of(change: tuple[int, bytes, str, bytes, int, int, bytes]) -> bytes:
-    """The body of the change's entry, as far as it has one without the time of closing."""
-    _, operation, _, _, start, end, state = change
+def body_of(operation: bytes, store: str, key: bytes, start: int, end: int, state: bytes) -> bytes:
+    """The body of a change's entry, as far as it has one without the time of closing."""
     if operation == fmt.DELETED:
         return fmt.START.pack(start)
     return fmt.START_END.pack(start, end) + (state if operation == fmt.LIVE else b"")
+
+
+def late_in(confirmed: Confirmed) -> list[tuple[int, bytes, str, bytes, bytes]]:
+    """The late records of a batch, each with the body that its columns say."""
+    found = []
+    for i in np.flatnonzero(confirmed.operations == fmt.LATE[0]).tolist():
+        missed, state = confirmed.missed[i], confirmed.states[i]
+        head = fmt.TIME_OFFSET_COUNT.pack(confirmed.starts[i], confirmed.ends[i], confirmed.closed_at[i])
+        body = head + (missed or b"") + (b"\0" if state is None else b"\1" + state)
+        store = confirmed.stores[confirmed.numbers[i]].name
+        found.append((int(confirmed.offsets[i]), fmt.LATE, store, confirmed.keys[i] or b"", body))
+    return found

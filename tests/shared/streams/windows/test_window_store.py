@@ -162,7 +162,7 @@ def test_a_record_that_no_aggregation_takes_was_late_in_the_same_way() -> None:
     """A late record is told with its moment, and its windows are none; it moves the times of nobody."""
     store = store_of("session")
     taken = take(store, [("a", 50), ("b", 20), ("c", 70)])
-    assert taken.late.tolist() == [[1, 35, 50]]
+    assert taken.late.tolist() == [[1, 35, 50, 0]]
     assert (store.stream_time_ms, store.close_time_ms) == (70, 55)
 
 
