@@ -216,7 +216,7 @@ def known_from(
 
 
 def dead_letters(
-    spark: SparkSession, settings: AuditSettings, store: StoreSchema, life: str, not_compared: list[str]
+    spark: SparkSession, settings: AuditSettings, store: StoreSchema, life: str | None, not_compared: list[str]
 ) -> DataFrame:
     """Source partition and offset that dead letters carry in their headers; null if they carry none that can be read.
 

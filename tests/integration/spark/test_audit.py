@@ -225,7 +225,7 @@ FORGED: dict[Callable[[str, Rows], None], tuple[set[str], set[str]]] = {
 }  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
+@pytest.mark.parametrize("kind", ["session", pytest.param("tumbling", marks=pytest.mark.soak), "hopping"])
 def test_what_was_forged_is_found_and_named(lake: Lake, kind: str) -> None:
     """A way of forging for each partition, and one that nobody touched; each is found where it was done."""
     played = [play(lake.topic, kind, partition) for partition in range(len(FORGED) + 1)]
@@ -265,7 +265,7 @@ def test_what_spark_cannot_know_is_not_compared(lake: Lake) -> None:
         lake.audit()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["session", "tumbling", *(pytest.param(k, marks=pytest.mark.soak) for k in KINDS[2:])])
 def test_records_that_are_gone_are_left_out(lake: Lake, kind: str) -> None:
     """What they may have been in is not compared, which is said; what comes behind is, and a lost window found."""
     played = [play(lake.topic, kind, partition, seed=partition, records=300) for partition in range(2)]
