@@ -280,17 +280,30 @@ def test_records_that_are_gone_are_left_out(lake: Lake, kind: str) -> None:
 
 
 def test_moments_that_records_do_not_show_are_not_recomputed(lake: Lake) -> None:
-    """Where time was moved on without a record, or the grace was another, conservation alone is compared."""
-    played = [play(lake.topic, "session", 0, idle_timeout_ms=500, now_ms=10**6)]
+    """Where time was moved on without a record, conservation alone is compared; of other partitions all."""
+    played = [play(lake.topic, "session", 0, idle_timeout_ms=500, now_ms=10**6), play(lake.topic, "session", 1)]
     for at in (20_000, 20_001):
         played[0].driver.advance_wall_clock(1_000)
         take(played[0], lake.topic, "session", b"a", b'{"x": 1, "tag": "x"}', at)
+
+    def early(table: str, rows: Rows) -> None:
+        if table == "closed/s":
+            for partition in (0, 1):
+                row = next(row for row in rows if row["partition"] == partition)
+                row["closed_at"] = row["window_end"]
+
     lake.send(played)
-    lake.write(played)
+    lake.write(played, early)
     report = lake.audit()
+    assert differences(report) == {"closing": 1}
+    (found,) = (row for check in report.checks for row in check.shown)
+    assert found["partition"] == 1
+    assert any("windows of partitions 0 were closed" in text for text in report.not_compared)
+
+    report = lake.audit(conservation_only=True)
     assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
-    assert any("partitions 0 were idle" in text for text in report.not_compared)
-    assert {"windows", "lateness"} & {check.name for check in report.checks} == set()
+    assert {"windows", "closing", "lateness"} & {check.name for check in report.checks} == set()
+    assert report.assumed == []
 
 
 def test_nothing_to_compare_is_no_success(lake: Lake) -> None:
