@@ -17,7 +17,7 @@ from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.latest import Latest
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-from tests.lake_tables import LakeWriter, Late, windows
+from tests.lake_tables import LakeWriter, Late, small_lake, windows
 
 GAP, SIZE, ADVANCE, GRACE, LONG = 10, 40, 20, 25, 10**9
 
@@ -200,3 +200,13 @@ def test_what_cannot_be_merged_is_refused_by_name(spark: Any, tmp_path: Path) ->
         lake.live(spark, str(tmp_path), "lists", "nosuch")
     with pytest.raises(ConfigError, match="no such table"):
         lake.live(spark, str(tmp_path), "nobody", "s")
+
+
+def test_keys_that_are_bytes_stay_bytes(spark: Any, tmp_path: Path) -> None:
+    """In a column of their own, in each DataFrame; what is merged is there once."""
+    small_lake(tmp_path)
+    frames = [read(spark, str(tmp_path), "app", "s") for read in (lake.closed, lake.late, lake.live, lake.corrected)]
+    assert [frame.columns[0] for frame in frames] == ["key_bytes"] * 4
+    assert [frame.count() for frame in frames] == [3, 0, 2, 5]
+    found = {(bytes(row.key_bytes), row.n) for row in frames[3].collect()}
+    assert found == {(b"a", 2), (b"c", 1), (b"b", 2), (b"\xff", 2)}
