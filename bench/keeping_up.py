@@ -128,8 +128,9 @@ async def send(kafka: KafkaSettings, rate: int, seconds: float, sent: list[int])
 async def sample(admin: Admin, folder: str, processes: Processes, pid: int, started: float, sent: int) -> Sample:
     changelog = f"{APPLICATION}-changelog"
     places = [TopicPartition(changelog, p) for p in range(PARTITIONS)]
-    first, last = (await admin.list_offsets(dict.fromkeys(places, at)) for at in ("earliest", "latest"))
-    records = sum(last[at].offset - first[at].offset for at in places)
+    first = await admin.list_offsets(dict.fromkeys(places, "earliest"))
+    last = await admin.list_offsets(dict.fromkeys(places, "latest"))
+    records = sum(last[at] - first[at] for at in places)
     newest_ms = await asyncio.to_thread(lake.compacted_at_ms, folder, APPLICATION)
     age_s = time.time() - newest_ms / 1000 if newest_ms is not None else time.monotonic() - started
     status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)

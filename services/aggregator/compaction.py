@@ -52,7 +52,7 @@ BEHIND_INTERVALS = 3  # without a compaction that succeeded for so many interval
 
 READING = "reading "
 """How the line begins by which a job says that Spark runs and the changelog is being read."""
-WRITTEN = ("merged_rows", "deleted_rows", "finals")
+WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
 """What a job says of the rows that it wrote."""
 OK = 0
 GIVEN_UP = -1  # no exit status: the job was stopped, since another instance compacts now
@@ -82,13 +82,10 @@ def command(settings: AggregatorSettings) -> list[str]:
         "vacuum-every": compaction.vacuum_every,
         "closed-retention-days": compaction.closed_retention_days,
     }
-    chosen = {
-        "with-late": compaction.with_late,
-        "delete-covered": compaction.delete_covered,
-        "accept-lost-windows": False,
-    }
+    if compaction.after is not None:
+        given["after"] = compaction.after
     flags = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    flags += [f"--{name}" if is_on else f"--no-{name}" for name, is_on in chosen.items()]
+    flags.append("--delete-covered" if compaction.delete_covered else "--no-delete-covered")
     return [sys.executable, "-m", "penstock.services.cli", "compact", *flags]
 
 
@@ -107,6 +104,7 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
         | {name: value for name, value in options.items() if name.startswith("AWS_")}
         | connection
         | {
+            "PENSTOCK_LAKE_OPTIONS": msgspec.json.encode(settings.streams.lake_options).decode(),
             "PENSTOCK_SPARK__CONF": msgspec.json.encode(settings.compaction.spark_conf).decode(),
             "PENSTOCK_LOG__FORMAT": settings.log.format,
             "PENSTOCK_LOG__LEVEL": settings.log.level,

@@ -49,6 +49,7 @@ from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEnt
 POLL_MS = 500
 COLUMN_WIDTH_MAX = 40  # of a key, and of an aggregation's result
 PROGRAM = "penstock sessions"
+ONLY_OPEN = "lake: unset: these are open windows alone"
 NO_TABLES = "lake: {} has no tables"
 FROM_CHANGELOG = (
     "{}: the changelog alone answers. Before the first compaction that is all there is; after it, lake and application "
@@ -271,6 +272,8 @@ def main(arguments: list[str]) -> int:
     except PenstockError as e:
         print(f"{type(e).__name__}: {e}", file=sys.stderr)
         return 1
+    if settings.lake is None:
+        print(ONLY_OPEN, file=sys.stderr)
     if query.missing is not None:
         print(FROM_CHANGELOG.format(query.missing), file=sys.stderr)
     if settings.json_line:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Base64Bytes, Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ from penstock.shared.streams.settings import (
     SparkConf,
     StreamsSettings,
 )
+from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 WORKERS_MAX = 64
 """Processes on one machine: each has a Python of its own and connections to every broker."""
@@ -53,8 +54,8 @@ class CompactionSettings(Section):
     delete_covered: bool = Field(
         default=True, description="delete changelog records that the snapshot before the current one covers"
     )
-    with_late: bool = Field(
-        default=False, description="merge late records into closed windows, as rows with a higher revision"
+    after: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
+        default=None, description="module:function that is called as function(spark, tables) after a compaction"
     )
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         default=20, description="rewrite a table's partition into one file once it has more files than this; 0: never"
@@ -103,7 +104,9 @@ class SessionsSettings(CommandSettings):
         pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX, description="the aggregator's application id"
     )
     lake: str | None = Field(
-        default=None, min_length=1, description="folder or URI of the Delta tables; unset: none, for --status open"
+        default=None,
+        min_length=1,
+        description="folder or URI of the Delta tables; unset: open windows alone",
     )
     lake_options: dict[str, str] = Field(
         default={}, description="object store options for the lake, as deltalake takes them"
@@ -113,7 +116,7 @@ class SessionsSettings(CommandSettings):
     key_base64: Base64Bytes | None = Field(default=None, description="the windows' key, as bytes")
     key_from: str | None = Field(default=None, description="only keys from here on")
     key_to: str | None = Field(default=None, description="only keys up to here")
-    status: Literal["open", "closed", "all"] = Field(default="all", description="only these")
+    status: Literal["open", "closed", "all"] = Field(default="all", description="only these; without a lake: open")
     rows_max: Annotated[int, Field(ge=1, le=100_000)] = Field(
         default=10_000, description="windows, those that begin first"
     )
@@ -150,6 +153,11 @@ class SessionsSettings(CommandSettings):
         except UnicodeEncodeError:
             raise ValueError("is no UTF-8: give such a key by --key-base64") from None
         return text
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_lake(cls, given: Any) -> Any:
+        return {"status": "open"} | given if isinstance(given, dict) and given.get("lake") is None else given
 
     @model_validator(mode="after")
     def _has_closed(self) -> Self:

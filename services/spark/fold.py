@@ -306,7 +306,7 @@ class Folded:
 
     def _late_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
         codec = StateCodec(store.state_columns())
-        has_state = part.has_state
+        has_state = part.states.lengths >= 0
         states = state_array(codec, part.states.at(has_state))
         if not has_state.all():
             states = states.take(pa.array(np.cumsum(has_state) - 1, mask=~has_state))

@@ -446,11 +446,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 def _count(table: DeltaTable, of: str) -> int:
-    return sum(
-        row["n"]
-        for batch in _query(table, f"SELECT count(*) AS n FROM {of}")
-        for row in batch.to_pylist()
-    )
+    return sum(row["n"] for batch in _query(table, f"SELECT count(*) AS n FROM {of}") for row in batch.to_pylist())
 
 
 def _fields(table: DeltaTable) -> dict[str, Any]:

@@ -23,7 +23,7 @@ DELIMITER = "__"
 
 SETTINGS_OF_ALL_COMMANDS = frozenset(
     (
-        "accept_lost_windows",
+        "after",
         "application",
         "auth_token",
         "batch_records_max",
@@ -117,7 +117,6 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "vacuum_every",
         "value",
         "value_column",
-        "with_late",
         "workers",
     )
 )

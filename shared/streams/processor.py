@@ -17,6 +17,7 @@ from penstock.shared.common.records import AnyHeaders, Columns, Headers, Int64Ar
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
 if TYPE_CHECKING:
+    from penstock.shared.streams.late_entries import LateRows
     from penstock.shared.streams.window_results import WindowResults
 
 
@@ -151,6 +152,19 @@ class ProcessorContext(Protocol[KForward, VForward]):
         self, columns: Columns, places: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
     ) -> None:
         """As `emit_late`, of the source records in these places of a batch: each with the times of its moment."""
+        ...
+
+    @property
+    def keeps_late(self) -> bool:
+        """Whether the changelog is to have late records: where there is a lake."""
+        ...
+
+    def keep_late(self, rows: LateRows) -> None:
+        """Have the next commit write what late records would have brought to the windows that they missed."""
+        ...
+
+    def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
+        """Where so many records stand in the store's source: these of a batch at `offsets`, else the one in hand."""
         ...
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:

@@ -41,6 +41,7 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 
 def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
     """Put confirmed changes into a task's stores; CorruptEntry names the entry whose key or state cannot be read."""
+    confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():
         written = confirmed.stores[number]
         own = confirmed.at(np.flatnonzero(confirmed.numbers == number)) if len(confirmed.stores) > 1 else confirmed

@@ -68,8 +68,6 @@ RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while re
 class RestoreReport:
     """What a restore did; `snapshot_version` is None where there was no snapshot.
 
-    `snapshot_windows` are the rows that were read of it: more than windows where it was not rewritten lately.
-
     `changelog_records` are all that were read, takeovers and progress records among them; `changelog_windows` are the
     changes of windows that were applied. `foreign_records` are no entries and were passed over. Loading the snapshot's
     windows took `snapshot_milliseconds` of the `milliseconds`. `local_windows` were on the instance's disk,
@@ -345,6 +343,9 @@ class Restoring:
                 raise
             # Upkeep has taken a file of that version while it was read.
             raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
+        if self.task.local is not None:
+            self.task.local.write(None)
+        report.snapshot_windows = sum(map(len, self.task.stores.values()))
         report.snapshot_milliseconds = self._clock.monotonic_ms() - started
         self.reader.epoch, self.reader.progress = snapshot.epoch, progress
         report.snapshot_version = version
@@ -359,7 +360,6 @@ class Restoring:
         batches = lake.read_windows(*where, settings.lake_options or None)
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             restore_windows(self.task, schema, batch)
-            self.report.snapshot_windows += batch.num_rows
             if local is not None and local.is_full:
                 local.write(None)
 

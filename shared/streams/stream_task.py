@@ -46,6 +46,7 @@ from penstock.shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.fetch_ahead import FetchAhead
 from penstock.shared.streams.idle_advance import IdleAdvances
+from penstock.shared.streams.late_entries import LateRows, encode_late_rows
 from penstock.shared.streams.late_records import place_of
 from penstock.shared.streams.operator_times import OperatorTimes
 from penstock.shared.streams.origins import original, without_origin
@@ -85,6 +86,7 @@ class Mark(NamedTuple):
 
     outputs: int
     late_records: int
+    late_rows: int
     stream_time_ms: int
 
 
@@ -96,7 +98,8 @@ class StreamTask:
 
     `handlers` say what becomes of a record that cannot be handled. No output may take more than `record_bytes_max` as a
     record; for the key and states of a changelog entry `state_bytes_max` is what that leaves. `columns_min` records or
-    more are taken as columns where the topology allows it.
+    more are taken as columns where the topology allows it. With `keeps_late` the changelog gets late records, for the
+    lake.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class StreamTask:
         record_bytes_max: int = RECORD_BYTES_MAX,
         key_bytes_max: int | None = None,
         columns_min: int = COLUMNS_MIN,
+        keeps_late: bool = False,
         registry: CollectorRegistry | None = None,
         local: LocalState | None = None,
     ) -> None:
@@ -134,6 +138,7 @@ class StreamTask:
         self.has_time: HasTime = always
         self._source_record: ConsumerRecord | None = None
         self.handlers, self.record_bytes_max, self.columns_min = handlers, record_bytes_max, columns_min
+        self.keeps_late, self.late_rows = keeps_late, list[LateRows]()
         self.state_bytes_max = default_state_bytes_max(record_bytes_max)
         self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
         for name, store in self.stores.items():
@@ -274,12 +279,13 @@ class StreamTask:
 
     def mark(self) -> Mark:
         """How much there is of what a record brings about, and stream time, for `take_back`."""
-        return Mark(len(self.outputs), self.late_records, self.stream_time_ms)
+        return Mark(len(self.outputs), self.late_records, len(self.late_rows), self.stream_time_ms)
 
     def take_back(self, mark: Mark) -> None:
         """Forget what came of a record since `mark`: a dead letter moves no time."""
-        outputs, self.late_records, self.stream_time_ms = mark
+        outputs, self.late_records, late_rows, self.stream_time_ms = mark
         self.outputs.take_back(outputs)
+        del self.late_rows[late_rows:]
 
     def _fail(self, what: str, error: Exception) -> ProcessingFailed:
         """The task holds half of something: it must not be committed, and takes nothing more."""
@@ -376,6 +382,7 @@ class StreamTask:
             self.commit_number += 1
             changelog, closing = encode_stores(self.topology.stores, self.stores, self.epoch, self.commit_number)
             self._closing += closing
+            late = Entries.joined(self._late_entries())
         except Exception as e:
             sources = ", ".join(f"{topic}-{self.partition}@{at}" for topic, at in sorted(self.sources.items()))
             raise self._fail(f"the commit of what lies before {sources}", e) from e
@@ -385,11 +392,20 @@ class StreamTask:
         if self.local is not None:
             self.local.prepare(changelog, progress)
         end = Entries.of([(None, encode_progress(self.epoch, self.commit_number, progress))])
-        changelog = Entries.joined([changelog, end])
+        changelog = Entries.joined([changelog, late, end])
         outputs, self.outputs = self.outputs, TaskOutputs()
         self._uncommitted, self._committing, self.schedules.has_new_grid = False, True, False
         self._prepared = self.metrics.totals()
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
+
+    def _late_entries(self) -> list[Entries]:
+        """The changelog entries of late records."""
+        numbers = {name: number for number, name in enumerate(self.stores)}
+        rows, self.late_rows = self.late_rows, []
+        return [
+            encode_late_rows(one, self.codecs[one.store], numbers[one.store], self.epoch, self.commit_number)
+            for one in rows
+        ]
 
     def commit_succeeded(self, place: CommitPlace | None = None) -> None:
         """What `prepare_commit` gave is durable, at that place of the changelog; what is on disk needs to know it."""

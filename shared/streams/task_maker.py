@@ -100,6 +100,7 @@ class TaskMaker:
             handlers=self._settings.error_handlers,
             record_bytes_max=self._settings.max_request_size,
             key_bytes_max=self._settings.key_bytes_max,
+            keeps_late=self._settings.lake is not None,
             registry=None if is_standby else self._registry,
             local=local,
         )

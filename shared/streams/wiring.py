@@ -13,6 +13,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.shared.clients.connection import record_size
 from penstock.shared.common.errors import (
     ConfigError,
@@ -23,6 +25,7 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
 from penstock.shared.streams.at_work import is_at_work
+from penstock.shared.streams.late_entries import NO_OFFSET, LateRows
 from penstock.shared.streams.late_records import send_late, send_late_columns
 from penstock.shared.streams.origins import origin_headers
 from penstock.shared.streams.output_guard import Forward, OutputGuard, Way, ways_of
@@ -277,6 +280,22 @@ class NodeContext:
         self, columns: Columns, places: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
     ) -> None:
         send_late_columns(self._task, columns, places, self._node.name, close_times_ms, operator_times_ms)
+
+    @property
+    def keeps_late(self) -> bool:
+        return self._task.keeps_late
+
+    def keep_late(self, rows: LateRows) -> None:
+        self._task.late_rows.append(rows.fitting(self._task.state_bytes_max))
+
+    def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
+        """Where records stand in the store's source topic; NO_OFFSET of those that stand nowhere there."""
+        topic = self._task.topology.stores[next(iter(self._node.stores))].schema.source
+        if source is not None and offsets is not None and source.topic == topic:
+            return offsets
+        at = self._task.record_metadata if source is None else None
+        offset = at.offset if at is not None and at.topic == topic else NO_OFFSET
+        return np.full(count, offset, np.int64)
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
         task, node = self._task, self._node.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ async def partition_rows(chain: Chain, partition: int, topic_id: str, ahead: int
             reader.feed_record(record.offset, record.key, record.value)
             end = record.offset + 1
     assert reader.progress is not None
+    rows += [{**row, "changelog_offset": -1 - at} for at, row in enumerate(rows) if row["live"]]  # superseded by those
     said = msgspec.json.encode(reader.progress)
     return [*rows, lake_tables.progress(partition, end + ahead, said, epoch=reader.epoch, topic_id=topic_id)]
 
@@ -67,7 +69,7 @@ async def write_snapshot(
 ) -> dict[int, tuple[int, int]]:
     """A table `state` that covers the changelog to its end, or says that it covers so many records more.
 
-    By partition its rows of windows and the covered offset.
+    By partition its live windows and the covered offset.
     """
     async with Admin(chain.kafka) as admin:
         described = await admin.describe_topics([f"{chain.topic}-changelog"])
@@ -77,7 +79,12 @@ async def write_snapshot(
     (schema,) = topology(chain.topic, **BINARY).schemas()
     every = [row for partition in rows.values() for row in partition]
     lake_tables.write_state(folder, chain.topic, {schema.name: schema.state_columns()}, every)
-    return {p: (len(partition) - 1, partition[-1]["changelog_offset"]) for p, partition in rows.items()}
+    found = {}
+    for p, own in rows.items():
+        ordered = sorted(own[:-1], key=itemgetter("changelog_offset"))
+        newest = {(row["key"], row["start_ms"]): row["live"] for row in ordered}
+        found[p] = (sum(newest.values()), own[-1]["changelog_offset"])
+    return found
 
 
 async def work(chain: Chain, number: int, **given: Any) -> dict[int, tuple[int, int]]:

@@ -5,7 +5,7 @@ all numbers are big-endian:
 
     offset  size  envelope
     0       1     format version (1)
-    1       1     operation: L live session, D deleted, F final, G progress, T takeover
+    1       1     operation: L live session, D deleted, F final, X late record, G progress, T takeover
     2       1     store number (its place in the progress record's `stores`; 0 for G and T)
     3       4     owner epoch, int32
     7       8     commit number, int64
@@ -14,6 +14,8 @@ all numbers are big-endian:
     L body: start int64, end int64, state
     F body: start int64, end int64, stream time at which it was closed int64, state
     D body: start int64
+    X body: timestamp int64, source offset int64 (-1: none), number of missed windows uint32, each one's start int64,
+            one byte (1: a state follows, 0: none), state of this record alone
     G body: JSON, `Progress`        T body: JSON, `Takeover`
 
 `state` is the fixed columns of the store's aggregations in their order (int64 or float64, 8 bytes each), then each
@@ -24,6 +26,9 @@ immutable closed window.
 The reader's rule. An epoch is in force from its takeover record until one with a higher epoch. An entry counts only if
 it stands where its epoch is in force, and the next progress record of that epoch there has its commit number. Within a
 commit all F and D come before all L, since a key's closed session and its next live one may share a start.
+
+Late records. An X says that a record came when windows of it were closed: all of them, or some. It is written where the
+application has a lake, and changes no state.
 
 Foreign records. Anybody who may write to the topic may leave something else in it. The first two bytes are the mark of
 an entry of any version: a version from 1 to VERSIONS_MAX, then a capital letter. JSON, text, protocol buffers and the
@@ -49,17 +54,18 @@ ENVELOPE = struct.Struct(">BcBiq")
 START_END = struct.Struct(">qq")
 START_END_CLOSED = struct.Struct(">qqq")
 START = struct.Struct(">q")
+TIME_OFFSET_COUNT = struct.Struct(">qqI")
 LENGTH = struct.Struct(">I")
 
-LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"G", b"T"
-LATE = b"X"
-OPERATIONS = frozenset((LIVE, DELETED, FINAL, PROGRESS, TAKEOVER))
+LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"X", b"G", b"T"
+OPERATIONS = frozenset((LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER))
 EPOCH_MAX = 2**31 - 2  # the highest that an owner takes, and that readers take
 STORES_MAX = 256  # a store's number is one byte
 BODY_BYTES_MIN = {
     LIVE: START_END.size,
     DELETED: START.size,
     FINAL: START_END_CLOSED.size,
+    LATE: TIME_OFFSET_COUNT.size + 1,
     PROGRESS: 0,
     TAKEOVER: 0,
 }
@@ -248,6 +254,14 @@ def encode_final(store: int, epoch: int, commit: int, start: int, end: int, clos
     return head + START_END_CLOSED.pack(start, end, closed_at) + state
 
 
+def encode_late(
+    store: int, epoch: int, commit: int, timestamp: int, offset: int, missed: Sequence[int], state: bytes | None
+) -> bytes:
+    head = ENVELOPE.pack(FORMAT_VERSION, LATE, store, epoch, commit)
+    head += TIME_OFFSET_COUNT.pack(timestamp, offset, len(missed)) + b"".join(map(START.pack, missed))
+    return head + (b"\0" if state is None else b"\1" + state)
+
+
 def encode_deleted(store: int, epoch: int, commit: int, start: int) -> bytes:
     return ENVELOPE.pack(FORMAT_VERSION, DELETED, store, epoch, commit) + START.pack(start)
 
@@ -287,6 +301,11 @@ def decode(value: bytes | None) -> Entry:
     body = value[ENVELOPE.size :]
     if len(body) < least or (operation == DELETED and len(body) != least):
         raise CorruptRecord(f"a changelog entry {operation!r} has {len(body)} bytes of body, {least} were expected")
+    if operation == LATE:
+        _, _, count = TIME_OFFSET_COUNT.unpack_from(body)
+        has_state = TIME_OFFSET_COUNT.size + count * START.size
+        if len(body) <= has_state or body[has_state] > 1 or (not body[has_state] and len(body) > has_state + 1):
+            raise CorruptRecord(f"a late record of {len(body)} bytes that says to have missed {count} windows")
     return Entry(operation, store, epoch, commit, body)
 
 

@@ -15,8 +15,8 @@ from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import EPOCH_MAX, FORMAT_VERSION, VERSIONS_MAX
 
 ENVELOPE_BYTES = fmt.ENVELOPE.size
-LIVE, DELETED, FINAL, PROGRESS, TAKEOVER = (
-    operation[0] for operation in (fmt.LIVE, fmt.DELETED, fmt.FINAL, fmt.PROGRESS, fmt.TAKEOVER)
+LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = (
+    operation[0] for operation in (fmt.LIVE, fmt.DELETED, fmt.FINAL, fmt.LATE, fmt.PROGRESS, fmt.TAKEOVER)
 )
 FOREIGN = 0
 """The operation of a record that has no mark of an entry."""
@@ -24,7 +24,9 @@ FOREIGN = 0
 # --- numbers of a record ---
 OPERATION, STORE, EPOCH, COMMIT, START, END, CLOSED_AT, STATE, STATE_BYTES = range(9)
 NUMBERS = 9
-"""`STATE` is where a state begins in the buffer."""
+"""`STATE` is where a state begins in the buffer. Of a late record `START` is its timestamp, `END` its source offset,
+`CLOSED_AT` how many windows it missed, and `STATE_BYTES` NO_STATE where it has no state."""
+NO_STATE = -1
 
 # --- where a reader is in a batch ---
 AT, FORCE, PENDING, FIRST_PENDING, COMMITS, CONFIRMED, IGNORED, FOREIGN_RECORDS = range(8)
@@ -65,6 +67,17 @@ def parse(data, offsets, lengths, key_lengths, numbers):
         if operation in (PROGRESS, TAKEOVER):
             continue
         body, size = at + ENVELOPE_BYTES, length - ENVELOPE_BYTES
+        if operation == LATE:
+            if size < 21 or key_lengths[i] < 0:
+                return i
+            missed = _number(data, body + 16, 4)
+            head = 21 + 8 * missed
+            if size < head or data[body + head - 1] > 1 or (data[body + head - 1] == 0 and size > head):
+                return i
+            numbers[i, START], numbers[i, END] = _number(data, body, 8), _number(data, body + 8, 8)
+            numbers[i, CLOSED_AT], numbers[i, STATE] = missed, body + head
+            numbers[i, STATE_BYTES] = size - head if data[body + head - 1] == 1 else NO_STATE
+            continue
         if operation == LIVE:
             head = 16
         elif operation == FINAL:

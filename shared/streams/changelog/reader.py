@@ -63,7 +63,9 @@ class Confirmed:
     """Confirmed changes as columns, in log order, that were written under the same `stores`.
 
     `operations` are bytes as numbers, `numbers` those of the stores, `starts`, `ends` and `closed_at` times in ms; an
-    operation that lacks one has 0 there, and one that lacks a state has an empty one. `offsets` say where the entries
+    operation that lacks one has 0 there, and one that lacks a state has an empty one. Of a late record `starts` has the
+    timestamp, `ends` the source offset (-1: none), `closed_at` how many windows it missed (`missed` has their starts),
+    and its state is null where there is none; it is no change of a window. `offsets` say where the entries
     are. `commits` are those that end here, in order: one that was read in several batches is handed out in several
     parts, the last of which has it.
     """
@@ -96,8 +98,22 @@ class Confirmed:
             self.stores,
         )
 
+    @property
+    def missed(self) -> PackedBytes:
+        """The starts of the windows that late records missed, each a big-endian int64; of these rows alone."""
+        sizes = self.closed_at * fmt.START.size
+        return PackedBytes(self.states.data, self.states.offsets - 1 - sizes, sizes)
+
+    def of_windows(self) -> Confirmed:
+        """What changes windows: all but late records."""
+        is_late = self.operations == k.LATE
+        return self.at(~is_late) if is_late.any() else self
+
     def changes(self) -> Iterator[tuple[int, Change]]:
-        """The changes one by one, each with its offset."""
+        """The changes of windows one by one, each with its offset."""
+        if (self.operations == k.LATE).any():
+            yield from self.of_windows().changes()
+            return
         columns = (self.operations, self.numbers, self.starts, self.ends, self.offsets)
         rows = zip(*(column.tolist() for column in columns), self.keys, self.states, strict=True)
         for operation, number, start, end, offset, key, state in rows:
@@ -175,7 +191,7 @@ class _Batch:
     def of_epoch(self, epoch: int, first: int) -> tuple[Int64Array, Int64Array]:
         """The places of the epoch's entries from `first` on, and their commit numbers."""
         own = self.numbers[first : self.count]
-        is_entry = np.isin(own[:, k.OPERATION], (k.LIVE, k.DELETED, k.FINAL))
+        is_entry = np.isin(own[:, k.OPERATION], (k.LIVE, k.DELETED, k.FINAL, k.LATE))
         rows = np.flatnonzero(is_entry & (own[:, k.EPOCH] == epoch))
         return rows + first, own[rows, k.COMMIT]
 

@@ -76,6 +76,9 @@ NONE = -1
 # --- columns of outputs; cells come after them ---
 INDEX, CODE, FROM, TO, CLOSED_AT, WAS_DIRTY = range(6)
 CLOSED_COLUMNS = 6
+LATE_TAKEN = 3
+LATE_COLUMNS = 4
+"""Of late records: index, close time, stream time, and 1 where other windows took the record."""
 UPDATE_COLUMNS = 5
 """Index, code, start, end, and 1 for a result or 0 for a retraction."""
 
@@ -261,9 +264,9 @@ def _step(op, a, b, steps, meta):
 
 
 @compiled
-def _note_late(index, close_time, stream_time, late, meta):
+def _note_late(index, close_time, stream_time, is_taken, late, meta):
     n = meta[LATE]
-    late[n, 0], late[n, 1], late[n, 2] = index, close_time, stream_time
+    late[n, 0], late[n, 1], late[n, 2], late[n, LATE_TAKEN] = index, close_time, stream_time, is_taken
     meta[LATE] = n + 1
 
 
@@ -643,7 +646,7 @@ def take_sessions(
         if end < close_time:
             if meta[LATE] == len(late):
                 return FULL
-            _note_late(i, close_time, stream_time, late, meta)
+            _note_late(i, close_time, stream_time, False, late, meta)
         else:
             if meta[FREE] == 0:
                 return ROWS
@@ -727,12 +730,12 @@ def take_time_windows(
         if windows <= 0:
             if meta[LATE] == len(late):
                 return FULL
-            _note_late(i, close_time, stream_time, late, meta)
+            _note_late(i, close_time, stream_time, False, late, meta)
             meta[MISSED] += latest - earliest + 1
         else:
             if meta[FREE] < windows:
                 return ROWS
-            if meta[HEAP] + windows > len(heap):
+            if meta[HEAP] + windows > len(heap) or meta[LATE] == len(late):
                 return FULL
             if has_objects and meta[STEPS] + 3 * windows > len(steps):
                 return FULL
@@ -780,6 +783,8 @@ def take_time_windows(
                         _step(UPDATE, row, total - 1 - back, steps, meta)
                     row = links[row, NEXT]
                 meta[UPDATES] = total
+            if taken_from > earliest:
+                _note_late(i, close_time, stream_time, True, late, meta)
             meta[MISSED] += taken_from - earliest
         meta[STREAM_TIME] = stream_time
         meta[TAKEN] = i + 1
@@ -996,7 +1001,7 @@ def take_sliding_windows(
         if taken == 0:
             if meta[LATE] == len(late):
                 return FULL
-            _note_late(i, close_time, stream_time, late, meta)
+            _note_late(i, close_time, stream_time, False, late, meta)
         meta[MISSED] += missed
         meta[STREAM_TIME] = stream_time
         meta[TAKEN] = i + 1

@@ -130,6 +130,53 @@ class StateColumns:
             if got is not None:
                 into.cells[at, 0] = got if number.type == "int64" else np.float64(got).view(np.int64)
 
+    def of_each(
+        self, values: Values, got: Sequence[Sequence[Any]], times: Int64Array
+    ) -> tuple[Sequence[ChangelogColumn], NDArray[np.bool_]]:
+        """The `state_columns` of windows of one record each, and of which records there are none.
+
+        There are none where an aggregation of the user's, or encoding its state, raises.
+        """
+        try:
+            return self.to_changelog(self._of_each(values, got, times)), np.ones(len(times), np.bool_)
+        except Exception:
+            if len(times) == 1:
+                none = self.to_changelog(self.as_columns([self.values([a.initial() for a in self.aggregations])]))
+                return none, np.zeros(1, np.bool_)
+        parts = [
+            self.of_each(Values(values.cells[:, i : i + 1], values.has[:, i : i + 1]), own, times[i : i + 1])
+            for i in range(len(times))
+            for own in [[[one[i]] for one in got]]
+        ]
+        columns: list[ChangelogColumn] = []
+        for many in zip(*(states for states, _ in parts), strict=True):
+            is_number = isinstance(many[0], np.ndarray)
+            columns.append(np.concatenate(many) if is_number else [blob for own in many for blob in own])
+        return columns, np.concatenate([has for _, has in parts])
+
+    def _of_each(self, values: Values, got: Sequence[Sequence[Any]], times: Int64Array) -> list[Column]:
+        count = len(times)
+        cells = np.zeros((count, self.cells), np.int64)
+        for op, at, row in self.program:
+            if op == k.COUNT:
+                cells[:, at] = 1
+            elif op == k.LATEST:
+                cells[:, at] = times
+            elif op in (k.FIRST, k.LAST):
+                has = values.has[row] != 0
+                cells[:, at], cells[:, at + 1] = np.where(has, times, -1), np.where(has, values.cells[row], 0)
+            elif op != k.OBJECT:
+                cells[:, at + 1] = values.has[row]
+                cells[:, at] = np.where(values.has[row], values.cells[row], 0)
+        states = []
+        for own, brought in zip(self.objects, got, strict=True):
+            alone = ObjectStates(own.aggregation)
+            alone.resize(count)
+            steps = [(k.NEW, i, k.NONE) for i in range(count)] + [(k.ADD, i, i) for i in range(count)]
+            alone.carry_out(steps, brought, times.tolist())
+            states.append(alone.rows[:count])
+        return self.of_rows(cells, states)
+
     # --- windows ---
 
     def of_rows(self, cells: Int64Array, states: Sequence[Sequence[Any]]) -> list[Column]:

@@ -9,7 +9,7 @@ window, and a window is retracted (value None) only if an earlier commit had sho
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ import numpy as np
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.late_entries import LateRows, missed_windows
 from penstock.shared.streams.processor import ProcessorContext, Record
 from penstock.shared.streams.window_limits import check_key, check_states
 from penstock.shared.streams.window_results import WindowResults
 from penstock.shared.streams.windowed_aggregate import NO_TIME, Emit, TimedProcessor
+from penstock.shared.streams.windows.kernels import LATE_TAKEN
 from penstock.shared.streams.windows.keys import Int32Array
 from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.state_columns import StateColumns
@@ -80,8 +82,10 @@ class WindowAggregate(TimedProcessor):
             taken = self.store.take(self._one_time, codes, self._one, got, updates=self._tells_each)
         if taken.refused_by is not None:
             raise self.overflow(taken.refused_by)
-        for _, close_time_ms, stream_time_ms in taken.late.tolist():
-            self.context.emit_late(record, close_time_ms, stream_time_ms)
+        for _, close_time_ms, stream_time_ms, is_taken in taken.late.tolist():
+            if not is_taken:
+                self.context.emit_late(record, close_time_ms, stream_time_ms)
+        self._keep_late(taken.late, self._one_time, codes, self._one, got)
         self._told(taken)
 
     def take(
@@ -93,11 +97,39 @@ class WindowAggregate(TimedProcessor):
         """
         times = columns.timestamps[places]
         taken = self.store.take(times, codes, values, got)
-        if len(taken.late):
-            late, close_times_ms, stream_times_ms = taken.late.T.copy()  # kernels take arrays without gaps
-            self.context.emit_late_columns(columns, places[late], close_times_ms, stream_times_ms)
+        if len(late := taken.late[taken.late[:, LATE_TAKEN] == 0]):
+            own, close_times_ms, stream_times_ms, _ = late.T.copy()  # kernels take arrays without gaps
+            self.context.emit_late_columns(columns, places[own], close_times_ms, stream_times_ms)
+        self._keep_late(taken.late, times, codes, values, got, columns, places)
         self._told(taken, columns, places)
         return taken.count
+
+    def _keep_late(
+        self,
+        late: Int64Array,
+        times: Int64Array,
+        codes: Int32Array,
+        values: Values,
+        got: Sequence[Sequence[Any]],
+        source: Columns | None = None,
+        places: Int64Array | None = None,
+    ) -> None:
+        """Keep for the lake what records would have brought to the windows that they missed."""
+        if not len(late) or not self.context.keeps_late:
+            return
+        at, close_times_ms = late[:, 0], late[:, 1]
+        of = times[at]
+        own = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
+        brought = [[one[i] for i in at.tolist()] for one in got]
+        first, count = missed_windows(self.rule, of, close_times_ms)
+        offsets = None if source is None or places is None else source.offsets[places[at]]
+        advance = self.rule.advance_ms or 1
+        states, has_state = self._columns.of_each(own, brought, of)
+        keys = self.store.index.keys(codes[at])
+        self.context.keep_late(
+            LateRows(self.store_name, keys, of, self.context.late_offsets(source, offsets, len(at)), first, count,
+                     advance, states, has_state)
+        )  # fmt: skip
 
     def in_doubt(self, codes: Int32Array, got: list[list[Any]]) -> list[int]:
         """The places of records with which a state may get too large to be written, or that have no JSON.

@@ -51,8 +51,8 @@ class LiveWindow(NamedTuple):
 class Taken:
     """What came of a batch: `count` records of it are done, and `refused_by` is the aggregation that refuses the next.
 
-    `late` has a row for each record that no window takes: its place in the batch, and close time and stream time (ms)
-    of its moment.
+    `late` has a row for each record that came too late for a window: its place in the batch, close time and stream
+    time (ms) of its moment, and 1 where other windows took it, 0 where it is a late record.
     `closed_by` says which records closed the windows, `updates_by` which brought the updates about; `is_retracted`
     says which of the updates tell that a window is no more.
     """
@@ -159,7 +159,7 @@ class WindowStore:
         try:
             count, refused_by = table.take(times, codes, values, closes=False)
             done = self._carry_out(got, times, undo)
-            if not len(self._late()):
+            if not self._late_records():
                 for row in {row for step, row, _ in table.steps[: table.meta[k.STEPS]].tolist() if step == k.ADD}:
                     check(self._states(row))
         except Exception:
@@ -199,9 +199,14 @@ class WindowStore:
     def _late(self) -> Int64Array:
         return self.table.late[: self.table.meta[k.LATE]]
 
+    def _late_records(self) -> int:
+        """How many of the records no window took."""
+        late = self._late()
+        return int(len(late) - late[:, k.LATE_TAKEN].sum())
+
     def _taken(self, count: int, refused_by: int | None, done: Sequence[Done], changes: int) -> Taken:
         table, meta = self.table, self.table.meta
-        if meta[k.CHANGED] > changes or meta[k.CLOSED] or count > meta[k.LATE]:
+        if meta[k.CHANGED] > changes or meta[k.CLOSED] or count > self._late_records():
             self.touched = True
         late = self._late().copy()
         closed, closed_by = self._closed([own.closed for own in done])

@@ -86,7 +86,7 @@ class WindowTable:
         self._spare: Int64Array = np.zeros((OUTPUTS_MIN + k.DIGIT_ROWS, k.PENDING_COLUMNS), np.int64)
         self.changed: Int32Array = np.zeros(0, np.int32)
         self._add_rows(ROWS_MIN)
-        self.late: Int64Array = np.zeros((OUTPUTS_MIN, 3), np.int64)
+        self.late: Int64Array = np.zeros((OUTPUTS_MIN, k.LATE_COLUMNS), np.int64)
         self.closed: Int64Array = np.zeros((OUTPUTS_MIN, k.CLOSED_COLUMNS + state_cells), np.int64)
         self.deleted: Int64Array = np.zeros((OUTPUTS_MIN, 4), np.int64)
         self.updates: Int64Array = np.zeros((OUTPUTS_MIN, k.UPDATE_COLUMNS + state_cells), np.int64)

@@ -43,7 +43,7 @@ def test_the_job_understands_its_command_line() -> None:
         "--compaction.vacuum-every=5",
         "--compaction.run-records-max=1234",
         "--compaction.closed-retention-days=90",
-        "--compaction.with-late",
+        "--compaction.after=my_steps:publish",
         '--streams.lake-options={"aws_endpoint_url": "http://s3", "timeout": "5s"}',
         "--kafka.bootstrap-servers=broker:1",
         **SECRETS,
@@ -58,11 +58,12 @@ def test_the_job_understands_its_command_line() -> None:
     assert not job.delete_covered
     assert (job.optimize_files_max, job.retention_hours, job.vacuum_every) == (7, 30, 5)
     assert job.closed_retention_days == 90
-    assert job.with_late
-    assert "--with-late" in command(settings("--compaction.with-late"))
+    assert job.after == "my_steps:publish"
+    assert "--after" not in command(settings())
     assert (job.run_records_max, job.runs_max) == (1234, 1)
     assert environment(given)["AWS_ENDPOINT_URL"] == "http://s3"
     assert "TIMEOUT" not in environment(given)
+    assert job.lake_options == given.streams.lake_options
     assert job.kafka == given.kafka
     assert job.log == given.log
 
@@ -70,15 +71,14 @@ def test_the_job_understands_its_command_line() -> None:
 def test_the_job_does_as_the_aggregator_says_whatever_else_is_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands there for `penstock compact` by hand, such as a loss that is accepted once, is not the job's."""
+    """What stands there for `penstock compact` by hand is not the job's."""
     monkeypatch.chdir(tmp_path)
-    by_hand = "with_late = true\naccept_lost_windows = true\n"
-    by_hand += "retention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
+    by_hand = "delete_covered = true\nretention_hours = 24\nclosed_retention_days = 1\nvacuum_every = 9\nruns_max = 3\n"
     (tmp_path / "penstock.toml").write_text(f"{by_hand}[streams]\nlake = 'lake'\n[compaction]\nvacuum_every = 2\n")
     given = AggregatorSettings.load(["--topology", "a:b", "--no-compaction.delete-covered"], environ={})
     given = given.model_copy(update={"compaction": given.compaction.model_copy(update={"retention_hours": None})})
     job = CompactSettings.load(command(given)[4:], environ=environment(given))
-    assert (job.with_late, job.accept_lost_windows, job.delete_covered) == (False,) * 3
+    assert not job.delete_covered
     assert (job.retention_hours, job.closed_retention_days) == (None, None)
     assert (job.vacuum_every, job.runs_max) == (2, 1)
 

@@ -46,10 +46,10 @@ def sessions():
     visits.aggregate("visits", n=Count()).on_close().to("out")
     return builder.build()
 
-def of_days():
+def of_missed():
     builder = StreamsBuilder()
     sessions = builder.stream("in").group_by_key().session_window(10)
-    sessions.aggregate("visits", day=Count()).on_close().to("out")
+    sessions.aggregate("visits", missed=Count()).on_close().to("out")
     return builder.build()
 """
 
@@ -109,9 +109,9 @@ def test_main_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_name_that_the_lake_cannot_have_ends_it_at_start_up(capsys: pytest.CaptureFixture[str]) -> None:
     """Not the first compaction, when there is state that could be folded no more: one line, exit status 2."""
-    assert main(["--topology=my_topologies:of_days", "--streams.lake=lake"]) == 2
+    assert main(["--topology=my_topologies:of_missed", "--streams.lake=lake"]) == 2
     (said,) = capsys.readouterr().err.splitlines()[-1:]
-    expected = "store 'visits': aggregation 'day': the lake's table closed/visits has a column 'day' of its own"
+    expected = "store 'visits': aggregation 'missed': the lake's table late/visits has a column 'missed' of its own"
     assert said.startswith(f"penstock aggregator: {expected}")
 
 

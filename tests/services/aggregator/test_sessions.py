@@ -72,7 +72,7 @@ def test_the_store_is_the_only_one_or_named() -> None:
 def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2, with the flag's name and what is expected."""
     for flag in ("--from", "--to"):
-        assert main(["--application", "app", "--status", "open", flag, "yesterday"]) == 2
+        assert main(["--application", "app", flag, "yesterday"]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         assert flag in said
@@ -93,7 +93,7 @@ def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> N
 )
 def test_what_can_have_no_answer_is_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2, in one line, before anything is asked."""
-    assert main(["--application", "app", "--status", "open", *flags]) == 2
+    assert main(["--application", "app", *flags]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -259,12 +259,11 @@ async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.C
     async with FakeCluster() as cluster:
         await fill(cluster, tmp_path / "lake")
         flags = ["--application", "app", "--json", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
-        flags += ["--status", "open"]
         assert await asyncio.to_thread(main, flags) == 0
         without = capsys.readouterr()
         assert without.out
-        assert not without.err
-        wrong = [*flags, "--lake", str(tmp_path / "no")]
+        assert without.err == "lake: unset: these are open windows alone\n"
+        wrong = [*flags, "--status", "open", "--lake", str(tmp_path / "no")]
         assert await asyncio.to_thread(main, wrong) == 0
         said = capsys.readouterr()
         assert said.out == without.out
@@ -278,7 +277,7 @@ async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.C
 async def test_an_application_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """Its changelog's name and what makes it; a broker that does not answer is given up within the command's time."""
     async with FakeCluster() as cluster:
-        flags = ["--application", "typo", "--status", "open", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
+        flags = ["--application", "typo", "--kafka.bootstrap-servers", cluster.bootstrap_servers]
         assert await asyncio.to_thread(main, flags) == 1
         (said,) = capsys.readouterr().err.splitlines()
         assert "typo-changelog" in said

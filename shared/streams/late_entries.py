@@ -1,0 +1,115 @@
+"""Late records as changelog entries: what each would have brought to the windows that it missed.
+
+They are kept until the commit that they belong to. A record that only some of its windows had closed for is kept too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.format import (
+    ENVELOPE,
+    FORMAT_VERSION,
+    LATE,
+    LENGTH,
+    StateCodec,
+    encode_late,
+)
+from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.object_states import ChangelogColumn
+
+NO_OFFSET = -1
+NUMBER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LateRows:
+    """Late records of one store, in their order: keys, times in ms, source offsets (NO_OFFSET: of no source record).
+
+    Each missed `missed` windows, of which the first begins at `first_missed`, and the others `advance_ms` after each
+    other. `states` are the state columns of each record alone, where `has_state`.
+    """
+
+    store: str
+    keys: PackedBytes
+    times: Int64Array
+    offsets: Int64Array
+    first_missed: Int64Array
+    missed: Int64Array
+    advance_ms: int
+    states: Sequence[ChangelogColumn]
+    has_state: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def fitting(self, bytes_max: int) -> LateRows:
+        """The same, without the states that make an entry larger than this."""
+        sizes = self.keys.sizes() + NUMBER_BYTES * (self.missed + 3)
+        for column in self.states:
+            own = NUMBER_BYTES if isinstance(column, np.ndarray) else LENGTH.size + np.array([*map(len, column)])
+            sizes = sizes + own
+        fits = sizes <= bytes_max
+        if fits.all():
+            return self
+        values = (self.keys, self.times, self.offsets, self.first_missed, self.missed, self.advance_ms, self.states)
+        return LateRows(self.store, *values, self.has_state & fits)
+
+
+def missed_windows(rule: Rule, times: Int64Array, close_times_ms: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Of each record the start of the first window that it missed, and how many it missed.
+
+    Of sessions that is the one that it would have been alone, of sliding windows the one that ends with it.
+
+    >>> hopping = Rule("hopping", span_ms=10, advance_ms=5)
+    >>> [found.tolist() for found in missed_windows(hopping, np.array([12, 12]), np.array([17, 30]))]
+    [[5, 5], [1, 2]]
+    """
+    if rule.kind == "session":
+        return times, np.ones(len(times), np.int64)
+    if rule.kind == "sliding":
+        return np.maximum(times - rule.span_ms, 0), np.ones(len(times), np.int64)
+    size, advance = rule.span_ms, rule.advance_ms
+    first = np.maximum(times - size + advance, 0) // advance
+    last = np.minimum(times // advance, (close_times_ms - size) // advance)
+    return first * advance, last - first + 1
+
+
+def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int, commit: int) -> Entries:
+    """The entries of late records, in their order."""
+    if all(isinstance(column, np.ndarray) for column in rows.states) and rows.has_state.all():
+        counts = np.unique(rows.missed)
+        if len(counts) == 1:
+            return Entries(rows.keys, _packed(rows, int(counts[0]), number, epoch, commit))
+    columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in rows.states]
+    states = list(zip(*columns, strict=True)) or [()] * len(rows)
+    values = []
+    for i, state in enumerate(states):
+        first, count = int(rows.first_missed[i]), int(rows.missed[i])
+        missed = range(first, first + count * rows.advance_ms, rows.advance_ms) if count > 1 else [first]
+        packed = codec.pack(state) if rows.has_state[i] else None
+        values.append(encode_late(number, epoch, commit, int(rows.times[i]), int(rows.offsets[i]), missed, packed))
+    return Entries(rows.keys, PackedBytes.of(values))
+
+
+def _packed(rows: LateRows, count: int, number: int, epoch: int, commit: int) -> PackedBytes:
+    """Values of one length, as one array."""
+    head = ENVELOPE.pack(FORMAT_VERSION, LATE, number, epoch, commit)
+    fields: list[Any] = [("head", f"V{len(head)}"), ("time", ">i8"), ("offset", ">i8"), ("count", ">u4")]
+    fields += [("missed", ">i8", (count,)), ("flag", "u1")]
+    fields += [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(rows.states)]  # type: ignore[union-attr]
+    packed = np.zeros(len(rows), np.dtype(fields))
+    packed["head"], packed["time"], packed["offset"], packed["count"] = np.void(head), rows.times, rows.offsets, count
+    packed["missed"] = rows.first_missed[:, None] + np.arange(count) * rows.advance_ms
+    packed["flag"] = 1
+    for i, column in enumerate(rows.states):
+        packed[f"f{i}"] = column
+    return PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
