@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +28,13 @@ Entries = Sequence[tuple[bytes | None, bytes]]
 
 
 class Late(NamedTuple):
-    """A late record: its state's columns are None if an aggregation refused the value."""
+    """A late record as the changelog has it: its state's columns are None if an aggregation refused the value."""
 
+    store: log.StoreSchema
     key: bytes
     time_ms: int
     missed: tuple[int, ...]
-    state: tuple[Any, ...] | None
+    state: dict[str, Any] | None
     source_offset: int
     changelog_offset: int
 
@@ -48,19 +50,9 @@ class LakeWriter:
     topic_id: str = TOPIC_ID
     forge: Callable[[str, list[dict[str, Any]]], None] | None = None
     _next: dict[int, int] = field(default_factory=dict)
-    _late: dict[tuple[int, str], int] = field(default_factory=dict)
 
-    def run(
-        self,
-        changelogs: Mapping[int, Entries],
-        late: Mapping[tuple[int, str], Sequence[Late]] | None = None,
-        *,
-        crash: bool = False,
-    ) -> None:
-        """Append the rows of one compaction; with `crash` only those of `closed` and `late`.
-
-        `late` has late records by partition and store, as long as changelogs do not.
-        """
+    def run(self, changelogs: Mapping[int, Entries], *, crash: bool = False) -> None:
+        """Append the rows of one compaction; with `crash` only those of `closed` and `late`."""
         closed: dict[log.StoreSchema, list[dict[str, Any]]] = {}
         missed: dict[log.StoreSchema, list[dict[str, Any]]] = {}
         state: list[dict[str, Any]] = []
@@ -70,12 +62,10 @@ class LakeWriter:
             first, covered = self._next.get(partition, 0), _covered(parts)
             assert reader.progress is not None
             stores = reader.progress.stores
-            for store in stores:
-                rows = (late or {}).get((partition, store.name), ())
-                own = missed.setdefault(store, [])
-                own += [_late_row(store, partition, one) for one in rows[self._late.get((partition, store.name), 0) :]]
-                if not crash:
-                    self._late[partition, store.name] = len(rows)
+            for late in _late(parts):
+                if late.changelog_offset >= first:
+                    row = _late_row(late) | self._place(partition, late.changelog_offset)
+                    missed.setdefault(late.store, []).append(row)
             for store, offset, operation, key, start, end, at, columns in _changes(parts):
                 if offset < first:
                     continue
@@ -96,8 +86,6 @@ class LakeWriter:
         for store, rows in closed.items():
             self._write(f"closed/{store.name}", rows, closed_schema(store))
         for store, rows in missed.items():
-            for row in rows:
-                row["topic_id"] = self.topic_id
             self._write(f"late/{store.name}", rows, late_schema(store))
         if not crash:
             self._write("state", state, state_schema(stores), ["partition"])
@@ -131,6 +119,11 @@ def windows(entries: Entries) -> dict[tuple[str, bytes, int], tuple[int, dict[st
             found[at] = (end, results(store, columns))
     assert not closed.keys() & found.keys()
     return closed | found
+
+
+def late_records(entries: Entries) -> list[Late]:
+    """The late records that a changelog has."""
+    return _late(_read(entries)[0])
 
 
 def results(store: log.StoreSchema, state: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -202,12 +195,10 @@ def _key(store: log.StoreSchema, key: bytes) -> dict[str, Any]:
     return {"key": key.decode()} if store.key == "string" else {"key_bytes": key}
 
 
-def _late_row(store: log.StoreSchema, partition: int, late: Late) -> dict[str, Any]:
-    names = [c.name for c in store.state_columns()]
-    state = None if late.state is None else dict(zip(names, late.state, strict=True))
+def _late_row(late: Late) -> dict[str, Any]:
     times = {"event_time": _time(late.time_ms), "missed": [_time(at) for at in late.missed]}
-    place = {"partition": partition, "changelog_offset": late.changelog_offset, "source_offset": late.source_offset}
-    return {**_key(store, late.key), **times, **results(store, state), "state": state, **place}
+    own = {**results(late.store, late.state), "state": late.state, "source_offset": late.source_offset}
+    return {**_key(late.store, late.key), **times, **own}
 
 
 def _time(ms: int) -> datetime.datetime | None:
@@ -227,9 +218,25 @@ def _covered(parts: Sequence[Confirmed]) -> int:
     return max(commit.offset for part in parts for commit in part.commits) + 1
 
 
+def _late(parts: Sequence[Confirmed]) -> list[Late]:
+    found = []
+    for part in parts:
+        own = part.at(part.operations == log.LATE[0])
+        rows = zip(own.numbers.tolist(), own.keys, own.starts.tolist(), own.missed, own.states, strict=True)
+        places = zip(own.ends.tolist(), own.offsets.tolist(), strict=True)
+        for (number, key, time, missed, state), place in zip(rows, places, strict=True):
+            store = part.stores[number]
+            names = [c.name for c in store.state_columns()]
+            codec = log.StateCodec(store.state_columns())
+            columns = None if state is None else dict(zip(names, codec.unpack(state), strict=True))
+            starts = struct.unpack(f">{len(missed or b'') // 8}q", missed or b"")
+            found.append(Late(store, key or b"", time, starts, columns, *place))
+    return found
+
+
 def _changes(parts: Sequence[Confirmed]) -> Any:
     """Store, offset, operation, key, start, end, closing time, and the state's columns (None if there are none)."""
-    for part in parts:
+    for part in (part.of_windows() for part in parts):
         codecs = [log.StateCodec(store.state_columns()) for store in part.stores]
         rows = zip(part.operations.tolist(), part.numbers.tolist(), part.offsets.tolist(), part.keys, strict=True)
         times = zip(part.starts.tolist(), part.ends.tolist(), part.closed_at.tolist(), part.states, strict=True)

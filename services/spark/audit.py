@@ -120,10 +120,11 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
     fates = {row.fate: row["count"] for row in compared.labelled.groupBy("fate").count().collect()}
     kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
     is_session = inputs.store.kind == "session"
+    needs_times = RECOMPUTED if inputs.store.kind in ("session", "sliding") else RECOMPUTED - {"windows"}
     claims = {
         name: claim
         for name, claim in (CHECKS if is_session else OF_WINDOWS).items()
-        if inputs.recomputes or name not in RECOMPUTED or (name == "windows" and not is_session)
+        if inputs.recomputes or name not in needs_times
     }
     # Of a sample nobody knows how many of the records that were not read would be in it.
     uncovered = read.uncovered if settings.sample == 1 else 0

@@ -44,8 +44,8 @@ class Inputs(NamedTuple):
     `records`: the source's covered records (partition, offset, timestamp_ms, key, value). `late`: late records
     (partition, offset, key, timestamp_ms, missed: the starts in ms). `dead`: coordinates of dead letters, null if they
     cannot be read. `stream`: its windows (WINDOW, state, `closed`, `closed_ms`). `recomputes`: whether it is compared
-    when windows were closed. `once`: whether a repeated dead letter is a difference. `known_ms` is by partition the
-    time up to which records that are gone may lie; see `known_from`.
+    when windows were closed; but for the partitions `idled`. `once`: whether a repeated dead letter is a difference.
+    `known_ms` is by partition the time up to which records that are gone may lie; see `known_from`.
     """
 
     records: DataFrame
@@ -54,6 +54,7 @@ class Inputs(NamedTuple):
     stream: DataFrame
     store: StoreSchema
     recomputes: bool = True
+    idled: tuple[int, ...] = ()
     once: bool = True
     sample: float = 1.0
     known_ms: Mapping[int, int] = {}
@@ -111,16 +112,17 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         )
     recomputes = not settings.conservation_only
     progress = [one.progress for one in found.covered.values()]
-    if idle := sorted(p for p, one in found.covered.items() if one.progress.idle is not msgspec.UNSET):
-        recomputes = False
-        not_compared.append(
-            "when windows were closed and which records were late: time was moved on while partitions "
-            f"{', '.join(map(str, idle))} were idle, which the records do not show"
-        )
-    elif not recomputes:
+    idled = tuple(sorted(p for p, one in found.covered.items() if one.progress.idle is not msgspec.UNSET))
+    if not recomputes:
         not_compared.append("when windows were closed and which records were late (--conservation-only)")
+    elif idled:
+        recomputes = len(idled) < len(found.covered)
+        not_compared.append(
+            f"when windows of partitions {', '.join(map(str, idled))} were closed and which of their records were "
+            "late: time was moved on while they were idle, which the records do not show"
+        )
     once = all(one.guarantee == "exactly_once" for one in progress)
-    inputs = Inputs(records, late, dead, stream, store, recomputes, once, settings.sample, known)
+    inputs = Inputs(records, late, dead, stream, store, recomputes, idled, once, settings.sample, known)
     return Read(inputs, records.count() + beyond, beyond, not_compared, assumed if recomputes else [])
 
 
@@ -216,7 +218,7 @@ def known_from(
 
 
 def dead_letters(
-    spark: SparkSession, settings: AuditSettings, store: StoreSchema, life: str, not_compared: list[str]
+    spark: SparkSession, settings: AuditSettings, store: StoreSchema, life: str | None, not_compared: list[str]
 ) -> DataFrame:
     """Source partition and offset that dead letters carry in their headers; null if they carry none that can be read.
 

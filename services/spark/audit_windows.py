@@ -28,6 +28,7 @@ from penstock.services.spark.audit_checks import (
     closing,
     difference,
     label,
+    of_known_times,
     repeated_coordinates,
     settled,
     stream_sessions,
@@ -75,13 +76,14 @@ def compare_windows(inputs: Inputs) -> Compared:
         is_left_out = F.col("fate").isin(ACCEPTED, LATE) & (of_window <= low)
         labelled = settled(labelled.withColumn("fate", F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))))
     expected, stream = settled(expected), settled(stream)
-    found = [
-        unknown_coordinates(inputs),
-        repeated_coordinates(labelled, inputs.once),
-        windows(expected, stream, numbers),
-    ]
+    found = [unknown_coordinates(inputs), repeated_coordinates(labelled, inputs.once)]
+    contents = windows(expected, stream, numbers)
+    if store.kind != "sliding":
+        found.append(contents)
     if inputs.recomputes:
-        found += [closing(stream, store), lateness(members.verdicts, since)]
+        recomputed = [closing(stream, store), lateness(members.verdicts, since)]
+        recomputed += [contents] if store.kind == "sliding" else []
+        found += [of_known_times(inputs, one) for one in recomputed]
     not_compared = [] if members.left_out is None else _left_out(members.left_out, keyed)
     return Compared(all_differences(found), labelled, expected, stream, not_compared)
 

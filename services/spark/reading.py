@@ -56,7 +56,7 @@ class Coverage(NamedTuple):
     """How far `state` covers one partition: the next changelog offset, the topic's id and the newest commit."""
 
     offset: int
-    topic_id: str
+    topic_id: str | None
     progress: Progress
 
 
@@ -135,7 +135,7 @@ class Tables:
             rows = columns.select("*", *results(store).values())
         else:
             topics = {partition: covered.topic_id for partition, covered in self.covered.items()}
-            is_of_topic = F.col("topic_id") == by_partition(topics, "string")
+            is_of_topic = F.col("topic_id").eqNullSafe(by_partition(topics, "string"))
             offsets = {partition: covered.offset for partition, covered in self.covered.items()}
             # Rows of an earlier changelog topic are covered: offsets of another topic say nothing about them.
             rows = rows.filter(~is_of_topic | (F.col("changelog_offset") < by_partition(offsets, "bigint")))

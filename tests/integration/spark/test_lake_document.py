@@ -18,10 +18,9 @@ from examples.lake_duckdb import connect
 from penstock import spark as lake
 from penstock.shared.streams.aggregations import Count, Max, Min, Sum
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.latest import Latest
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.documents import DOCS, README, ROOT, block, names_of
-from tests.lake_tables import LakeWriter, Late, windows
+from tests.lake_tables import LakeWriter, late_records, windows
 
 HOUR, GRACE = 3_600_000, 600_000
 SALES = {"orders": Count(), "total": Sum("price"), "least": Min("price"), "most": Max("price")}
@@ -38,26 +37,21 @@ def sales(grace: int) -> TopologyTestDriver:
 def test_corrected_windows_in_sql(spark: Any, tmp_path: Path) -> None:
     """The document's query gives what penstock.spark and a long grace give."""
     rnd = random.Random(7)
-    short, long, late = sales(GRACE), sales(10**12), list[Late]()
-    now, half = 0, 0
+    short, long, now = sales(GRACE), sales(10**12), 0
+    short.task.keeps_late = True
     writer = LakeWriter(tmp_path / "app")
-    own = [Latest(), *SALES.values()]
-    for offset in range(150):
+    for number in range(150):
         now += rnd.choice([0, 60_000, HOUR // 3])
         at = max(0, now - rnd.choice([0, 0, 120_000, HOUR, 3 * HOUR]))
         key, value = rnd.choice([b"north", b"south"]), {"price": rnd.choice([None, 1.5, -20.25, 300.0])}
         for driver in (short, long):
             driver.pipe("in", key=key, value=msgspec.json.encode(value), timestamp=at)
-        if short.read("in-late"):
-            state = tuple(c for a in own for c in a.to_columns(a.add_at(a.initial(), value, at)))
-            late.append(Late(key, at, (at - at % HOUR,), state, offset, len(short.changelog) - 1))
-        if offset == 75:
-            writer.run({0: short.changelog}, {(0, "sales"): late})
-            half = len(late)
-    writer.run({0: short.changelog}, {(0, "sales"): late})
+        if number == 75:
+            writer.run({0: short.changelog})
+    writer.run({0: short.changelog})
+    assert len(late_records(short.changelog)) > 10
     short.pipe("in", key=b"north", value=b'{"price": 1}', timestamp=now + 9 * HOUR)
     writer.run({0: short.changelog}, crash=True)
-    assert 0 < half < len(late)
 
     query = block(DOCS / "lake.md", "sql", "WITH covered")
     found = connect(str(tmp_path / "app"), "sales").sql(query).to_arrow_table().to_pylist()

@@ -15,9 +15,8 @@ from penstock.shared.streams.aggregations import Aggregation, Count, CountDistin
 from penstock.shared.streams.collecting import CollectList, CollectSet
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.latest import Latest
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
-from tests.lake_tables import LakeWriter, Late, windows
+from tests.lake_tables import LakeWriter, Late, late_records, small_lake, windows
 
 GAP, SIZE, ADVANCE, GRACE, LONG = 10, 40, 20, 25, 10**9
 
@@ -63,7 +62,8 @@ def stream(kind: str, seed: int, records: int) -> Stream:
     rnd = random.Random(seed)
     short = TopologyTestDriver(topology(kind, GRACE), errors=ErrorHandlers())
     long = TopologyTestDriver(topology(kind, LONG), errors=ErrorHandlers())
-    now, late, half = 0, list[Late](), 0
+    short.task.keeps_late = True
+    now, half = 0, 0
     for offset in range(records):
         now = max(0, now + rnd.choice([0, 1, 3, 8, 10, 11, 30, 90]))
         at = max(0, now - rnd.choice([0, 0, 0, 5, 20, 60, 150]))
@@ -74,40 +74,14 @@ def stream(kind: str, seed: int, records: int) -> Stream:
         body = msgspec.json.encode(value)
         for driver in (short, long):
             driver.pipe("in", key=key, value=body, timestamp=at)
-        if missed := missed_by(kind, short, at):
-            late.append(Late(key, at, missed, state_of(kind, value, at), offset, len(short.changelog) - 1))
         if offset == records // 2:
             half = len(short.changelog)
     truth = {(key, start): found for (_, key, start), found in windows(long.changelog).items()}
-    return Stream(short, truth, late, half)
+    return Stream(short, truth, late_records(short.changelog), half)
 
 
 def tag(rnd: random.Random) -> Any:
     return rnd.choice([None, "x", "y", "", 3, 3.0, [1], {"b": 1, "a": 2}, {"a": 2, "b": 1}, "\u00e9"])
-
-
-def missed_by(kind: str, driver: TopologyTestDriver, at: int) -> tuple[int, ...]:
-    """The starts of the windows that the last record missed, as the changelog will say it."""
-    is_late = bool(driver.read("in-late"))
-    if kind == "session":
-        return (at,) if is_late else ()
-    dead = {int(dict(r.headers)["penstock.dlq.offset"] or b"") for r in driver.outputs.get("in-dlq", [])}
-    if len(driver.source_log["in"]) - 1 in dead:
-        return ()
-    close = max(r.timestamp for r in driver.source_log["in"] if r.offset not in dead) - GRACE
-    advance = SIZE if kind == "tumbling" else ADVANCE
-    own = [start for start in range(0, at + 1, advance) if start <= at < start + SIZE]
-    missed = tuple(start for start in own if start + SIZE <= close)
-    assert is_late == (len(missed) == len(own))
-    return missed
-
-
-def state_of(kind: str, value: dict[str, Any], at: int) -> tuple[Any, ...] | None:
-    """One record's state; None if an aggregation refuses it."""
-    if "tag" not in value:
-        return None
-    own = [*([] if kind == "session" else [Latest()]), *aggregations().values()]
-    return tuple(c for a in own for c in a.to_columns(a.add_at(a.initial(), value, at)))
 
 
 @pytest.fixture(scope="module", params=["session", "tumbling", "hopping"])
@@ -117,15 +91,13 @@ def streams(request: Any, tmp_path_factory: Any) -> tuple[str, Path, list[Stream
     found = [stream(kind, seed, records=60) for seed in range(12)]
     root = tmp_path_factory.mktemp("lake")
     writer = LakeWriter(root / "app")
-    late = {(p, "s"): one.late for p, one in enumerate(found)}
-    first = {(p, "s"): [row for row in one.late if row.changelog_offset < one.half] for p, one in enumerate(found)}
-    writer.run({p: one.driver.changelog[: one.half] for p, one in enumerate(found)}, first)
-    writer.run({p: one.driver.changelog for p, one in enumerate(found)}, late)
+    writer.run({p: one.driver.changelog[: one.half] for p, one in enumerate(found)})
+    writer.run({p: one.driver.changelog for p, one in enumerate(found)})
     more = found[0].driver
     before = len(more.changelog)
     more.pipe("in", key=b"a", value=b'{"x": 1, "n": 1, "tag": "x"}', timestamp=10**6)
     more.commit()
-    writer.run({0: more.changelog}, late, crash=True)
+    writer.run({0: more.changelog}, crash=True)
     del more.changelog[before:]
     return kind, root, found
 
@@ -200,3 +172,13 @@ def test_what_cannot_be_merged_is_refused_by_name(spark: Any, tmp_path: Path) ->
         lake.live(spark, str(tmp_path), "lists", "nosuch")
     with pytest.raises(ConfigError, match="no such table"):
         lake.live(spark, str(tmp_path), "nobody", "s")
+
+
+def test_keys_that_are_bytes_stay_bytes(spark: Any, tmp_path: Path) -> None:
+    """In a column of their own, in each DataFrame; what is merged is there once."""
+    small_lake(tmp_path)
+    frames = [read(spark, str(tmp_path), "app", "s") for read in (lake.closed, lake.late, lake.live, lake.corrected)]
+    assert [frame.columns[0] for frame in frames] == ["key_bytes"] * 4
+    assert [frame.count() for frame in frames] == [3, 0, 2, 5]
+    found = {(bytes(row.key_bytes), row.n) for row in frames[3].collect()}
+    assert found == {(b"a", 2), (b"c", 1), (b"b", 2), (b"\xff", 2)}
