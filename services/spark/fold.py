@@ -333,7 +333,8 @@ async def read_range(where: Where, of: Range) -> Folded:
         loop = asyncio.get_running_loop()
         position, moved = of.first, loop.time()
         while position < of.end or (position < of.latest and not folded.is_whole):
-            for columns in (await consumer.poll(POLL_MS, POLL_RECORDS)).values():
+            end = of.end if position < of.end else of.latest
+            for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
                 folded.feed(columns.offsets, columns.keys, columns.values)
             before, position = position, await consumer.position(at)
             if position > before:

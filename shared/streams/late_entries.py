@@ -5,13 +5,14 @@ They are kept until the commit that they belong to. A record that only some of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.changelog.entries import Entries
@@ -21,6 +22,7 @@ from penstock.shared.streams.changelog.format import (
     LATE,
     LENGTH,
     StateCodec,
+    StoreSchema,
     encode_late,
 )
 from penstock.shared.streams.windows.kinds import Rule
@@ -86,9 +88,12 @@ def missed_windows(rule: Rule, times: Int64Array, close_times_ms: Int64Array) ->
 def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int, commit: int) -> Entries:
     """The entries of late records, in their order."""
     if all(isinstance(column, np.ndarray) for column in rows.states) and rows.has_state.all():
-        counts = np.unique(rows.missed)
-        if len(counts) == 1:
-            return Entries(rows.keys, _packed(rows, int(counts[0]), number, epoch, commit))
+        head = ENVELOPE.pack(FORMAT_VERSION, LATE, number, epoch, commit)
+        order = np.argsort(rows.missed, kind="stable")
+        counts, firsts = np.unique(rows.missed[order], return_index=True)
+        groups = zip(counts.tolist(), np.split(order, firsts[1:]), strict=True)
+        grouped = PackedBytes.joined([_packed(rows, places, count, head) for count, places in groups])
+        return Entries(rows.keys, grouped.at(np.argsort(order)))
     columns = [column.tolist() if isinstance(column, np.ndarray) else column for column in rows.states]
     states = list(zip(*columns, strict=True)) or [()] * len(rows)
     values = []
@@ -100,16 +105,27 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
     return Entries(rows.keys, PackedBytes.of(values))
 
 
-def _packed(rows: LateRows, count: int, number: int, epoch: int, commit: int) -> PackedBytes:
-    """Values of one length, as one array."""
-    head = ENVELOPE.pack(FORMAT_VERSION, LATE, number, epoch, commit)
+def _packed(rows: LateRows, places: Int64Array, count: int, head: bytes) -> PackedBytes:
+    """The values of rows that missed as many windows, which are of one length."""
+    states = [(f"f{i}", np.asarray(column)[places]) for i, column in enumerate(rows.states)]
     fields: list[Any] = [("head", f"V{len(head)}"), ("time", ">i8"), ("offset", ">i8"), ("count", ">u4")]
     fields += [("missed", ">i8", (count,)), ("flag", "u1")]
-    fields += [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(rows.states)]  # type: ignore[union-attr]
-    packed = np.zeros(len(rows), np.dtype(fields))
-    packed["head"], packed["time"], packed["offset"], packed["count"] = np.void(head), rows.times, rows.offsets, count
-    packed["missed"] = rows.first_missed[:, None] + np.arange(count) * rows.advance_ms
-    packed["flag"] = 1
-    for i, column in enumerate(rows.states):
-        packed[f"f{i}"] = column
+    fields += [(name, column.dtype.newbyteorder(">")) for name, column in states]
+    packed = np.zeros(len(places), np.dtype(fields))
+    packed["head"], packed["count"], packed["flag"] = np.void(head), count, 1
+    packed["time"], packed["offset"] = rows.times[places], rows.offsets[places]
+    packed["missed"] = rows.first_missed[places, None] + np.arange(count) * rows.advance_ms
+    for name, column in states:
+        packed[name] = column
     return PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
+
+
+def require_room(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:
+    """Raise ConfigError where a record can miss more windows than half of a changelog entry can say."""
+    for store in stores:
+        windows = store.size_ms // store.advance_ms if store.advance_ms else 1
+        if NUMBER_BYTES * windows > state_bytes_max // 2:
+            raise ConfigError(
+                f"store {store.name!r}: a record is in {windows} windows, and the changelog entry of a late one, which "
+                "names those that it missed, does not fit into max_request_size: make that larger, or the windows fewer"
+            )

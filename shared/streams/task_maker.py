@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.streams.lake_names import require_lake_names
+from penstock.shared.streams.late_entries import require_room
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.stream_task import StreamTask
@@ -17,6 +18,7 @@ from penstock.shared.streams.tables import Lookup
 from penstock.shared.streams.task_metrics import TaskMetrics
 from penstock.shared.streams.task_schedules import NOT_INITIALIZED
 from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.window_limits import default_state_bytes_max
 
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
@@ -44,6 +46,7 @@ class TaskMaker:
         self._clock, self._clean_due_ms = clock, clock.monotonic_ms() + CLEAN_INTERVAL_MS
         if settings.lake is not None:
             require_lake_names(topology.schemas())
+            require_room(topology.schemas(), default_state_bytes_max(settings.max_request_size))
         self.directory: StateDirectory | None = None
         if settings.default_dsl_store == "rocksDB":
             self.directory = StateDirectory(

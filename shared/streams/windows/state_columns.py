@@ -141,7 +141,8 @@ class StateColumns:
             return self.to_changelog(self._of_each(values, got, times)), np.ones(len(times), np.bool_)
         except Exception:
             if len(times) == 1:
-                none = self.to_changelog(self.as_columns([self.values([a.initial() for a in self.aggregations])]))
+                types = [column.type for aggregation in self.aggregations for column in aggregation.state_columns]
+                none: list[ChangelogColumn] = [[b""] if of == "binary" else np.zeros(1, of) for of in types]
                 return none, np.zeros(1, np.bool_)
         parts = [
             self.of_each(Values(values.cells[:, i : i + 1], values.has[:, i : i + 1]), own, times[i : i + 1])

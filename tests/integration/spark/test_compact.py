@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
@@ -19,10 +20,8 @@ from penstock.services.aggregator.backlog import Backlog, BacklogWatch, measure
 from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark import upkeep
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.failures import CompactionConflict
-from penstock.services.spark.fold import Merged, Plan
+from penstock.services.spark import delta
+from penstock.services.spark.compact import Compaction, Summary
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
@@ -30,6 +29,8 @@ from penstock.shared.common.errors import ChangelogHole, CorruptRecord, SchemaMi
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.settings import StreamsSettings
+
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -47,16 +48,19 @@ def job(spark: Any, kafka: EmbeddedKafka, tmp_path: Path) -> Callable[..., Any]:
 
 
 def live_in_lake(root: Path, simulation: Any) -> list[Any]:
-    """What a restore would load: (partition, key, start, end, state columns)."""
+    """What a restore loads: (partition, key, start, end, state columns), later changes in place of earlier ones."""
     snapshot = lake.read_snapshot(str(root), simulation.name, [t.partition for t in simulation.tasks])
     assert snapshot is not None
-    found = []
+    found = dict[Any, Any]()
     for task in simulation.tasks:
         columns = [c.name for c in task.store.state_columns()]
         for batch in lake.read_windows(str(root), simulation.name, task.partition, "banks", snapshot.version, columns):
-            assert batch.schema.names == ["key", "start_ms", "end_ms", *columns]
-            found += [(task.partition, *row.values()) for row in batch.to_pylist()]
-    return sorted(found)
+            assert batch.schema.names == ["key", "start_ms", "end_ms", "live", *columns]
+            for key, start, end, is_live, *state in (row.values() for row in batch.to_pylist()):
+                found.pop((task.partition, key, start), None)
+                if is_live:
+                    found[task.partition, key, start] = (end, *state)
+    return sorted((*window, *rest) for window, rest in found.items())
 
 
 def live_in_tasks(simulation: Any) -> list[Any]:
@@ -69,10 +73,12 @@ def live_in_tasks(simulation: Any) -> list[Any]:
 
 
 def closed_in_lake(root: Path, simulation: Any) -> list[Any]:
-    columns = 'key, start_ms, end_ms, "count", total, mean, least, most, places, "last"'
+    results = '"count", total, mean, least, most, places, "last"'
+    bounds = ", ".join(f"date_part('epoch', {name}) * 1000" for name in ("window_start", "window_end"))
     table = DeltaTable(str(root / simulation.name / "closed" / "banks"))
-    rows = QueryBuilder().register("t", table).execute(f"SELECT partition, {columns} FROM t").read_all()
-    return sorted((tuple(row.values()) for row in pa.table(rows).to_pylist()), key=repr)
+    query = f"SELECT partition, key, {bounds}, {results} FROM t"
+    rows = pa.table(QueryBuilder().register("t", table).execute(query).read_all()).to_pylist()
+    return sorted(((p, k, round(s), round(e), *own) for p, k, s, e, *own in (row.values() for row in rows)), key=repr)
 
 
 def closed_in_tasks(simulation: Any) -> list[Any]:
@@ -83,15 +89,21 @@ def closed_in_tasks(simulation: Any) -> list[Any]:
     return sorted(rows, key=repr)
 
 
+def is_right(root: Path, simulation: Any) -> bool:
+    """Whether the tables hold exactly what committed work left."""
+    assert live_in_lake(root, simulation) == live_in_tasks(simulation)
+    assert closed_in_lake(root, simulation) == closed_in_tasks(simulation)
+    return True
+
+
 def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregations: Any, tmp_path: Path) -> None:
     """After each run the tables hold exactly what committed work left, whoever else wrote; a rerun changes nothing."""
     simulation = simulate()
     simulation.feed(200, seed=1)
     topics.write(simulation)
     first = job(simulation).run()
-    assert (first.run, first.finals) == (1, sum(len(t.closed) for t in simulation.tasks))
-    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
-    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+    assert first.closed_rows == sum(len(t.closed) for t in simulation.tasks)
+    assert is_right(tmp_path, simulation)
 
     # A new owner of partition 0; the old one goes on for a whole commit, which must not count. Then a torn commit.
     owner = simulation.tasks[0]
@@ -106,26 +118,17 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     owner.changelog.append((b"torn", log.encode_live(0, 2, owner.commit_number + 1, 5, 6, state)))
     topics.write(simulation)
     second = job(simulation, delete_covered=True).run()
-    assert (second.run, second.from_offsets) == (2, first.to_offsets)
+    assert second.from_offsets == first.to_offsets
     assert second.deleted_rows > 0
-    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
-    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+    assert is_right(tmp_path, simulation)
 
-    vectors = list((tmp_path / simulation.name / "state").rglob("deletion_vector_*.bin"))
-    assert vectors, "the second run must have left deletion vectors for the reader to respect"
-
-    again = job(simulation, retention_hours=0).run()
-    assert (again.run, again.entries) == (2, 0)
-    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
-    with pytest.MonkeyPatch.context() as short_history:  # as after a hundred upkeeps of an idle store
-        short_history.setattr("penstock.services.spark.tables.HISTORY_VERSIONS_MAX", 1)
-        short_history.delattr("penstock.services.spark.tables.appended_before")
-        plan = job(simulation).plan()
-    assert (plan.run, plan.ahead) == (3, frozenset()), "its append is found however far back it lies"
+    again = job(simulation).run()
+    assert (again.entries, again.to_offsets, again.state_version) == (0, second.to_offsets, second.state_version)
+    plan = job(simulation).plan()
     assert plan.offsets.earliest == second.from_offsets, "no further than the snapshot before"
     told = lake.describe(str(tmp_path), simulation.name)
-    assert told["live_rows"] == second.live_rows == len(live_in_tasks(simulation))
-    assert told["closed_rows"] == {"banks": first.finals + second.finals}
+    assert told["live_rows"] == len(live_in_tasks(simulation))
+    assert told["closed_rows"] == {"banks": first.closed_rows + second.closed_rows}
 
     live_before = live_in_lake(tmp_path, simulation)
     changed = msgspec.structs.replace(owner.store, aggregations=owner.store.aggregations[:-1])
@@ -141,65 +144,85 @@ def test_a_life_of_compactions(simulate: Any, topics: Any, job: Any, aggregation
     ):
         job(simulation).run()
     assert live_in_lake(tmp_path, simulation) == live_before
-
     topics.delete_before(f"{simulation.name}-changelog", {0: second.to_offsets[0] + 1})
-    with pytest.raises(ChangelogHole, match=f"offsets {second.to_offsets[0]} to {second.to_offsets[0]} are gone"):
+    with pytest.raises(ChangelogHole, match="go on at offset"):
         job(simulation).run()
 
 
-class Crashing(Compaction):
-    """Ends after the finals were appended and before the state is merged."""
-
-    def _merge(self, *arguments: Any) -> Merged:
-        raise KeyboardInterrupt
+class Crash(Exception):
+    """A job that ends there."""
 
 
-class Overtaken(Compaction):
-    """Another job does its whole run between this one's plan and its work."""
+def test_runs_that_end_between_two_commits(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """What `closed` has already is not appended again, whatever came since; nor what a rewrite left."""
 
-    def plan(self) -> Plan:
-        plan = super().plan()
-        Compaction(self.spark, self.settings, print).run()
-        return plan
+    class AfterClosed(Compaction):
+        def _table(self, plan: Any, name: str, schema: Any) -> Any:
+            if name == "state":
+                raise Crash
+            return super()._table(plan, name, schema)
 
-
-def test_a_crashed_run_that_two_jobs_go_on_with(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """What it had appended is not appended again; of the two one wins and the other says so."""
-    simulation = simulate(1)
-    simulation.feed(60, seed=3)
-    topics.write(simulation)
-    with pytest.raises(KeyboardInterrupt):
-        job(simulation, Crashing).run()
-    assert live_in_lake(tmp_path, simulation) == []
-    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
-    with pytest.raises(CompactionConflict, match=r"another job has done run 1 of .*/state"):
-        job(simulation, Overtaken).run()
-    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation) != []
-    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation) != []
-
-
-@pytest.mark.soak
-def test_crashed_and_overtaken_runs(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """A run after a crashed one appends nothing twice and skips nothing; of two at once one wins and one says so."""
     simulation = simulate()
-    simulation.feed(120, seed=3)
-    topics.write(simulation)
-    with pytest.raises(KeyboardInterrupt):
-        job(simulation, Crashing).run()
-    assert lake.read_snapshot(str(tmp_path), simulation.name, [0, 1]).partitions == {}
-    closed_before = closed_in_lake(tmp_path, simulation)
-    simulation.feed(120, seed=4)
-    topics.write(simulation)
-    adopted = job(simulation).run()
-    assert adopted.adopted
-    assert closed_in_lake(tmp_path, simulation) == closed_before
-    with pytest.raises(CompactionConflict):
-        job(simulation, Overtaken).run()
-    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
-    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+    for seed in (1, 2, 3):
+        simulation.feed(90, seed)
+        topics.write(simulation)
+        for _ in range(2):
+            with pytest.raises(Crash):
+                job(simulation, AfterClosed).run()
+        if seed == 2:
+            simulation.feed(50, 7)
+            topics.write(simulation)
+        job(simulation, delete_covered=True).run()
+        assert is_right(tmp_path, simulation)
 
 
-@pytest.mark.soak
+def test_of_two_jobs_with_the_same_plan_one_goes_through(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """The other one ends before it changes anything, at whatever point it is overtaken."""
+    simulation = simulate()
+    for seed, at in enumerate(("_fold", "_commit", "_table")):
+        simulation.feed(90, seed)
+        topics.write(simulation)
+
+        class Overtaken(Compaction):
+            """Another job comes and ends before this one's step."""
+
+        def step(self: Any, *given: Any, name: str = at, kind: Any = Overtaken) -> Any:
+            setattr(kind, name, getattr(Compaction, name))
+            job(simulation, delete_covered=True).run()
+            return getattr(self, name)(*given)
+
+        setattr(Overtaken, at, step)
+        with pytest.raises(delta.CompactionConflict, match="another job"):
+            job(simulation, Overtaken).run()
+        assert is_right(tmp_path, simulation)
+
+
+def test_a_rewrite_that_another_job_overtakes(
+    simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left to the next run, and both runs count."""
+    monkeypatch.setattr("penstock.services.spark.compact.REWRITE_ROWS_MIN", 0)
+    simulation = simulate()
+    simulation.feed(60, 1)
+    topics.write(simulation)
+    job(simulation).run()
+
+    class Overtaken(Compaction):
+        def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
+            done = super()._in_tasks(items, size, step)
+            if type(items[0]).__name__ == "Crowded":
+                simulation.feed(60, 9)
+                topics.write(simulation)
+                job(simulation).run()
+            return done
+
+    simulation.feed(60, 2)
+    topics.write(simulation)
+    done = job(simulation, Overtaken).run()
+    assert (done.rewritten_partitions, done.failed) == (0, ())
+    assert is_right(tmp_path, simulation)
+
+
 def test_a_backlog_is_made_up_for_in_bounded_runs(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
     """Runs that read little each leave what one does, say what they left, and read on where a commit is longer."""
     simulation = simulate(1)
@@ -211,48 +234,40 @@ def test_a_backlog_is_made_up_for_in_bounded_runs(simulate: Any, topics: Any, jo
     topics.write(simulation)
     first = job(simulation, run_records_max=longest * 2 // 3).run()
     assert first.remaining_records > 0
-    assert first.to_offsets[0] < len(task.changelog)
-    assert (first.merged_rows, first.deleted_rows) == (first.live_rows, 0)
+    assert longest <= first.to_offsets[0] < len(task.changelog)
     second = job(simulation, run_records_max=first.remaining_records + 2).run()
     assert (second.from_offsets, second.remaining_records) == (first.to_offsets, 0)
-    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
-    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+    assert is_right(tmp_path, simulation)
 
 
 def data_files(table: Path) -> int:
-    return sum(1 for file in table.rglob("*.parquet") if "_delta_log" not in file.parts)
+    return len(DeltaTable(str(table)).file_uris())
 
 
-@pytest.mark.soak
-def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, spark: Any, tmp_path: Path) -> None:
-    """A partition never has more files than the policy says, rows stay what they were, and old files go when due."""
+def test_many_runs_leave_few_files(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """A table never has more files than the policy says, rows stay what they were, and old files go when due."""
     simulation = simulate(1)
     folder = tmp_path / simulation.name
-    most, optimized = 0, 0
-    for seed in range(1, 6):
+    vacuumed, optimized, rewritten = [], 0, 0
+    for seed in range(1, 8):
         simulation.feed(40, seed)
         topics.write(simulation)
         done = job(simulation, optimize_files_max=2, retention_hours=0, vacuum_every=4).run()
-        if done.vacuumed:
-            assert data_files(folder / "closed/banks") <= 2
-        optimized += done.optimized_partitions
-        for table in ("state", "closed/banks"):
-            files = upkeep.files_by_partition(spark, str(folder / table))
-            assert all(number <= 2 for number in files.values()), files
-            assert set(files) <= {"partition=0", "day=1970-01-01"}
-            most = max(most, data_files(folder / table))
-        assert done.vacuumed is (done.run == 4)
-    assert optimized >= 1
-    assert most > 3, "there must have been old files for VACUUM to remove"
-    assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
-    assert closed_in_lake(tmp_path, simulation) == closed_in_tasks(simulation)
+        vacuumed.append(done.vacuumed)
+        optimized, rewritten = optimized + done.optimized_tables, rewritten + done.rewritten_partitions
+        assert data_files(folder / "state") <= 4
+        assert data_files(folder / "closed/banks") <= 3
+        assert is_right(tmp_path, simulation)
+    assert vacuumed == [False, False, False, True, False, False, False]
+    assert min(optimized, rewritten) >= 2
+    (row,) = [rows[0] for rows in delta.progress_rows(DeltaTable(str(folder / "state"))).values()]
+    assert row["added_files"] <= 2
 
 
-@pytest.mark.soak
 def test_an_idle_application_writes_nothing(
-    simulate: Any, topics: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+    simulate: Any, topics: Any, job: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Commits that move grids and the wall clock alone make no new version, until their tail grows too long."""
+    """Commits that move grids and the wall clock alone make no new version, and no file."""
     simulation = simulate()
     simulation.feed(60, seed=8)
     topics.write(simulation)
@@ -268,37 +283,92 @@ def test_an_idle_application_writes_nothing(
     for task in (idle, busy):
         punctuate(task)
     topics.write(simulation)
+    files = sorted((tmp_path / simulation.name).rglob("*.parquet"))
     second = job(simulation).run()
-    assert (second.run, second.state_version) == (first.run, first.state_version)
-    assert second.to_offsets == first.to_offsets
+    assert (second.state_version, second.to_offsets) == (first.state_version, first.to_offsets)
+    assert sorted((tmp_path / simulation.name).rglob("*.parquet")) == files
 
     punctuate(idle)
     punctuate(busy, sources={simulation.name: busy.offset + 1})
     topics.write(simulation)
     third = job(simulation).run()
-    assert third.run == first.run + 1
     assert third.to_offsets[idle.partition] == first.to_offsets[idle.partition]
     assert third.to_offsets[busy.partition] > first.to_offsets[busy.partition]
 
-    monkeypatch.setattr("penstock.services.spark.fold.IDLE_RECORDS_MAX", 1)
+    for _ in range(1_001):  # until the tail grows too long for a restore
+        punctuate(idle)
+    topics.write(simulation)
     assert job(simulation).run().to_offsets[idle.partition] > first.to_offsets[idle.partition]
 
 
-@pytest.mark.soak
 def test_closed_windows_go_by_retention(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
-    """Days further back than the retention go whole, by event time; newer ones and live windows stay as they are."""
+    """Windows further back than the retention go, by event time; newer ones and live windows stay as they are.
+
+    What went is not brought back by later runs.
+    """
     simulation = simulate(1)
     (task,) = simulation.tasks
-    day_ms = 86_400_000
     for day in range(4):
-        task.take(b"a", b'{"delay": 1.5, "place": "x"}', day * day_ms)
+        task.take(b"a", b'{"delay": 1.5, "place": "x"}', day * DAY_MS)
     task.commit()
     topics.write(simulation)
-    done = job(simulation, closed_retention_days=1).run()
-    assert (done.finals, done.expired_days) == (3, 2)
-    assert [row[2] for row in closed_in_lake(tmp_path, simulation)] == [2 * day_ms]
+    assert job(simulation, closed_retention_days=1).run().closed_rows == 3
+    assert [row[2] for row in closed_in_lake(tmp_path, simulation)] == [2 * DAY_MS]
     assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
-    assert job(simulation, closed_retention_days=1).run().expired_days == 0
+    task.take(b"b", b'{"delay": 1.5, "place": "x"}', 3 * DAY_MS + 1)
+    task.commit()
+    topics.write(simulation)
+    assert job(simulation, closed_retention_days=1).run().closed_rows == 0
+    assert [row[2] for row in closed_in_lake(tmp_path, simulation)] == [2 * DAY_MS]
+
+
+def test_twenty_years_of_event_time_are_few_files(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:
+    """Ordered by time, so that readers skip most of a file; and few bytes a row."""
+    simulation = simulate(1)
+    (task,) = simulation.tasks
+    for n in range(7_300):
+        task.take(b"abcd"[n % 4 :][:1], b'{"delay": 1.5, "place": "x"}', n * DAY_MS)
+        if n % 1_000 == 999:
+            task.commit()
+    task.commit()
+    topics.write(simulation)
+    done = job(simulation).run()
+    assert done.closed_rows > 7_000
+    (file,) = DeltaTable(str(tmp_path / simulation.name / "closed/banks")).file_uris()
+    assert Path(file).stat().st_size < 60 * done.closed_rows
+    starts = pa.parquet.read_table(file, columns=["window_start"]).column(0).to_numpy()
+    assert (np.diff(starts.astype(np.int64)) >= 0).all()
+
+
+class Told(list[Summary]):
+    """What runs told of themselves."""
+
+
+def test_the_users_own_step(
+    simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the tables as the run left them; that it failed is told and raised, and the run counts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps_after_compactions.py").write_text(
+        "def after(spark, tables):\n"
+        "    count = tables['closed/banks'].count()\n"
+        "    open('counted', 'a').write(f'{count} ')\n"
+        "    assert count > 30, 'too few'\n"
+    )
+    simulation = simulate()
+    simulation.feed(60, seed=1)
+    topics.write(simulation)
+    told = Told()
+    with pytest.raises(Exception, match="AssertionError: too few"):
+        job(simulation, after="steps_after_compactions:after").run(told.append)
+    assert "AssertionError: too few" in told[0].failed[0]
+    assert is_right(tmp_path, simulation)
+    simulation.feed(200, seed=2)
+    topics.write(simulation)
+    job(simulation, after="steps_after_compactions:after").run(told.append)
+    assert told[1].failed == ()
+    counts = [one.closed_rows for one in told]
+    assert (tmp_path / "counted").read_text() == f"{counts[0]} {sum(counts)} "
 
 
 def test_the_backlog_is_what_no_snapshot_covers(simulate: Any, topics: Any, job: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog import format as fmt
@@ -18,7 +19,7 @@ from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed
 from penstock.shared.streams.collecting import CollectList, First, Last
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
-from penstock.shared.streams.late_entries import NO_OFFSET
+from penstock.shared.streams.late_entries import NO_OFFSET, require_room
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.restore import restore_changes
@@ -196,6 +197,31 @@ def test_a_function_of_the_users_that_refuses_the_value() -> None:
     first, second = late_of(of, sent, 10)
     assert (first.missed, first.state) == ([0], None)
     assert second.state == fmt.StateCodec(of.stores["s"].schema.state_columns()).pack([b"5"])
+
+
+def test_an_empty_state_that_cannot_be_made_costs_no_late_record() -> None:
+    """The records go to the late topic as they do without a lake."""
+
+    def begin() -> object:
+        return object()
+
+    of = topology("session", {"odd": Aggregate(begin, lambda state, value: state, lambda one, other: one)})
+    task = task_of(of)
+    task.process(columns([(b"a", 1_000, {})]), 0)  # it is a dead letter: no state of it can be encoded
+    task.stores["s"].windows.begin(1_000, 900)
+    task.process(columns([(b"a", 1, {}), (b"a", 2, {})], 1), 0)
+    changelog = Changelog()
+    outputs = task.outputs.items
+    changelog.commit(task)
+    assert [one.state for one in changelog.late] == [None, None]
+    assert [output.topic for output in outputs] == ["in-dlq", "in-late", "in-late"]
+
+
+def test_windows_that_no_entry_can_name_are_refused() -> None:
+    (schema,) = topology("hopping", {"n": Count()}).schemas()
+    require_room([schema], 64)
+    with pytest.raises(ConfigError, match="store 's': a record is in 3 windows"):
+        require_room([schema], 40)
 
 
 def test_a_state_that_no_entry_can_hold_is_left_out() -> None:
