@@ -95,9 +95,11 @@ def notable_sessions(folder: Path) -> tuple[set[tuple[str, int, int]], set[tuple
     """What the consumer kept, and what of the lake's closed sessions it should have."""
     kept = [json.loads(line) for line in (folder / "notable.jsonl").read_bytes().splitlines()]
     closed = DeltaTable(folder / "lake" / "departure-banks" / "closed" / "banks")
-    sql = "SELECT key, start_ms, end_ms FROM banks WHERE flights >= 40 OR mean_delay >= 90"
+    sql = "SELECT key, window_start, window_end FROM banks WHERE flights >= 40 OR mean_delay >= 90"
     rows = pyarrow.table(QueryBuilder().register("banks", closed).execute(sql).read_all()).to_pylist()
-    return {(s["key"], s["start"], s["end"]) for s in kept}, {(r["key"], r["start_ms"], r["end_ms"]) for r in rows}
+    bounds = [tuple(round(row[f"window_{at}"].timestamp() * 1000) for at in ("start", "end")) for row in rows]
+    wanted = {(row["key"], *between) for row, between in zip(rows, bounds, strict=True)}
+    return {(s["key"], s["start"], s["end"]) for s in kept}, wanted
 
 
 @pytest.mark.soak
