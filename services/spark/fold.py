@@ -333,7 +333,7 @@ async def read_range(where: Where, of: Range) -> Folded:
         loop = asyncio.get_running_loop()
         position, moved = of.first, loop.time()
         while position < of.end or (position < of.latest and not folded.is_whole):
-            end = of.end if position < of.end else of.latest
+            end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
             for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
                 folded.feed(columns.offsets, columns.keys, columns.values)
             before, position = position, await consumer.position(at)
