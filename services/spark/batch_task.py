@@ -250,8 +250,9 @@ class PartitionBatch:
             while any(lag > 0 for lag in left.values()):
                 _regulate(consumer, places, left, inputs)
                 for at, columns in (await consumer.poll(POLL_MS, reads)).items():
-                    inputs.add(columns[: int(np.searchsorted(columns.offsets, ends[at.topic]))])
-                    self._count(columns)
+                    before_end = columns[: int(np.searchsorted(columns.offsets, ends[at.topic]))]
+                    inputs.add(before_end)
+                    self._count(before_end)
                 before, now_ms = left, SYSTEM_CLOCK.monotonic_ms()
                 left = {topic: ends[topic] - _position(consumer, at, task) for topic, at in places.items()}
                 inputs.process(SYSTEM_CLOCK.now_ms(), {topic: max(0, lag) for topic, lag in left.items()})
