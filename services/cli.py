@@ -87,10 +87,10 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "Fold the changelog into Delta tables.",
         ("spark",),
     ),
-    "backfill": (
+    "batch": (
         JOBS,
-        "penstock.services.spark.main:backfill_main",
-        "Build the first state from history.",
+        "penstock.services.spark.main:batch_main",
+        "Run a topology over what is there, on Spark.",
         ("spark",),
     ),
     "audit": (

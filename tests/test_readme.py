@@ -29,7 +29,8 @@ from penstock.services.local.demo import main as demo
 from penstock.services.local.up import UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.settings import BackfillSettings, CompactSettings
+from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import CommandSettings
 from tests.documents import README, ROOT, blocks
@@ -44,7 +45,7 @@ SETTINGS: dict[str, type[CommandSettings]] = {
     "admin": AdminServiceSettings,
     "compact": CompactSettings,
     "audit": AuditSettings,
-    "backfill": BackfillSettings,
+    "batch": BatchSettings,
 }
 OPTIONS = {"demo": demo.app, "dlq": dlq.app}
 

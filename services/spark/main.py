@@ -1,9 +1,10 @@
-"""`penstock compact`, `penstock backfill` and `penstock audit`.
+"""`penstock compact`, `penstock batch` and `penstock audit`.
 
-Progress goes to standard error, the result to standard output (of `compact` a line a run). Exit statuses of `compact`
-and `backfill`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted
-at the same time and won. A run whose line of output is there counts, whatever the status: then something after it
-(late records, deletion, upkeep) was not done.
+Progress goes to standard error, the result to standard output (of `compact` and `batch` a line a run). Exit statuses of
+`compact`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at
+the same time and won. A run whose line of output is there counts, whatever the status: then something after it
+(deletion, upkeep, the user's own step) was not done.
+Of `batch`: 0 done, 1 refused or failed, 2 wrong settings, 3 fenced by a live instance that started meanwhile.
 Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
 the window make Spark's sessions say nothing about the stream's: the message names them), or there was no window to
 compare.
@@ -13,13 +14,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.settings import BackfillSettings, CompactSettings, UpkeepSettings
+from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.settings import CompactSettings, UpkeepSettings
+from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
 from penstock.shared.common.log_store import unarbitrated
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
     from penstock.services.spark.compact import Compaction, Summary
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
+FENCED = 3
+STOP_POLL_S = 0.5  # how soon jobs are cancelled after SIGTERM
 AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED = 0, 1, 3
 
 
@@ -44,15 +52,63 @@ def compact_main(arguments: list[str]) -> int:
     return _fold("compact", settings, lambda spark: Compaction(spark, settings, _say), settings.runs_max)
 
 
-def backfill_main(arguments: list[str]) -> int:
-    """Run one backfill; the exit status."""
+def batch_main(arguments: list[str]) -> int:
+    """Run one batch, or one after the other until SIGTERM; the exit status."""
     try:
-        settings = BackfillSettings.load(arguments, program="penstock backfill")
+        settings = BatchSettings.load(arguments, program="penstock batch")
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
-    from penstock.services.spark.backfill import Backfill
+    configure(settings.log, "batch")
+    if (warning := unarbitrated(settings.tables, settings.spark.conf, "spark.conf")) is not None:
+        _say(f"warning: {warning}")
+    from penstock.services.spark.batch import Batch, BatchFenced
+    from penstock.services.spark.session import spark_session
 
-    return _fold("backfill", settings, lambda spark: Backfill(spark, settings, _say))
+    stop = Event()
+    if settings.every is not None:
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        started = time.monotonic()
+        with spark_session(settings.spark, f"penstock batch {settings.application}", *settings.places) as spark:
+            start_seconds = round(time.monotonic() - started, 3)
+            batch = Batch(spark, settings, _say)
+            while not stop.is_set():
+                began = time.monotonic()
+                with _cancelled_by(stop, spark):
+                    done = batch.run()
+                print(json.dumps({**done._asdict(), "spark_start_seconds": start_seconds}), flush=True)
+                if settings.every is None:
+                    break
+                stop.wait(max(0.0, parse_ms(settings.every) / 1000 - (time.monotonic() - began)))
+    except BatchFenced as e:
+        return _say(str(e), FENCED)
+    except ConfigError as e:
+        return _say(str(e), WRONG_SETTINGS)
+    except PenstockError as e:
+        if stop.is_set():  # what was committed counts, and the next batch goes on from there
+            return _say(f"stopped in a batch: {e}")
+        return _say(f"{type(e).__name__}: {e}", FAILED)
+    return DONE
+
+
+@contextmanager
+def _cancelled_by(stop: Event, spark: Any) -> Iterator[None]:
+    """Have Spark's jobs cancelled meanwhile once a stop is asked for; by another thread, as this one waits for them."""
+    is_over = Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            if stop.wait(STOP_POLL_S):
+                spark.sparkContext.cancelAllJobs()
+                is_over.wait(STOP_POLL_S)
+
+    watcher = Thread(target=watch, name="stop", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Compaction], runs_max: int = 1) -> int:
@@ -125,8 +181,8 @@ def _say(text: str, status: int = DONE) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m penstock.services.spark.main compact|backfill|audit …`."""
-    commands = {"compact": compact_main, "backfill": backfill_main, "audit": audit_main}
+    """`python -m penstock.services.spark.main compact|batch|audit …`."""
+    commands = {"compact": compact_main, "batch": batch_main, "audit": audit_main}
     if not arguments or arguments[0] not in commands:
         return _say(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
     return commands[arguments[0]](arguments[1:])

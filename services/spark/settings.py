@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.java_login import require_java_login
 from penstock.shared.common.lake_place import lake_root, require_place
-from penstock.shared.common.points_in_time import TimeUnit, time_ms
+from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.settings import (
@@ -19,7 +19,6 @@ from penstock.shared.streams.settings import (
     RETENTION_HOURS_MIN,
     SPARK_MASTER,
     SparkConf,
-    TaskSettings,
 )
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
@@ -151,60 +150,3 @@ class CompactSettings(UpkeepSettings):
     delete_covered: bool = Field(
         default=False, description="afterwards delete changelog records that the snapshot before this one covers"
     )
-
-
-class BackfillSettings(UpkeepSettings, TaskSettings):
-    """`penstock backfill`: build an application's first state from history. What tasks go by is the aggregator's."""
-
-    topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
-        description="module:function that returns a penstock.shared.streams Topology: the aggregator's own"
-    )
-    topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
-    start: Place = Field(default="earliest", description=f"first record of each source topic: {PLACES}")
-    end: Place = Field(default="latest", description=f"where to stop, and the aggregator goes on: {PLACES}")
-    files: str | None = Field(
-        default=None, min_length=1, description="read this folder, file or pattern, not the topics"
-    )
-    format: Literal["parquet", "delta", "json", "csv"] = Field(default="parquet", description="of `files`")
-    reader_options: dict[str, str] = Field(default={}, description="of Spark's reader of `files`, such as header=false")
-    topic: str | None = Field(default=None, description="source topic that `files` stand for; default: the only one")
-    key_column: str | None = Field(
-        default=None, description="of `files`: the record key; without it, records have none"
-    )
-    timestamp_column: str = Field(default="timestamp", min_length=1, description="of `files`: a time, a number or text")
-    time_unit: TimeUnit = Field(
-        default="ms", description="of `files`: what numbers in timestamp_column count since the epoch"
-    )
-    value_column: str | None = Field(
-        default=None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
-    )
-    order_column: str | None = Field(
-        default=None, description="of `files`: rows are taken in this order; default: file order (not with delta)"
-    )
-    hand_over: Place = Field(
-        default="earliest", description=f"with `files`: where in the topics the aggregator goes on: {PLACES}"
-    )
-    outputs: Literal["none", "refused", "all"] = Field(
-        default="refused",
-        description="what is written to its topic: late records and dead letters, results too, or nothing",
-    )
-    commit_records: Annotated[int, Field(gt=0)] = Field(
-        default=100_000, description="source records between two commits of a task, which bound its memory"
-    )
-
-    @property
-    def files_read(self) -> str:
-        """`files` as Spark calls them."""
-        assert self.files is not None
-        return hadoop_uri(self.files)
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        return (self.tables,) if self.files is None else (self.tables, self.files_read)
-
-    @model_validator(mode="after")
-    def _range(self) -> Self:
-        start, end = ((text if NO_TIME.fullmatch(text) else time_ms(text)) for text in (self.start, self.end))
-        if isinstance(start, int) and isinstance(end, int) and start >= end:
-            raise ValueError(f"end={self.end} must be after start={self.start}")
-        return self

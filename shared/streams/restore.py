@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations import Aggregation, ColumnType
-from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, Progress, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change, Confirmed, check_schema, one_by_one
 from penstock.shared.streams.changelog.states import unpack_many
 from penstock.shared.streams.idle_advance import IdleAdvances
@@ -34,9 +34,18 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
     check_schema(progress.stores, task.topology.schemas())
     task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)
     task.source_ids = dict(progress.source_ids)
-    task.idle = IdleAdvances(progress.idle)
+    task.idle, task.input = IdleAdvances(progress.idle), progress.input
     task.schedules.restored = dict(progress.grids_ms)
     task.times.restore(progress)
+
+
+def require_whole_input(task: StreamTask) -> None:
+    """ConfigError where a batch over files did not get to its end: they are to be read first."""
+    if isinstance(task.input, BatchInput) and not task.input.is_done:
+        raise ConfigError(
+            f"{task.application}, partition {task.partition}: a batch over files ended after {task.input.rows} rows; "
+            "run `penstock batch` again as it was, which goes on from there, or start afresh (`penstock streams reset`)"
+        )
 
 
 def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:

@@ -51,7 +51,7 @@ SparkConf = Annotated[dict[str, str], AfterValidator(require_utc)]
 
 
 class TaskSettings(BaseModel):
-    """What a task goes by, whoever runs it: the worker over a topic, or a backfill over history."""
+    """What a task goes by, whoever runs it: a live worker, or a batch."""
 
     processing_guarantee: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once", description="at_least_once: no transactions, unless the topology has repartition topics"

@@ -19,6 +19,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from prometheus_client import CollectorRegistry
 
@@ -41,7 +42,7 @@ from penstock.shared.common.records import Columns, ConsumerRecord, ProducerReco
 from penstock.shared.common.serialization import string_deserializer
 from penstock.shared.streams.at_work import at_work
 from penstock.shared.streams.changelog.entries import Entries
-from penstock.shared.streams.changelog.format import StateCodec, encode_progress
+from penstock.shared.streams.changelog.format import BatchInput, StateCodec, encode_progress
 from penstock.shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.fetch_ahead import FetchAhead
@@ -124,6 +125,7 @@ class StreamTask:
         self.stream_time_ms, self.now_ms, self._uncommitted, self._committing = NO_TIME, 0, False, False
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
+        self.input: BatchInput | msgspec.UnsetType = msgspec.UNSET
         self.global_tables: Mapping[str, Lookup] = {}
         self.changelog_id: str | None = None
         self.failed: ProcessingFailed | None = None

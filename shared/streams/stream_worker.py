@@ -40,6 +40,7 @@ from penstock.shared.streams.global_table import GlobalTableRows
 from penstock.shared.streams.global_tables import GlobalTables
 from penstock.shared.streams.owned_task import OwnedTask
 from penstock.shared.streams.repartition_purge import RepartitionPurge
+from penstock.shared.streams.restore import require_whole_input
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.slow_steps import SlowSteps
 from penstock.shared.streams.source_offsets import GroupAhead
@@ -349,6 +350,7 @@ class StreamWorker(RebalanceListener):
         owned.local = self._maker.open_state(partition) if standby is None else standby.task.local
         make_task = partial(self._maker.task, partition, owned.local)
         task, owned.report = await owned.changelog.take_over(make_task, standby)
+        require_whole_input(task)
         await self._positions.find(task, self._consumer, self._partitions_of(partition))
         self._maker.start(task, self._tables.rows)
         self._on_task(task)

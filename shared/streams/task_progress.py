@@ -24,4 +24,5 @@ def progress_of(task: StreamTask, now_ms: int) -> Progress:
         wall_ms=now_ms,
         source_ids=dict(task.source_ids),
         idle=task.idle.take(),
+        input=task.input,
     )

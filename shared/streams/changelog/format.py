@@ -160,6 +160,17 @@ class IdleTime(msgspec.Struct, frozen=True):
     advances: tuple[IdleAdvanced, ...] = ()
 
 
+class BatchInput(msgspec.Struct, frozen=True):
+    """How far history in files is read, by a batch: `rows` of the partition's, all of them once it `is_done`.
+
+    `fingerprint` tells these files, read in this way, from others.
+    """
+
+    fingerprint: str
+    rows: int
+    is_done: bool
+
+
 class Progress(msgspec.Struct, frozen=True):
     """What ends every commit: how far the task is, and all that a restart needs beside the windows.
 
@@ -168,7 +179,8 @@ class Progress(msgspec.Struct, frozen=True):
     which each store's windows were closed, none where no record came yet; `grids_ms` the next due time of each
     named punctuation schedule (see `task_schedules`); `guarantee` is the processing guarantee of the owner; `wall_ms`
     is when the commit was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic
-    without one was not recorded. `idle` is there where time was moved on without a record.
+    without one was not recorded. `idle` is there where time was moved on without a record, `input` where a batch read
+    history from files; until that is done there are no `sources`.
     """
 
     application: str
@@ -183,6 +195,7 @@ class Progress(msgspec.Struct, frozen=True):
     source_ids: dict[str, str] = {}
     idle: IdleTime | msgspec.UnsetType = msgspec.UNSET
     close_times_ms: dict[str, int] = {}
+    input: BatchInput | msgspec.UnsetType = msgspec.UNSET
 
 
 class Takeover(msgspec.Struct, frozen=True):

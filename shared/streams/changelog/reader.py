@@ -388,7 +388,7 @@ RENAMED = (
 WAYS_OUT = (
     "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
     "beginning; or stop all instances, forget everything with `penstock streams reset`, and start again, after "
-    "`penstock backfill` where the sources do not hold all that there was."
+    "`penstock batch` where the sources do not hold all that there was."
 )
 STORES_STAY = (
     "An application's stores stay the ones that it began with: a new one would lack every record that was read before, "

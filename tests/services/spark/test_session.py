@@ -12,8 +12,9 @@ import pytest
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark import s3
 from penstock.services.spark import session as spark
+from penstock.services.spark.batch_settings import BatchSettings
 from penstock.services.spark.main import WRONG_SETTINGS, compact_main
-from penstock.services.spark.settings import BackfillSettings, CompactSettings, SparkSettings
+from penstock.services.spark.settings import CompactSettings, SparkSettings
 from penstock.shared.common import java
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.jars import JarSet, cache_root
@@ -46,8 +47,8 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
     assert "spark.driver.host" not in cluster
     assert cluster["spark.jars"] == ",".join(jars)
     assert spark.CLASS_PATH not in cluster
-    flags = ["--application", "a", "--lake", "lake", "--topology", "m:f", "--files", "S3://bucket/*.json"]
-    with_files = spark.configuration(SparkSettings(), "scratch", BackfillSettings.load(flags, environ={}).places)
+    flags = ["--application=a", "--lake=lake", "--topology=m:f", "--files=S3://bucket/*.json", "--live-from=latest"]
+    with_files = spark.configuration(SparkSettings(), "scratch", BatchSettings.load(flags, environ={}).places)
     assert with_files["spark.jars"] == ",".join([*jars, *s3_jars])
     own = spark.configuration(SparkSettings(conf={spark.CLASS_PATH: "mine.jar"}), "scratch")
     assert (own[spark.CLASS_PATH], own["spark.jars"]) == ("mine.jar", ",".join(jars))

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.services.spark.kafka import client_properties
 from penstock.services.spark.main import WRONG_SETTINGS, audit_main, compact_main
-from penstock.services.spark.settings import BackfillSettings, CompactSettings
+from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings
 
@@ -100,22 +100,3 @@ def test_java_client_properties(tmp_path: Path) -> None:
     assert got["sasl.jaas.config"].endswith('ScramLoginModule required username="ann" password="se\\"cret";')
     assert (got["ssl.truststore.location"], got["ssl.keystore.key"]) == (str(tmp_path / "ca"), "-- key --")
     assert client_properties(KafkaSettings(bootstrap_servers="b:1"))["security.protocol"] == "PLAINTEXT"
-
-
-TOKENS = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--start=2026-02-30",), "start: .*'2026-02-30' is no time"),
-        (("--end=2026-02-30",), "end: .*'2026-02-30' is no time"),
-        (("--hand-over=2026-02-30",), "hand_over: .*'2026-02-30' is no time"),
-        ((*TOKENS, "--kafka.sasl-oauth-token-provider=tokens:give"), "kafka: .*OAUTHBEARER is nothing that jobs"),
-    ],
-)
-def test_what_a_backfill_cannot_begin_with_is_named(flags: tuple[str, ...], said: str) -> None:
-    """A day that there is not, by its setting; a login that Spark's client does not have."""
-    assert BackfillSettings.load([*NEEDED, "--topology=a:b", "--start=0:1,1:2"], environ={}).start == "0:1,1:2"
-    with pytest.raises(ConfigError, match=said):
-        BackfillSettings.load([*NEEDED, "--topology=a:b", *flags], environ={})

@@ -15,7 +15,8 @@ from penstock.services.local.gateway import GatewaySettings
 from penstock.services.local.up import UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.settings import BackfillSettings, CompactSettings
+from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import (
     OTHER_VARIABLES,
@@ -34,7 +35,7 @@ COMMANDS: list[type[CommandSettings]] = [
     AggregatorSettings,
     AuditSettings,
     SessionsSettings,
-    BackfillSettings,
+    BatchSettings,
     CompactSettings,
     ConsumerServiceSettings,
     DlqSettings,

@@ -354,7 +354,7 @@ def test_a_store_more_or_less_is_refused_by_name(stored: str, own: str, said: st
     with pytest.raises(SchemaMismatch) as refused:
         check_schema(tuple(changed(name=name) for name in stored), tuple(changed(name=name) for name in own))
     assert str(refused.value).startswith(f"{said}. ")
-    for remedy in ("Run the topology as it was", "application_id", "`penstock streams reset`", "`penstock backfill`"):
+    for remedy in ("Run the topology as it was", "application_id", "`penstock streams reset`", "`penstock batch`"):
         assert remedy in str(refused.value)
 
 

@@ -9,11 +9,14 @@ What the names of Hive's folders say (`carrier=UA`) are columns too, beside thos
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from decimal import Decimal
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import Column as SparkColumn
@@ -26,6 +29,7 @@ from pyspark.sql.types import (
     DateType,
     DecimalType,
     FractionalType,
+    IntegralType,
     NumericType,
     StringType,
     StructField,
@@ -34,13 +38,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.services.spark import tables
-from penstock.services.spark.asked import DIGEST_CHARACTERS
+from penstock.services.spark.batch_settings import BatchSettings
 from penstock.services.spark.session import jvm
-from penstock.services.spark.settings import BackfillSettings
-from penstock.services.spark.tables import quoted
+from penstock.services.spark.sql import quoted
+from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit
 
+DIGEST_CHARACTERS = 16
+DESTINATIONS_TRIED = 40  # numbers for each partition, of which one is to be put there
+MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
 TEMPORAL = (DateType, TimestampType, TimestampNTZType)
 DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}, "parquet": {"mergeSchema": "true"}}
 PLAIN = (NumericType, BooleanType)
@@ -57,7 +64,6 @@ TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale",
 JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
 LONG_WHOLE = r"^-?[0-9]{16,}$"  # a double may not be exactly it
 LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
-PINNED = ("versionAsOf", "timestampAsOf")  # a Delta table is not read as it is now
 CHANGED_AT = "unix_micros(modificationTime) AS at"
 LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
 SHOWN_MAX = 200  # characters of a line
@@ -106,29 +112,79 @@ class FileRows(NamedTuple):
         return column if is_bytes else column.cast("string").cast("binary")
 
 
-def file_rows(spark: SparkSession, settings: BackfillSettings) -> FileRows:
+def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
     """The files of the settings; ConfigError where they do not have a column that is named."""
     found = _lines(spark, settings) if settings.format == "json" else _table(spark, settings)
-    named = (settings.key_column, settings.timestamp_column, settings.value_column, settings.order_column)
+    named = (settings.key_column, settings.timestamp_column, settings.value_column)
     if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
         there = ", ".join(found.columns.fieldNames())
         raise ConfigError(f"{settings.files} has no column {', '.join(missing)}; it has {there}")
     return found
 
 
-def state_of(spark: SparkSession, settings: BackfillSettings) -> str:
-    """What the files are now, in words: another text where one came, went, grew or was written anew since.
+def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, partitions: int) -> str:
+    """What tells this input from others: the files as they are now, and how their rows become records.
 
-    A Delta table is its version.
+    Another one where a file came, went, grew or was written again.
     """
-    options = settings.reader_options
-    if settings.format == "delta":
-        pinned = next((f"{name} {options[name]}" for name in PINNED if name in options), None)
-        return pinned or f"version {tables.version(spark, settings.files_read)}"
-    found = _listed(spark, settings, options).selectExpr("path", "length", CHANGED_AT).collect()
+    found = _listed(spark, settings, settings.reader_options).selectExpr("path", "length", CHANGED_AT).collect()
     files = sorted((row.path, row.length, row.at) for row in found)
-    digest = hashlib.sha256(msgspec.json.encode(files)).hexdigest()[:DIGEST_CHARACTERS]
-    return f"{len(files)} files of {sum(size for _, size, _ in files)} bytes ({digest})"
+    names = ("format", "reader_options", "key_column", "timestamp_column", "time_unit", "value_column")
+    read = {name: getattr(settings, name) for name in names} | {"topic": topic, "partitions": partitions}
+    return hashlib.sha256(msgspec.json.encode([files, read], order="sorted")).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: int) -> DataFrame:
+    """Rows as (timestamp_ms, key, value): Spark's partition is the one that a producer would have chosen for the key.
+
+    Each is ordered by time, rows of one time as they stand in the files (by path, then by place). Rows without a key
+    are in partition 0. ConfigError where the settings do not fit the files.
+    """
+    found = file_rows(spark, settings)
+    metadata = F.col(METADATA)
+    kind, at = found.typed(settings.timestamp_column)
+    at_ms = times(kind, at, settings.time_unit)
+    if at_ms is None:
+        said = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
+        raise ConfigError(f"timestamp_column: {said}, which is neither a time nor a number nor text")
+    records = found.rows.select(
+        at_ms.alias("timestamp_ms"),
+        found.as_bytes(settings.key_column).alias("key"),
+        (found.whole if settings.value_column is None else found.as_bytes(settings.value_column)).alias("value"),
+        metadata["file_path"].alias("_path"),
+        metadata["file_block_start"].alias("_block"),
+        F.monotonically_increasing_id().alias("_row"),
+    )
+    schema = "timestamp_ms bigint, key binary, value binary, _path string, _block bigint, _row bigint, _to int"
+    chosen = records.mapInArrow(destined(destinations(spark, partitions)), schema)
+    ordered = chosen.repartition(partitions, "_to").sortWithinPartitions("timestamp_ms", "_path", "_block", "_row")
+    return ordered.select("timestamp_ms", "key", "value")
+
+
+def destinations(spark: SparkSession, partitions: int) -> list[int]:
+    """By partition a number that Spark's `repartition` puts into the partition of that number."""
+    found: dict[int, int] = {}
+    tried = max(DESTINATIONS_TRIED * partitions, 1000)
+    at = F.pmod(F.hash(F.col("id").cast("int")), F.lit(partitions)).alias("at")
+    for row in spark.range(tried).select("id", at).groupBy("at").agg(F.min("id").alias("id")).collect():
+        found[row["at"]] = row["id"]
+    if missing := set(range(partitions)) - found.keys():
+        raise ConfigError(f"files: no way to fill partitions {sorted(missing)} of {partitions} was found")
+    return [found[p] for p in range(partitions)]
+
+
+def destined(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: rows with the number, of those by partition, of where their `key` belongs; partition 0 without
+    one."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            keys = batch.column("key").dictionary_encode()
+            of = np.array([for_key(key, len(numbers)) for key in keys.dictionary.to_pylist()] or [0], np.int32)
+            chosen = np.where(np.asarray(keys.is_valid()), of[np.asarray(keys.indices.fill_null(0))], 0)
+            yield batch.append_column("_to", pa.array(np.array(numbers, np.int32)[chosen]))
+
+    return run
 
 
 @contextmanager
@@ -142,7 +198,7 @@ def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         spark.conf.set(name, before)
 
 
-def _lines(spark: SparkSession, settings: BackfillSettings) -> FileRows:
+def _lines(spark: SparkSession, settings: BatchSettings) -> FileRows:
     """JSON: an object a line, unless the reader's options say that lines are something else.
 
     What folders say is text as it stands there: no line has it.
@@ -167,7 +223,7 @@ def _lines(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"), folders=frozenset(folders), written=written)
 
 
-def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
+def _table(spark: SparkSession, settings: BatchSettings) -> FileRows:
     options = DEFAULTS.get(settings.format, {}) | settings.reader_options
     if settings.format == "csv" and options["header"].lower() == "true":
         require_one_header(spark, settings, options)
@@ -185,9 +241,7 @@ def _table(spark: SparkSession, settings: BackfillSettings) -> FileRows:
     return found
 
 
-def _load(
-    spark: SparkSession, settings: BackfillSettings, reader: DataFrameReader, options: dict[str, str]
-) -> DataFrame:
+def _load(spark: SparkSession, settings: BatchSettings, reader: DataFrameReader, options: dict[str, str]) -> DataFrame:
     """The rows; Parquet's columns of nanoseconds, which Spark does not take for times, as microseconds."""
     try:
         with _setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
@@ -214,7 +268,7 @@ def _microseconds(name: str, kind: str | None) -> SparkColumn:
     return F.timestamp_micros(F.expr(f"({column} - pmod({column}, 1000L)) div 1000")).cast(kind)
 
 
-def nanoseconds(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> dict[str, str]:
+def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> dict[str, str]:
     """Which columns of Parquet files are times in nanoseconds, and Spark's type for such a time.
 
     ConfigError where one is not in all files that have it, or lies within another column.
@@ -236,13 +290,13 @@ def nanoseconds(spark: SparkSession, settings: BackfillSettings, options: Mappin
     return {name: kind for name, (kind, _) in seen.items() if kind is not None}
 
 
-def _listed(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> DataFrame:
+def _listed(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> DataFrame:
     """The files themselves: path, length, modificationTime; what is in them is not read for these."""
     listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
     return spark.read.format("binaryFile").options(**listing).load(settings.files_read)
 
 
-def require_one_header(spark: SparkSession, settings: BackfillSettings, options: dict[str, str]) -> None:
+def require_one_header(spark: SparkSession, settings: BatchSettings, options: dict[str, str]) -> None:
     """ConfigError where the first lines of CSV files name other columns, or name them in another order."""
     as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "lineSep"}}
     lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files_read)
@@ -266,7 +320,7 @@ def require_one_header(spark: SparkSession, settings: BackfillSettings, options:
 
 
 def require_all_fields(
-    spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str], columns: StructType
+    spark: SparkSession, settings: BatchSettings, options: Mapping[str, str], columns: StructType
 ) -> None:
     """ConfigError where a line of CSV has more fields than there are columns, which Spark would drop, or fewer."""
     texts = [StructField(field.name, StringType()) for field in columns if field.name != METADATA]
@@ -283,7 +337,7 @@ def require_all_fields(
         )
 
 
-def clash(spark: SparkSession, settings: BackfillSettings, options: Mapping[str, str]) -> str:
+def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
     """Which column of Parquet files has two types that cannot be one, and in which files."""
     seen: dict[str, tuple[DataType, str]] = {}
     for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
@@ -309,7 +363,7 @@ def _whole_rows(rows: DataFrame, columns: StructType, found: StructType | None =
 
 
 def as_written(
-    spark: SparkSession, settings: BackfillSettings, options: dict[str, str], inferred: StructType
+    spark: SparkSession, settings: BatchSettings, options: dict[str, str], inferred: StructType
 ) -> StructType:
     """The inferred schema, with text for columns in which a value would be written otherwise than it is."""
     text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
@@ -331,3 +385,27 @@ def _differs(field: StructField, *, exactly: bool) -> SparkColumn:
         return ~written.eqNullSafe(written.try_cast(kind).cast("string"))
     is_other = ~written.rlike(JSON_NUMBER) | written.rlike(LONG_WHOLE)
     return is_other | F.abs(written.try_cast("double")).eqNullSafe(float("inf"))
+
+
+def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
+    """A column of that type as ms since the epoch, -1 where a value is no time; None where the type is none of time.
+
+    Numbers, whole or not and also as text, count `unit`s since the epoch; a part of a ms is cut off. Any other text is
+    a time as ISO 8601, in UTC where it does not say otherwise.
+    """
+    if isinstance(kind, IntegralType) and unit == "ms":
+        ms = column.cast("bigint")
+    elif isinstance(kind, NumericType):
+        ms = _from_number(column, unit)
+    elif isinstance(kind, StringType):
+        ms = F.coalesce(_from_number(F.trim(column), unit), F.unix_millis(F.try_to_timestamp(column)))
+    elif isinstance(kind, DateType | TimestampType | TimestampNTZType):
+        ms = F.unix_millis(column.cast("timestamp"))
+    else:
+        return None
+    # A row without a time is a record without one, which becomes a dead letter.
+    return F.coalesce(ms, F.lit(-1))
+
+
+def _from_number(column: SparkColumn, unit: TimeUnit) -> SparkColumn:
+    return F.floor(column.try_cast("decimal(29,9)") * F.lit(MS_OF[unit])).try_cast("bigint")

@@ -11,22 +11,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from deltalake import write_deltalake
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.backfill_files import file_rows, state_of
-from penstock.services.spark.backfill_inputs import file_records
-from penstock.services.spark.kafka import TopicOffsets
-from penstock.services.spark.settings import BackfillSettings
+from penstock.services.spark.batch_files import file_rows, fingerprint_of, partitioned_rows
+from penstock.services.spark.batch_settings import BatchSettings
+from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError
+
+NAMES = {"application": "visits", "lake": "lake", "topology": "t:t", "live_from": "latest"}
 
 
 def records(spark: Any, file: Path, text: str, **more: Any) -> list[tuple[str | None, str]]:
     """Keys and values of a file with this text."""
     file.write_text(text)
-    settings = BackfillSettings(
-        application="visits", lake="lake", topology="t:t", files=str(file), timestamp_column="ms", **more
-    )
+    settings = BatchSettings.model_validate(NAMES | {"files": str(file), "timestamp_column": "ms"} | more)
     found = file_rows(spark, settings)
     rows = found.rows.select(found.as_bytes(settings.key_column).alias("key"), found.whole.alias("value")).collect()
     return [(None if row.key is None else row.key.decode(), row.value.decode()) for row in rows]
@@ -62,16 +60,12 @@ def test_a_key_of_json_is_what_stands_there(spark: Any, tmp_path: Path) -> None:
 
 
 def test_what_folders_say_is_a_column_of_json_lines(spark: Any, tmp_path: Path) -> None:
-    """As key it is the text that stands there, as time and order what it means; the line stays the value."""
+    """As key it is the text that stands there, as time what it means; the line stays the value."""
     for name in ("value=007", "value=8"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.json").write_text('{"x":1}\n{"x":2}\n')
-    given = {"files": str(tmp_path), "format": "json", "timestamp_column": "value", "order_column": "value"}
-    names = {"application": "visits", "lake": "lake", "topology": "t:t", "key_column": "value"}
-    settings = BackfillSettings.model_validate(names | given)
-    held = {"t": TopicOffsets("t", "id", {0: 0}, {0: 0})}
-    found, order = file_records(spark, settings, ["t"], held)
-    assert order == "value, as numbers"
+    given = {"files": str(tmp_path), "format": "json", "timestamp_column": "value", "key_column": "value"}
+    found = partitioned_rows(spark, BatchSettings.model_validate(NAMES | given), 1)
     assert [(row.key, row.timestamp_ms, row.value) for row in found.collect()] == [
         (bytearray(key), at, bytearray(b'{"x":%d}' % x)) for key, at in ((b"007", 7), (b"8", 8)) for x in (1, 2)
     ]
@@ -127,9 +121,8 @@ def test_times_and_orders_are_taken_from_text_as_spark_understands_it(spark: Any
     file = tmp_path / "f.csv"
     file.write_text('at,nth\n"Jan 31, 2013 05:00",+9\n"Feb 1, 2013 05:00",10\n')
     options = {"timestampFormat": "MMM d, yyyy HH:mm"}
-    given = {"files": str(file), "format": "csv", "timestamp_column": "at", "order_column": "nth"}
-    names = {"application": "visits", "lake": "lake", "topology": "t:t"}
-    found = file_rows(spark, BackfillSettings.model_validate(names | given | {"reader_options": options}))
+    given = {"files": str(file), "format": "csv", "timestamp_column": "at"}
+    found = file_rows(spark, BatchSettings.model_validate(NAMES | given | {"reader_options": options}))
     (_, at), (_, nth) = found.typed("at"), found.typed("nth")
     rows = found.rows.select(F.unix_millis(at).alias("ms"), nth.alias("nth"), found.whole.alias("value")).collect()
     assert [(row.ms, row.nth) for row in rows] == [(1359608400000, 9), (1359694800000, 10)]
@@ -140,8 +133,8 @@ def test_parquet_files_may_have_columns_of_their_own(spark: Any, tmp_path: Path)
     """A column that a later file has is not dropped; two types that cannot be one are named with their files."""
     pyarrow.parquet.write_table(pa.table({"who": ["ann"], "ms": [1]}), tmp_path / "a.parquet")
     pyarrow.parquet.write_table(pa.table({"who": ["bob"], "ms": [2], "x": [7]}), tmp_path / "b.parquet")
-    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ms"}
-    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path)})
+    names = NAMES | {"timestamp_column": "ms"}
+    settings = BatchSettings.model_validate(names | {"files": str(tmp_path)})
     found = file_rows(spark, settings)
     values = sorted(row.value.decode() for row in found.rows.select(found.whole.alias("value")).collect())
     assert values == ['{"who":"ann","ms":1,"x":null}', '{"who":"bob","ms":2,"x":7}']
@@ -157,11 +150,8 @@ def test_times_of_parquet_keep_their_microseconds(spark: Any, tmp_path: Path) ->
     for unit in ("us", "ns"):
         columns |= {unit: pa.array([at], pa.timestamp(unit)), f"{unit}z": pa.array([at], pa.timestamp(unit, "UTC"))}
     pyarrow.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
-    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ns"}
-    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path), "order_column": "nsz"})
-    found, order = file_records(spark, settings, ["t"], {"t": TopicOffsets("t", "id", {0: 0}, {0: 0})})
-    assert order == "nsz, as timestamp"
-    (row,) = found.collect()
+    settings = BatchSettings.model_validate(NAMES | {"timestamp_column": "ns", "files": str(tmp_path)})
+    (row,) = partitioned_rows(spark, settings, 1).collect()
     text = "1969-12-31T23:59:59.123456"
     assert json.loads(row.value) == {"who": "ann", "us": text, "usz": f"{text}Z", "ns": text, "nsz": f"{text}Z"}
     assert row.timestamp_ms == -877
@@ -175,8 +165,8 @@ def test_csv_files_of_other_headers_are_refused(spark: Any, tmp_path: Path) -> N
     """By both names: a file is read by the places of its columns. Quotes and empty files are no other header."""
     for name, text in (("a", "who,ms,x\nann,1,5\n"), ("b", '\n"who",ms,"x"\nbob,2,6\n'), ("c", "")):
         (tmp_path / f"{name}.csv").write_text(text)
-    names = {"application": "visits", "lake": "lake", "topology": "t:t", "timestamp_column": "ms", "format": "csv"}
-    settings = BackfillSettings.model_validate(names | {"files": str(tmp_path)})
+    names = NAMES | {"timestamp_column": "ms", "format": "csv"}
+    settings = BatchSettings.model_validate(names | {"files": str(tmp_path)})
     assert file_rows(spark, settings).rows.count() == 2
     (tmp_path / "d.csv").write_text("who,x,ms\nann,5,1\n")
     with pytest.raises(ConfigError, match=r"a.csv has the columns who, ms, x and \S*d.csv has who, x, ms: CSV files"):
@@ -189,11 +179,11 @@ def test_csv_lines_of_another_width_are_refused(spark: Any, tmp_path: Path, head
     (tmp_path / "day=1").mkdir()
     (tmp_path / "day=1" / "a.csv").write_text('who,ms,x\nann,1,"x, y"\n')
     key, at = ("who", "ms") if header == "true" else ("_c0", "_c1")
-    names = {"application": "visits", "lake": "lake", "topology": "t:t", "format": "csv", "files": str(tmp_path)}
+    names = NAMES | {"format": "csv", "files": str(tmp_path)}
 
     def read(**options: str) -> list[dict[str, Any]]:
         named = {**names, "timestamp_column": at, "reader_options": {"header": header} | options}
-        found = file_rows(spark, BackfillSettings.model_validate(named))
+        found = file_rows(spark, BatchSettings.model_validate(named))
         return [json.loads(row.value) for row in found.rows.select(found.whole.alias("value")).collect()]
 
     assert [[row[key], str(row[at]), *list(row.values())[2:]] for row in read()][-1] == ["ann", "1", "x, y", 1]
@@ -206,24 +196,32 @@ def test_csv_lines_of_another_width_are_refused(spark: Any, tmp_path: Path, head
 
 
 def test_files_that_changed_are_told_apart(spark: Any, tmp_path: Path) -> None:
-    """By name, size and time, of a folder, a file or a pattern; a Delta table by its version, if that is not named."""
+    """By name, size and time, of a folder, a file or a pattern; and by how their rows become records."""
     for name in ("a", "b"):
         (tmp_path / f"{name}.csv").write_text("who,ms\nann,1\n")
 
     def state(files: str, **more: Any) -> str:
-        given = {"application": "visits", "lake": "lake", "topology": "t:t", "files": str(tmp_path / files), **more}
-        return state_of(spark, BackfillSettings.model_validate(given))
+        given = NAMES | {"files": str(tmp_path / files), "format": "csv", **more}
+        return fingerprint_of(spark, BatchSettings.model_validate(given), "t", 2)
 
-    before = {files: state(files, format="csv") for files in (".", "*.csv", "a.csv")}
-    assert before["."].startswith("2 files of 26 bytes ")
-    assert before == {files: state(files, format="csv") for files in before}
+    before = {files: state(files) for files in (".", "*.csv", "a.csv")}
+    assert before == {files: state(files) for files in before}
+    assert state(".", key_column="who") != before["."]
     os.utime(tmp_path / "b.csv", (1, 1))
-    after = {files: state(files, format="csv") for files in before}
+    after = {files: state(files) for files in before}
     assert [before[files] == after[files] for files in before] == [False, False, True]
     (tmp_path / "b.csv").rename(tmp_path / "c.csv")
-    assert state(".", format="csv") not in (before["."], after["."])
+    assert state(".") not in (before["."], after["."])
 
-    for _ in range(2):
-        write_deltalake(str(tmp_path / "delta"), pa.table({"who": ["ann"]}), mode="append")
-    assert state("delta", format="delta") == "version 1"
-    assert state("delta", format="delta", reader_options={"versionAsOf": "0"}) == "versionAsOf 0"
+
+def test_rows_are_in_their_keys_partitions_by_time(spark: Any, tmp_path: Path) -> None:
+    """As a producer would have chosen; rows of one time as the files have them, and Spark's partition is the number."""
+    rows = [{"who": f"k{i % 13}", "ms": i * 7 % 40, "i": i} for i in range(200)]
+    for nth in (0, 1):
+        lines = (json.dumps(row) for row in rows[nth * 100 : nth * 100 + 100])
+        (tmp_path / f"{nth}.json").write_text("\n".join(lines))
+    given = {"files": str(tmp_path), "format": "json", "timestamp_column": "ms", "key_column": "who"}
+    found = partitioned_rows(spark, BatchSettings.model_validate(NAMES | given), 5)
+    parts = found.rdd.map(lambda row: json.loads(row.value)).glom().collect()
+    own = [[row for row in rows if for_key(row["who"].encode(), 5) == p] for p in range(5)]
+    assert parts == [sorted(of, key=lambda row: (row["ms"], row["i"])) for of in own]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.backfill_inputs import order_of_text, times
-from penstock.services.spark.settings import TimeUnit
+from penstock.services.spark.batch_files import times
+from penstock.shared.common.points_in_time import TimeUnit
 
 MS = 1357002000000
 NUMBERS = ("bigint", "double", "decimal(20,3)", "string")
@@ -58,24 +58,3 @@ def test_times_of_their_own_types(spark: Any) -> None:
     assert in_ms(spark, "double", ["NaN", "Infinity", "1e300"]) == [-1, -1, -1]
     boolean = spark.createDataFrame([(True,)], "t boolean")
     assert times(boolean.schema["t"].dataType, F.col("t"), "ms") is None
-
-
-@pytest.mark.parametrize(
-    ("given", "taken_as"),
-    [
-        ([None, "-1e3", "9", " 10", "+100.5", "9007199254740992", "9007199254740993"], "numbers"),
-        (["2013-01-01T10:00:00+02:00", "2013-01-01 08:30:00", "2013-01-01T09:00:00.000001Z"], "times"),
-        ([" ", "999", "1970-01-01T00:00:01Z", "1001"], "times, numbers in ms"),
-        (["10", "9", "ten"], "text"),
-    ],
-)
-def test_text_orders_rows_as_what_it_is(spark: Any, given: list[str | None], taken_as: str) -> None:
-    """Numbers by their size, times by when they are, wherever they were written; what is neither as text."""
-    rows = spark.createDataFrame([(text,) for text in given[::-1]], "t string")
-    order = order_of_text(rows, F.col("t"), "ms")
-    assert order.taken_as == taken_as
-    assert [row.t for row in rows.orderBy(order.column).collect()] == given
-    # As the time of its record, text that is no time comes first.
-    assert order_of_text(rows, F.col("t"), "ms", is_time=True).taken_as == taken_as.replace(
-        "text", "times, numbers in ms"
-    )

@@ -1,0 +1,377 @@
+"""`penstock batch`: a topology over what is there now, on Spark.
+
+Steps of a batch:
+
+1. Refuse while the group has members: they have the partitions.
+2. Compact, so that tasks restore from the lake, and the tables say how far each partition is.
+3. Make the topics as a worker's start does, and plan up to which offset each partition is read.
+4. Run one Spark task a partition that has something to read (see `batch_task`).
+5. Compact what they committed, in the same session.
+
+A batch that is run again goes on where the one before ended, however that was. With nothing to read it does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.services.spark import compact, delta
+from penstock.services.spark.batch_files import fingerprint_of, partitioned_rows
+from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.batch_task import (
+    FileInput,
+    GroupHasMembers,
+    Job,
+    Outcome,
+    Part,
+    other_input,
+    require_no_members,
+    run_parts,
+    run_rows,
+)
+from penstock.services.spark.compact import Compaction
+from penstock.services.spark.failures import translated
+from penstock.services.spark.settings import NO_TIME
+from penstock.services.spark.tables import STATE
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common import errors
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError, FatalError, KafkaTimeout, PenstockError
+from penstock.shared.common.points_in_time import time_ms
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
+from penstock.shared.streams.lake_names import require_lake_names
+from penstock.shared.streams.topics import Prepared, prepare_topics
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.topology_loading import load_topology
+
+Say = Callable[[str], object]
+T = TypeVar("T")
+Offsets = dict[str, dict[int, int]]
+"""By topic and partition."""
+
+
+class BatchRefused(FatalError):
+    """A batch cannot run now; the message says why."""
+
+
+class BatchFenced(FatalError):
+    """A live instance started meanwhile and has the partitions now. What was committed before counts."""
+
+
+class Held(NamedTuple):
+    """What the source topics hold, up to the last stable offsets, and their ids."""
+
+    ids: dict[str, str]
+    earliest: Offsets
+    latest: Offsets
+
+
+class Summary(NamedTuple):
+    """What a batch did: records read of how many `partitions`, and what the tasks made of them.
+
+    `to_offsets` are by source topic and partition where the next batch, or a live instance, goes on; of files, where
+    that begins.
+    """
+
+    partitions: int
+    read: int
+    closed: int
+    late: int
+    dead_letters: int
+    skipped: int
+    commits: int
+    to_offsets: Offsets
+    task_seconds: dict[int, float]
+    seconds: float
+    compaction: dict[str, Any] | None = None
+
+
+class Batch:
+    """Batches of one application. Give it a Spark session, then `run()`, as often as you like."""
+
+    def __init__(self, spark: SparkSession, settings: BatchSettings, say: Say) -> None:
+        """ConfigError where the topology cannot be run partition by partition, or the lake cannot have its names."""
+        self.spark, self.settings, self.say = spark, settings, say
+        self.streams = settings.streams()
+        self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
+        require_whole_partitions(self.topology)
+        require_lake_names(self.topology.schemas())
+
+    def run(self) -> Summary:
+        """One batch. BatchRefused where live instances run, BatchFenced where one starts meanwhile.
+
+        Raises ConfigError, or what a task or a compaction raised. What was committed before counts.
+        """
+        started = time.monotonic()
+        prepared, held, known = self._begin()
+        try:
+            if self.settings.files is None:
+                require_no_files_left(self.settings.application, known)
+                ends = self._ends(held)
+                outcomes = self._run_parts(prepared, parts_of(ends, held, known))
+            else:
+                ends = {topic: self._place(topic, held, self.settings.live_from or "") for topic in held.latest}
+                outcomes = self._run_files(prepared, held, known, ends)
+        except (Py4JError, PySparkException, ConnectionError) as e:
+            raise translated(e) from e
+        self._require_done(outcomes)
+        compaction = self._compact(with_step=True) if outcomes or self.settings.after is not None else None
+        seconds = round(time.monotonic() - started, 3)
+        return summary_of(outcomes, ends, seconds, None if compaction is None else compaction._asdict())
+
+    # --- before ---
+
+    def _begin(self) -> tuple[Prepared, Held, dict[int, Progress]]:
+        settings = self.settings
+        self._ask(self._require_alone())
+        if settings.changelog_topic in self._ask(self._topics()):
+            self._compact(with_step=False)
+            self._ask(self._require_alone())
+        prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
+        held = self._ask(held_by(settings.kafka, self.topology.source_topics()))
+        state = delta.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
+        rows = {} if state is None else delta.progress_rows(state)
+        return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
+
+    async def _require_alone(self) -> None:
+        try:
+            await require_no_members(self.settings.kafka, self.settings.application)
+        except GroupHasMembers as e:
+            raise BatchRefused(f"{e}. Stop the live instances first: a batch takes their partitions over") from None
+
+    async def _topics(self) -> set[str]:
+        async with Admin(self.settings.kafka) as admin:
+            return set(await admin.list_topics())
+
+    def _ask(self, asked: Awaitable[T]) -> T:
+        timeout_ms = self.settings.kafka_timeout_ms
+
+        async def within() -> T:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await asked
+
+        try:
+            return asyncio.run(within())
+        except TimeoutError:
+            where = f"kafka.bootstrap_servers={self.settings.kafka.bootstrap_servers}"
+            raise KafkaTimeout(f"{where}: no answer within {timeout_ms} ms (kafka_timeout_ms)") from None
+
+    def _compact(self, *, with_step: bool) -> compact.Summary:
+        """Compact until nothing is left; the last run's summary."""
+        settings = self.settings.compaction(with_step=with_step)
+        while True:
+            summary = Compaction(self.spark, settings, self.say).run()
+            if not summary.remaining_records:
+                return summary
+
+    # --- plan ---
+
+    def _ends(self, held: Held) -> Offsets:
+        if self.settings.until is None:
+            return held.latest
+        at = self._ask(offsets_at(self.settings.kafka, held.latest, time_ms(self.settings.until)))
+        return {t: {p: min(at[t].get(p, end), end) for p, end in of.items()} for t, of in held.latest.items()}
+
+    def _place(self, topic: str, held: Held, text: str) -> dict[int, int]:
+        """`live_from` as an offset of each partition of a topic; ConfigError for one that the topic does not have."""
+        earliest, latest = held.earliest[topic], held.latest[topic]
+        if text in ("earliest", "latest"):
+            return dict(earliest if text == "earliest" else latest)
+        if not NO_TIME.fullmatch(text):
+            at = self._ask(offsets_at(self.settings.kafka, {topic: latest}, time_ms(text)))[topic]
+            return {p: min(at.get(p, end), end) for p, end in latest.items()}
+        return given_offsets(topic, text, earliest, latest)
+
+    # --- run ---
+
+    def _job(self, prepared: Prepared) -> Job:
+        settings = self.settings
+        return Job(
+            settings.kafka,
+            self.streams,
+            settings.log,
+            settings.topology,
+            settings.topology_options,
+            str(Path.cwd()),
+            prepared.refusal_bytes_max,
+            settings.commit_records,
+            settings.commit_bytes,
+        )
+
+    def _run_parts(self, prepared: Prepared, parts: list[Part]) -> list[Outcome]:
+        if not parts:
+            self.say("nothing new")
+            return []
+        self.say(f"reading {len(parts)} of {prepared.partitions} partitions")
+        encoded = [msgspec.msgpack.encode(part) for part in parts]
+        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_parts(self._job(prepared)))
+        return [msgspec.msgpack.decode(one, type=Outcome) for one in rdd.collect()]
+
+    def _run_files(
+        self, prepared: Prepared, held: Held, known: Mapping[int, Progress], live_from: Offsets
+    ) -> list[Outcome]:
+        settings, sources = self.settings, self.topology.source_topics()
+        topic = settings.topic or (sources[0] if len(sources) == 1 else "")
+        if topic not in sources:
+            raise ConfigError(
+                f"topic: {topic or 'unset'}: the files stand for one of the topology's: {', '.join(sources)}"
+            )
+        fingerprint = fingerprint_of(self.spark, settings, topic, prepared.partitions)
+        done = partitions_done(settings.application, known, fingerprint)
+        if len(done) == prepared.partitions:
+            self.say("these files were read to their end already: the aggregator can be started")
+            return []
+        rows = partitioned_rows(self.spark, settings, prepared.partitions)
+        source = FileInput(fingerprint, topic, live_from, held.ids, done)
+        found = rows.mapInArrow(run_rows(self._job(prepared), source), "outcome binary").collect()
+        outcomes = [msgspec.msgpack.decode(bytes(row.outcome), type=Outcome) for row in found]
+        return [one for one in outcomes if one.partition not in done]
+
+    def _require_done(self, outcomes: Sequence[Outcome]) -> None:
+        """Raise where a task says that it could not."""
+        failed = [one for one in outcomes if one.failure is not None]
+        fenced = [one for one in outcomes if one.fenced is not None]
+        if failed and failed[0].failure is not None:
+            names, said = failed[0].failure.names, failed[0].failure.said
+            kinds = (getattr(errors, name, None) for name in names)
+            kind = next(kind for kind in kinds if kind is not None)
+            raise error_of(kind, f"partition {failed[0].partition}: {said}")
+        if fenced:
+            at = ", ".join(str(one.partition) for one in sorted(fenced, key=lambda one: one.partition))
+            raise BatchFenced(
+                f"a live instance has started, partitions {at} are its own now: {fenced[0].fenced}. What was committed "
+                "before counts, and the live instance goes on from there"
+            )
+
+
+def error_of(kind: type[PenstockError], said: str) -> PenstockError:
+    """An error of that class; one that takes more than a text is a FatalError."""
+    try:
+        return kind(said)
+    except TypeError:
+        return FatalError(said)
+
+
+def require_whole_partitions(topology: Topology) -> None:
+    """ConfigError where a task needs more than its partition of the source topics."""
+    beyond = [*topology.internal_topics(), *(table.topic for table in topology.global_tables.values())]
+    if beyond:
+        raise ConfigError(
+            f"topology: a batch runs each partition by itself, and this topology needs {', '.join(beyond)} as well: "
+            "a topic that it writes itself, or a global table"
+        )
+
+
+def require_no_files_left(application: str, known: Mapping[int, Progress]) -> None:
+    """ConfigError where files were not read to their end."""
+    for partition, progress in sorted(known.items()):
+        if isinstance(progress.input, BatchInput) and not progress.input.is_done:
+            raise ConfigError(
+                f"{application}, partition {partition}: a batch over files ended after {progress.input.rows} rows; run "
+                "it again as it was (files), or start afresh (`penstock streams reset`)"
+            )
+
+
+def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:
+    """The partitions whose files are read to their end; ConfigError where the state is of another input."""
+    done = []
+    for partition, progress in sorted(known.items()):
+        where = f"{application}, partition {partition}"
+        if not isinstance(progress.input, BatchInput):
+            raise ConfigError(
+                f"files: {where} has state already: history from files is an application's first batch. Give it "
+                "another id, or start it afresh (`penstock streams reset`)"
+            )
+        if progress.input.fingerprint != fingerprint:
+            raise ConfigError(other_input(where, progress.input, fingerprint))
+        if progress.input.is_done:
+            done.append(partition)
+    return tuple(done)
+
+
+def parts_of(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[Part]:
+    """The partitions that have something to read, those with the most first."""
+    left: dict[int, int] = {}
+    for topic, of in ends.items():
+        for partition, end in of.items():
+            progress = known.get(partition)
+            at = None if progress is None else progress.sources.get(topic)
+            start = held.earliest[topic][partition] if at is None else at
+            left[partition] = left.get(partition, 0) + max(0, end - start)
+    wanted = sorted((p for p, records in left.items() if records), key=lambda p: (-left[p], p))
+    return [Part(p, {topic: of[p] for topic, of in ends.items()}) for p in wanted]
+
+
+def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
+    """`partition:offset,…` as offsets; ConfigError where they are not one for each partition, which the topic holds.
+
+    >>> given_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
+    {0: 5, 1: 7}
+    """
+    given = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}
+    if wrong := sorted(given.keys() ^ latest.keys()):
+        said = "an offset for each partition is needed, and no other"
+        raise ConfigError(f"live_from: {topic}: {text}: {said} (partitions {wrong})")
+    for partition, offset in sorted(given.items()):
+        if not earliest[partition] <= offset <= latest[partition]:
+            held = f"the topic holds {earliest[partition]} to {latest[partition]}"
+            raise ConfigError(f"live_from: {topic}-{partition}: offset {offset}; {held}")
+    return given
+
+
+def summary_of(
+    outcomes: Sequence[Outcome], ends: Offsets, seconds: float, compaction: dict[str, Any] | None
+) -> Summary:
+    """What the tasks did, together."""
+    totals = [one.totals for one in outcomes]
+    return Summary(
+        len(outcomes),
+        sum(one.read for one in outcomes),
+        sum(one.closed for one in totals),
+        sum(one.late for one in totals),
+        sum(one.dead_letters for one in totals),
+        sum(one.skipped for one in totals),
+        sum(one.commits for one in outcomes),
+        ends,
+        {one.partition: one.seconds for one in outcomes},
+        seconds,
+        compaction,
+    )
+
+
+async def held_by(kafka: KafkaSettings, topics: Sequence[str]) -> Held:
+    """What topics hold."""
+    settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
+    async with Admin(kafka) as admin, Consumer(kafka, settings) as consumer:
+        described = await admin.describe_topics(topics)
+        places = [TopicPartition(t, one.partition) for t in topics for one in described[t].partitions]
+        earliest, latest = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
+    return Held({t: described[t].topic_id for t in topics}, _by_topic(earliest), _by_topic(latest))
+
+
+async def offsets_at(kafka: KafkaSettings, of: Offsets, ms: int) -> Offsets:
+    """The first offsets at or after a time, of those partitions; none where no record is."""
+    settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
+    async with Consumer(kafka, settings) as consumer:
+        asked = {TopicPartition(topic, p): ms for topic, own in of.items() for p in own}
+        found = await consumer.offsets_for_times(asked)
+    return {topic: {} for topic in of} | _by_topic({at: offset for at, offset in found.items() if offset is not None})
+
+
+def _by_topic(offsets: Mapping[TopicPartition, int]) -> Offsets:
+    found: Offsets = {}
+    for (topic, partition), offset in offsets.items():
+        found.setdefault(topic, {})[partition] = offset
+    return found

@@ -1,0 +1,155 @@
+"""What `penstock batch` is told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from penstock.services.spark.settings import (
+    PLACES,
+    RUN_RECORDS_MAX,
+    CompactSettings,
+    Place,
+    UpkeepSettings,
+    hadoop_uri,
+)
+from penstock.shared.common.durations import parse_ms
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit, time_ms
+from penstock.shared.common.settings import PositiveMs
+from penstock.shared.streams.settings import StreamsSettings, TaskSettings
+from penstock.shared.streams.topology_loading import NAME_PATTERN
+
+COMMIT_RECORDS = 1_000_000
+COMMIT_BYTES = 256 * 1024 * 1024
+OF_FILES = ("key_column", "value_column", "topic", "live_from")
+
+
+class BatchSettings(UpkeepSettings, TaskSettings):
+    """`penstock batch`: run a topology over what is there, in Spark. What tasks go by is the aggregator's."""
+
+    topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
+        description="module:function that returns a penstock.shared.streams Topology: the aggregator's own"
+    )
+    topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
+    until: str | None = Field(
+        default=None,
+        description="read records before the first one of this time (ISO 8601, UTC, or ms); default: all there are",
+    )
+    every: str | None = Field(default=None, description="begin a batch so often, such as 5m, until SIGTERM")
+    files: str | None = Field(
+        default=None, min_length=1, description="history: this folder, file or pattern, not the topics"
+    )
+    format: Literal["parquet", "json", "csv"] = Field(default="parquet", description="of `files`; json: one a line")
+    reader_options: dict[str, str] = Field(default={}, description="of Spark's reader of `files`, such as header=false")
+    topic: str | None = Field(default=None, description="source topic that `files` stand for; default: the only one")
+    key_column: str | None = Field(
+        default=None, description="of `files`: the record key; without it, records have none"
+    )
+    timestamp_column: str = Field(default="timestamp", min_length=1, description="of `files`: a time, a number or text")
+    time_unit: TimeUnit = Field(
+        default="ms", description="of `files`: what numbers in timestamp_column count since the epoch"
+    )
+    value_column: str | None = Field(
+        default=None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
+    )
+    live_from: Place | None = Field(
+        default=None, description=f"with `files`: where in the topics the aggregator begins: {PLACES}"
+    )
+    commit_records: Annotated[int, Field(gt=0)] = Field(
+        default=COMMIT_RECORDS, description="source records between two commits of a task, which bound its memory"
+    )
+    commit_bytes: Annotated[int, Field(gt=0)] = Field(
+        default=COMMIT_BYTES, description="the same in bytes of their keys, values and headers"
+    )
+    transaction_timeout_ms: PositiveMs = Field(
+        default=60_000, description="the broker aborts a commit that takes longer"
+    )
+    replication_factor: Annotated[int, Field(ge=-1)] = Field(
+        default=-1, description="of topics it creates; -1: the broker's default"
+    )
+    start_from_group_offsets: bool = Field(
+        default=False,
+        description="start with empty state at the group's offsets, where the changelog holds no progress",
+    )
+    on_missing_source_offsets: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="where source records were deleted before they were read: stop, or count the gap and go on",
+    )
+    run_records_max: Annotated[int, Field(gt=0)] = Field(
+        default=RUN_RECORDS_MAX, description="changelog records that one compaction reads; the next one goes on"
+    )
+    delete_covered: bool = Field(
+        default=False, description="afterwards delete changelog records that the snapshot before this one covers"
+    )
+
+    @field_validator("until")
+    @classmethod
+    def _is_time(cls, until: str | None) -> str | None:
+        try:
+            if until is not None:
+                time_ms(until)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+        return until
+
+    @field_validator("every")
+    @classmethod
+    def _is_duration(cls, every: str | None) -> str | None:
+        try:
+            if every is not None and parse_ms(every) <= 0:
+                raise ConfigError(f"{every!r} is no time to wait")
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+        return every
+
+    @field_validator("processing_guarantee")
+    @classmethod
+    def _is_exactly_once(cls, guarantee: str) -> str:
+        if guarantee != "exactly_once":
+            raise ValueError(f"a batch commits in transactions: {guarantee} is not for it, also where it is the live's")
+        return guarantee
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.files is None:
+            if given := [name for name in OF_FILES if getattr(self, name) is not None]:
+                raise ValueError(f"{', '.join(given)}: only with files")
+            return self
+        if self.live_from is None:
+            raise ValueError(f"files also need live_from, where the aggregator begins in the topics: {PLACES}")
+        if given := [name for name in ("until", "every") if getattr(self, name) is not None]:
+            raise ValueError(f"{', '.join(given)}: not with files, which are an application's first batch, once")
+        return self
+
+    @property
+    def files_read(self) -> str:
+        """`files` as Spark calls them."""
+        assert self.files is not None
+        return hadoop_uri(self.files)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        return (self.tables,) if self.files is None else (self.tables, self.files_read)
+
+    def streams(self) -> StreamsSettings:
+        """What the tasks, and the topics that they need, go by; ConfigError where the changelog is another one."""
+        same = ("transaction_timeout_ms", "replication_factor", "start_from_group_offsets", "on_missing_source_offsets")
+        streams = StreamsSettings(
+            application_id=self.application,
+            topic_wait_ms=self.kafka_timeout_ms,
+            lake=self.lake,
+            lake_options=self.lake_options,
+            **self.model_dump(include={*TaskSettings.model_fields, *same}),
+        )
+        if streams.changelog_topic != self.changelog_topic:
+            raise ConfigError(f"changelog: the application's is {streams.changelog_topic}")
+        return streams
+
+    def compaction(self, *, with_step: bool) -> CompactSettings:
+        """What compactions go by; the user's own step comes after the last one."""
+        own = {name: getattr(self, name) for name in CompactSettings.model_fields if hasattr(self, name)}
+        if not with_step:
+            own["after"] = None
+        return CompactSettings.model_construct(**own)

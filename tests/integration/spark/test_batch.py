@@ -1,0 +1,376 @@
+"""Batches on Spark over a real topic: between live workers, tried again, killed, fenced, and what they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from deltalake import DeltaTable
+
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark.batch import Batch, BatchFenced, BatchRefused, Summary
+from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.compact import Compaction
+from penstock.services.spark.settings import CompactSettings
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.errors import ConfigError, ProcessingFailed
+from penstock.shared.streams.changelog.format import BatchInput
+from penstock.shared.streams.topology_loading import load_topology
+from tests.integration.test_stream_worker import KEYS, Chain, chain_of, offline, or_its_error, running, until
+
+TOPOLOGY = '''
+"""Topologies of a test."""
+
+import os
+from pathlib import Path
+
+from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.dsl import StreamsBuilder
+
+
+def sessions(topic):
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by_key().session_window(100, 50)
+    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+def fatal(topic, mark, number, error=""):
+    """The same, and the process of the record of that number ends, once; or its user's code raises."""
+
+    def see(value):
+        if value["id"] == int(number):
+            if error:
+                raise RuntimeError(error)
+            try:
+                os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return value
+            os._exit(1)
+        return value
+
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).map_values(see).group_by_key().session_window(100, 50)
+    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+def slow(topic, mark, seconds="20"):
+    """The same, and the first record of all waits until a file is there."""
+    import time
+
+    def see(value):
+        if value["id"] == 0:
+            Path(mark + "-waits").touch()
+            for _ in range(int(seconds) * 100):
+                if Path(mark).exists():
+                    break
+                time.sleep(0.01)
+        return value
+
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).map_values(see).group_by_key().session_window(100, 50)
+    windows.aggregate("s", n=Count(), sum=Sum("id")).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+def by_another_key(topic):
+    builder = StreamsBuilder()
+    windows = builder.stream(topic).group_by(lambda value: value["id"]).session_window(100, 50)
+    windows.aggregate("s", n=Count()).on_close().to(f"{topic}-out")
+    return builder.build()
+
+
+def with_global_table(topic):
+    builder = StreamsBuilder()
+    table = builder.global_table(f"{topic}-table")
+    builder.stream(topic).join(table, lambda a, b: a, key=lambda record: record.value["id"]).to(f"{topic}-out")
+    return builder.build()
+'''
+MODULE = "topologies_of_batches"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The driver's working folder, which has the topologies' module."""
+    (tmp_path / f"{MODULE}.py").write_text(TOPOLOGY, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def settings_of(chain: Chain, folder: Path, build: str = "sessions", **given: Any) -> BatchSettings:
+    options = {"topic": chain.topic} | given.pop("topology_options", {})
+    names = {"application": chain.topic, "lake": str(folder / "lake"), "kafka": chain.kafka}
+    return BatchSettings(
+        **{**names, "topology": f"{MODULE}:{build}", "topology_options": options, "kafka_timeout_ms": 10_000, **given}
+    )
+
+
+async def batch(spark: Any, settings: BatchSettings) -> Summary:
+    """One batch, in a thread: a driver has a loop of its own."""
+    return await asyncio.to_thread(lambda: Batch(spark, settings, print).run())
+
+
+def exists(file: Path) -> Callable[[], Awaitable[bool]]:
+    async def there() -> bool:
+        return await asyncio.to_thread(file.exists)
+
+    return there
+
+
+async def live(chain: Chain, folder: Path) -> None:
+    """A live worker that reads what there is."""
+    worker = chain.worker(lake=str(folder / "lake"))
+    async with running(worker) as loop:
+        await or_its_error(loop, chain.wait_processed(worker))
+
+
+def rows_of(folder: Path, application: str, table: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    rows = DeltaTable(str(folder / "lake" / application / table)).to_pyarrow_table().to_pylist()
+    return sorted(tuple(row[name] for name in columns) for row in rows)
+
+
+def in_lake(folder: Path, application: str) -> tuple[list[Any], list[Any]]:
+    """Closed windows and late records."""
+    closed = rows_of(folder, application, "closed/s", ("key", "window_start", "window_end", "n", "sum"))
+    late = rows_of(folder, application, "late/s", ("key", "event_time", "source_offset", "partition"))
+    return closed, late
+
+
+async def test_live_then_batch_then_live(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+    """Results, late records and tables are those of live alone; each part goes on from the one before."""
+    async with chain_of(kafka, topic_name) as chain, chain_of(kafka, f"{topic_name}-alone") as alone:
+        await chain.send(300)
+        await live(chain, folder)
+        await chain.send(300)
+        done = await batch(spark, settings_of(chain, folder, commit_records=70))
+        assert (done.partitions, done.read, done.commits) == (2, 300, 6)
+        assert done.to_offsets == {topic_name: {0: 300, 1: 300}}
+        again = await batch(spark, settings_of(chain, folder))
+        assert (again.partitions, again.read, again.compaction) == (0, 0, None)
+        assert [(await chain.confirmed(p)).epoch for p in range(2)] == [2, 2]
+        await chain.send(300)
+        await live(chain, folder)
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        async with Admin(chain.kafka) as admin:
+            offsets = await admin.group_offsets(topic_name)
+        assert {at.partition: to.offset for at, to in offsets.items()} == {0: 450, 1: 450}
+
+        for _ in range(3):
+            await alone.send(300)
+        await live(alone, folder)
+        for one in (chain, alone):
+            settings = CompactSettings(application=one.topic, lake=str(folder / "lake"), kafka=one.kafka)
+            await asyncio.to_thread(lambda given=settings: Compaction(spark, given, print).run())
+        assert in_lake(folder, chain.topic) == in_lake(folder, alone.topic)
+
+
+async def test_until_a_time(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+    """Each partition is read up to its first record of that time; the next batch reads the others."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(200)
+        done = await batch(spark, settings_of(chain, folder, until="1300"))
+        first = {p: next(i for i, e in enumerate(own(chain, p)) if e[2] >= 1_300) for p in (0, 1)}
+        assert done.to_offsets == {topic_name: first}
+        assert done.read == sum(first.values())
+        rest = await batch(spark, settings_of(chain, folder))
+        assert rest.read == 200 - done.read
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+def own(chain: Chain, partition: int) -> list[Any]:
+    return [event for event in chain.sent if event[0] == partition]
+
+
+async def test_a_refused_batch_leaves_everything(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+) -> None:
+    """While live instances run, which are named; a topology that needs more than its partition, by what it needs."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(20)
+        worker = chain.worker(lake=str(folder / "lake"))
+        async with running(worker) as loop:
+            await or_its_error(loop, chain.wait_processed(worker))
+            with pytest.raises(BatchRefused, match=rf"the group {topic_name} has members: penstock-.* at "):
+                await batch(spark, settings_of(chain, folder))
+        for build, needed in (("by_another_key", "repartition"), ("with_global_table", "-table")):
+            with pytest.raises(ConfigError, match=rf"needs {topic_name}\S*{needed}"):
+                await batch(spark, settings_of(chain, folder, build))
+        assert [(await chain.confirmed(p)).epoch for p in range(2)] == [1, 1]
+
+
+async def test_a_record_that_cannot_be_handled_is_named(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+) -> None:
+    """As a worker does; what was committed before it counts, and the next batch goes on there."""
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        await chain.send(40)
+        options = {"mark": str(folder / "mark"), "number": "25", "error": "not this one"}
+        given: dict[str, Any] = {"topology_options": options, "commit_records": 10}
+        failing = settings_of(chain, folder, "fatal", processing_exception_handler="fail", **given)
+        with pytest.raises(ProcessingFailed, match=rf"{topic_name}-0@25.*not this one"):
+            await batch(spark, failing)
+        progress = (await chain.confirmed(0)).progress
+        assert progress is not None
+        assert progress.sources == {topic_name: 20}
+        done = await batch(spark, settings_of(chain, folder, "fatal", **given))
+        assert (done.read, done.dead_letters) == (20, 1)
+
+
+async def test_a_live_start_fences_a_batch(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+    """A batch whose partitions a live instance takes over ends, and says so; everything is there once."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(300)
+        mark = folder / "mark"
+        settings = settings_of(chain, folder, "slow", topology_options={"mark": str(mark)}, commit_records=50)
+        job = asyncio.create_task(batch(spark, settings))
+        await until(exists(Path(f"{mark}-waits")))
+        options = {"topic": topic_name, "mark": str(folder / "none"), "seconds": "0"}
+        worker = chain.worker(load_topology(f"{MODULE}:slow", options), lake=str(folder / "lake"))
+        async with running(worker) as loop:
+            await or_its_error(loop, chain.wait_processed(worker))
+            mark.touch()
+            with pytest.raises(BatchFenced, match=f"the group {topic_name} has members"):
+                await job
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def test_a_batch_that_is_killed_is_made_good_by_the_next(
+    kafka: EmbeddedKafka, topic_name: str, folder: Path
+) -> None:
+    """The driver is killed while a task works; the next batch goes on from the last commits."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(300)
+        mark = folder / "mark"
+        flags = ["--application", topic_name, "--lake", str(folder / "lake"), "--spark.master", "local[2]"]
+        flags += ["--kafka.bootstrap-servers", kafka.bootstrap_servers, "--commit-records", "20"]
+        options = msgspec.json.encode({"topic": topic_name, "mark": str(mark)}).decode()
+        flags += ["--topology", f"{MODULE}:slow", "--topology-options", options]
+        first = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE
+        )
+        await until(exists(Path(f"{mark}-waits")))
+        first.kill()
+        await first.wait()
+        mark.touch()
+        second = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE
+        )
+        told, _ = await second.communicate()
+        assert second.returncode == 0
+        assert msgspec.json.decode(told)["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def test_a_task_that_dies_is_tried_again(kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+    """Spark starts another worker for it, which goes on from the last commit: everything is there once."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(300)
+        mark = folder / "mark"
+        options = {"topic": topic_name, "mark": str(mark), "number": "201"}
+        flags = ["--application", topic_name, "--lake", str(folder / "lake"), "--spark.master", "local[2,4]"]
+        flags += ["--kafka.bootstrap-servers", kafka.bootstrap_servers, "--commit-records", "20"]
+        flags += ["--topology", f"{MODULE}:fatal", "--topology-options", msgspec.json.encode(options).decode()]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE
+        )
+        told, _ = await process.communicate()
+        assert process.returncode == 0
+        assert mark.exists()
+        assert msgspec.json.decode(told)["read"] < 300
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        assert [(await chain.confirmed(p)).epoch for p in range(2)] in ([1, 2], [2, 2])
+
+
+# --- files ---
+
+
+def write_files(folder: Path, format: str, rows: list[dict[str, Any]]) -> Path:
+    """Two files, in an order that is not that of time."""
+    there = folder / f"files-{format}"
+    there.mkdir()
+    for nth, some in enumerate((rows[1::2], rows[::2])):
+        file = there / f"{nth}.{format}"
+        if format == "parquet":
+            pyarrow.parquet.write_table(pa.Table.from_pylist(some), file)
+        elif format == "json":
+            file.write_text("\n".join(msgspec.json.encode(row).decode() for row in some))
+        else:
+            lines = (",".join(str(value) for value in row.values()) for row in some)
+            file.write_text("\n".join([",".join(rows[0]), *lines, ""]))
+    return there
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+async def test_history_from_files_then_live(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, format: str
+) -> None:
+    """Windows are those of history and topic in one stream; the live one begins where it was told to."""
+    rows = [{"who": KEYS[i % 7].decode(), "at": i * 13, "id": i} for i in range(300)]
+    files = write_files(folder, format, rows)
+    history = sorted((for_key(row["who"].encode(), 2), row["who"].encode(), row["at"], row["id"]) for row in rows)
+    history.sort(key=lambda event: event[2])
+    async with chain_of(kafka, topic_name) as chain:
+        chain.sent = history[:]
+        await chain.send(50)  # which are in the files, as it were
+        before = [sum(1 for e in chain.sent[300:] if e[0] == p) for p in (0, 1)]
+        del chain.sent[300:]
+        of_files = {"files": str(files), "format": format, "key_column": "who", "timestamp_column": "at"}
+        settings = settings_of(chain, folder, commit_records=40, live_from="latest", **of_files)
+        done = await batch(spark, settings)
+        assert (done.partitions, done.read, done.late) == (2, 300, 0)
+        assert done.to_offsets == {topic_name: {0: before[0], 1: before[1]}}
+        again = await batch(spark, settings)
+        assert (again.partitions, again.read) == (0, 0)
+        with pytest.raises(ConfigError, match="was made from other files"):
+            await batch(spark, settings.model_copy(update={"value_column": "id"}))
+        chain.sent = history[:]
+        await chain.send(100)
+        worker = chain.worker(lake=str(folder / "lake"))
+        async with running(worker) as loop:
+            ends = {p: before[p] + 50 for p in (0, 1)}
+
+            async def done_() -> bool:
+                tasks = {p: one.task for p, one in worker.tasks().items() if one.task is not None}
+                return {p: task.sources[topic_name] for p, task in tasks.items() if not task.needs_commit} == ends
+
+            await or_its_error(loop, until(done_))
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+        more = await batch(spark, settings_of(chain, folder))
+        assert more.partitions == 0
+
+
+async def test_files_that_were_not_read_to_their_end(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
+) -> None:
+    """Nobody else begins; the same batch goes on from the rows that it had reached, another input is refused."""
+    rows = [{"who": KEYS[i % 7].decode(), "at": i * 13, "id": i} for i in range(100)]
+    files = write_files(folder, "parquet", rows)
+    async with chain_of(kafka, topic_name, partitions=1) as chain:
+        options = {"mark": str(folder / "mark"), "number": "55", "error": "not this one"}
+        of_files = {"files": str(files), "key_column": "who", "timestamp_column": "at", "live_from": "0:0"}
+        given = of_files | {"topology_options": options, "commit_records": 10}
+        with pytest.raises(ProcessingFailed, match="not this one"):
+            await batch(spark, settings_of(chain, folder, "fatal", processing_exception_handler="fail", **given))
+        progress = (await chain.confirmed(0)).progress
+        assert progress is not None
+        assert isinstance(progress.input, BatchInput)
+        assert (progress.sources, progress.input.rows, progress.input.is_done) == ({}, 50, False)
+        await chain.send(1)
+        with pytest.raises(ConfigError, match="ended after 50 rows"):
+            await batch(spark, settings_of(chain, folder))
+        with pytest.raises(ConfigError, match="ended after 50 rows"):
+            async with running(worker := chain.worker(lake=str(folder / "lake"))) as loop:
+                await or_its_error(loop, chain.wait_processed(worker))
+        with pytest.raises(ConfigError, match="holds 50 rows of other files"):
+            await batch(spark, settings_of(chain, folder, **of_files | {"time_unit": "s"}))
+        done = await batch(spark, settings_of(chain, folder, "fatal", **given))
+        assert (done.read, done.dead_letters) == (50, 1)
