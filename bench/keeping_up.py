@@ -197,9 +197,8 @@ def report(samples: list[Sample], rate: int) -> int:
         first, second = (max(getattr(one, name) for one in part) for part in (samples[1:half], samples[half:]))
         flat = second <= FLAT_MAX * first
         status |= not flat
-        print(
-            f"{name}: at most {first:,.0f} in the first half, {second:,.0f} in the second: {'flat' if flat else 'GROWS'}"
-        )
+        said = "flat" if flat else "GROWS"
+        print(f"{name}: at most {first:,.0f} in the first half, {second:,.0f} in the second: {said}")
     return status
 
 

@@ -7,53 +7,48 @@ from typing import Any
 import pytest
 
 from penstock.services.spark.aftercare import Aftercare
-from penstock.services.spark.failures import CompactionConflict
-from penstock.services.spark.fold import Fold, Plan, Summary
-from penstock.services.spark.kafka import TopicOffsets
+from penstock.services.spark.compact import Compaction, Plan, Summary, TopicOffsets
+from penstock.services.spark.delta import CompactionConflict
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.errors import AuthorizationFailed
 
-DONE = Summary(7, 1, 5, 4, 3, 2, 1, {0: 0}, {0: 9}, 7, 0.0)
+DONE = Summary(1, 5, 4, 1, 2, 0, {0: 0}, {0: 9}, 7, 0.0)
 
 
 class Steps(Aftercare):
     """Upkeep that another job got ahead of."""
 
     def look_after(self, *paths: Any) -> dict[str, Any]:
-        return {
-            "optimized_partitions": self.attempt(
-                "OPTIMIZE of x", lambda: fail(CompactionConflict("x")), 0, is_upkeep=True
-            )
-        }
+        return {"optimized_tables": self.attempt("OPTIMIZE of x", lost, 0, is_upkeep=True)}
 
 
-class Job(Fold):
+class Job(Compaction):
     """A run that counts, and may not delete from the changelog."""
 
     def __init__(self, say: Any, error: Exception | None) -> None:
-        settings = CompactSettings(application="a", lake="lake")
+        settings = CompactSettings(application="a", lake="lake", delete_covered=True)
         super().__init__(None, settings, say)  # type: ignore[arg-type]  # it has no session, and needs none
-        self.after, self.error = Steps(None, settings, say), error  # type: ignore[arg-type]
+        self.after, self.error = Steps(settings, say), error
 
     def plan(self) -> Plan:
-        return Plan(7, {}, TopicOffsets("t", "id", {0: 0}, {0: 9}), {0: 0}, {0: 9}, False, {0: 9})
+        return Plan(TopicOffsets("t", "id", {0: 0}, {0: 9}), {}, {}, [])
 
-    def records(self, plan: Plan) -> Any:
-        raise AssertionError
+    def _fold(self, plan: Plan) -> Summary:
+        return DONE
 
-    def _fold(self, plan: Plan) -> tuple[Plan, Summary]:
-        return plan, DONE
+    def _rewrite(self) -> int:
+        return 1
 
-    def _known_stores(self, covered: Any) -> list[str]:
-        return []
+    def _others(self) -> dict[str, str]:
+        return {}
 
-    def after_merge(self, plan: Plan, summary: Summary) -> None:
+    def _delete_covered(self, plan: Plan) -> None:
         if self.error is not None:
-            self.after.attempt("the deletion from the changelog", lambda: fail(self.error), None)
+            raise self.error
 
 
-def fail(error: Any) -> Any:
-    raise error
+def lost() -> Any:
+    raise CompactionConflict("x")
 
 
 def test_a_run_that_counts_is_told_though_the_deletion_failed() -> None:
@@ -62,7 +57,7 @@ def test_a_run_that_counts_is_told_though_the_deletion_failed() -> None:
     with pytest.raises(AuthorizationFailed, match="no DELETE"):
         Job(said.append, AuthorizationFailed("no DELETE")).run(told.append)
     (summary,) = told
-    assert (summary.run, summary.merged_rows) == (7, 3)
+    assert (summary.live_rows, summary.rewritten_partitions) == (4, 1)
     assert summary.failed == ("the deletion from the changelog: AuthorizationFailed: no DELETE",)
     assert said == [
         "the deletion from the changelog failed: no DELETE",
@@ -71,7 +66,7 @@ def test_a_run_that_counts_is_told_though_the_deletion_failed() -> None:
 
 
 def test_an_optimize_that_was_lost_is_no_failure() -> None:
-    """The run counts, and the next one looks after the files. Late records may be lost to another job."""
+    """The run counts, and the next one looks after the files. A deletion that was lost is a failure."""
     told = list[Summary]()
     assert Job(lambda text: None, None).run(told.append).failed == ()
     with pytest.raises(CompactionConflict):

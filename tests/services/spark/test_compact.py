@@ -1,64 +1,98 @@
-"""What a compaction refuses before it reads anything."""
+"""From where a compaction reads, and what it refuses before it reads anything."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.spark.compact import bounded, require_no_hole
-from penstock.services.spark.kafka import TopicOffsets
+from penstock.services.spark.compact import Compaction, TopicOffsets, bounded, spread
+from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.errors import ChangelogHole
 
+CLOSED, LATE = "closed/s", "late/s"
 
-class Covered(NamedTuple):
-    topic_id: str
+
+def job() -> Compaction:
+    return Compaction(None, CompactSettings(application="app", lake="lake"), print)  # type: ignore[arg-type]
 
 
 def offsets(earliest: int, latest: int) -> TopicOffsets:
     return TopicOffsets("log", "id-1", {0: earliest}, {0: latest})
 
 
-def test_a_changelog_that_goes_on_where_the_tables_end_is_taken() -> None:
-    """Covered offsets anywhere within what the topic holds, its end included, are no hole."""
-    for covered in (5, 7, 9):
-        require_no_hole(offsets(5, 9), {0: Covered("id-1")}, {0: covered})  # type: ignore[dict-item]
+def row(covered: int, **appended: int) -> dict[str, Any]:
+    said = {name.replace("_", "/"): at for name, at in appended.items()}
+    return {"changelog_offset": covered, "epoch": covered, "progress": "{}", "appended": json.dumps(said)}
+
+
+def first(rows: list[dict[str, Any]], there: dict[str, int], held: TopicOffsets) -> Any:
+    return job()._first(0, rows, {name: {0: at} for name, at in there.items()}, held)
+
+
+def test_a_partition_is_read_from_where_the_tables_end() -> None:
+    """From the beginning where there are none; a table that has more than it should is no reason to read more."""
+    assert first([], {}, offsets(0, 9)) == (0, None)
+    newest = row(5, closed_s=3)
+    for held in (offsets(0, 9), offsets(5, 9), offsets(0, 5)):
+        assert first([newest], {CLOSED: 3}, held) == (5, newest)
+    assert first([newest], {CLOSED: 8}, offsets(5, 9)) == (5, newest)
+
+
+def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -> None:
+    """Which knows the epoch in force there; or from the changelog's beginning."""
+    rows = [row(9, closed_s=8, late_s=2), row(5, closed_s=3), row(2)]
+    assert first(rows, {CLOSED: 8, LATE: 2}, offsets(0, 9)) == (9, rows[0])
+    assert first(rows, {CLOSED: 4, LATE: 2}, offsets(0, 9)) == (5, rows[1])
+    assert first(rows, {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (2, rows[2])
+    assert first(rows, {LATE: 2}, offsets(0, 9)) == (0, None)
+    assert first(rows, {CLOSED: 8}, offsets(0, 9)) == (0, None)
 
 
 @pytest.mark.parametrize(
-    ("earliest", "latest", "start", "topic_id", "said"),
+    ("rows", "there", "held", "said"),
     [
-        (6, 9, 5, "id-1", "log-0: offsets 5 to 5 are gone"),
-        (0, 4, 5, "id-1", "log-0 ends at 4, before the covered offset 5: offsets 4 to 4 are missing"),
-        (5, 9, 5, "id-0", "its id is id-1, that of the snapshot is id-0"),
+        ([row(5)], {}, offsets(6, 9), "log-0: offsets 5 to 5 were deleted, .* go on at offset 5. Is this the lake"),
+        ([row(5)], {}, offsets(0, 4), "log-0: the log ends at 4, but the tables cover it up to 5"),
+        ([], {}, offsets(1, 4), "offsets 0 to 0 were deleted"),
+        ([row(9, closed_s=8), row(5)], {CLOSED: 6}, offsets(6, 9), "closed/s lacks rows from offset 7 on"),
     ],
 )
-def test_a_hole_is_refused_by_its_offsets(earliest: int, latest: int, start: int, topic_id: str, said: str) -> None:
-    """A changelog that starts too late, ends too early or is another one is refused, with what is missing."""
+def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, said: str) -> None:
     with pytest.raises(ChangelogHole, match=said):
-        require_no_hole(offsets(earliest, latest), {0: Covered(topic_id)}, {0: start})  # type: ignore[dict-item]
+        first(rows, there, held)
+
+
+def test_another_changelog_is_refused() -> None:
+    newest = {0: row(5) | {"topic_id": "id-0"}}
+    with pytest.raises(ChangelogHole, match="with id id-0, but its id is id-1"):
+        job()._require_same_changelog(newest, offsets(0, 9))
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), min_size=1, max_size=6), st.integers(1, 100))
 def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[int, int]], most: int) -> None:
     """A run reads no more than it may, all of what is short, as much of one long partition as of the other."""
-    start = {p: first for p, (first, _) in enumerate(ranges)}
-    latest = {p: first + length for p, (first, length) in enumerate(ranges)}
-    ends = bounded(start, latest, most)
-    taken = {p: ends[p] - start[p] for p in start}
-    assert all(start[p] <= ends[p] <= latest[p] for p in start)
-    assert sum(taken.values()) <= max(most, len(ranges))
-    cut = [taken[p] for p in start if ends[p] < latest[p]]
+    begins: Any = {p: (begin, None) for p, (begin, _) in enumerate(ranges)}
+    held = TopicOffsets("log", "id", dict.fromkeys(begins, 0), {p: a + n for p, (a, n) in enumerate(ranges)})
+    found = bounded(begins, {}, {}, held, most)
+    taken = [one.end - one.first for one in found]
+    assert all(one.first <= one.end <= one.latest == held.latest[one.partition] for one in found)
+    assert sum(taken) <= max(most, len(ranges))
+    cut = [one.end - one.first for one in found if one.end < one.latest]
     if cut:
         assert min(cut) >= 1
-        assert sum(taken.values()) >= most
+        assert sum(taken) >= most
         assert max(cut) - min(cut) <= 1
-        assert max(taken.values()) <= max(cut) + 1
+        assert max(taken) <= max(cut) + 1
 
 
-def test_a_partition_that_is_gone_is_refused() -> None:
-    """A covered partition that the topic does not have is a hole too."""
-    with pytest.raises(ChangelogHole, match="no partition 1"):
-        require_no_hole(offsets(0, 9), {1: Covered("id-1")}, {0: 0})  # type: ignore[dict-item]
+@given(st.lists(st.integers(0, 50)), st.integers(1, 5))
+def test_tasks_have_as_much_to_do_as_each_other(sizes: list[int], tasks: int) -> None:
+    """Everything is somebody's, and no task has more than another by more than its largest item."""
+    parts = spread(sizes, lambda size: size, tasks)
+    assert sorted(size for part in parts for size in part) == sorted(sizes)
+    totals = [sum(part) for part in parts]
+    assert max(totals) - min(totals) <= max(sizes, default=0)

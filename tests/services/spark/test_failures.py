@@ -7,7 +7,7 @@ from py4j.protocol import Py4JNetworkError
 
 from penstock.services.spark.failures import CompactionConflict, translated
 from penstock.services.spark.session import SparkFailed
-from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
+from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
 from tests.services.spark.test_kafka import Raised
 
 
@@ -33,10 +33,12 @@ def test_a_task_that_failed_says_why() -> None:
     ("text", "kind", "said"),
     [
         (
-            "Traceback …\nValueError: corrupt changelog record: log-3 at offset 7: 9 bytes",
+            "Traceback …\npenstock.services.spark.fold.CannotRead: log-3 at offset 7: 9 bytes",
             CorruptRecord,
             "log-3 at offset 7: 9 bytes",
         ),
+        ("…\npenstock.shared.common.errors.OffsetOutOfRange: log-3", ChangelogHole, "log-3"),
+        ("…\npenstock.shared.common.errors.KafkaTimeout: log-3: reading", KafkaTimeout, "log-3: reading"),
         ("[DELTA_CONCURRENT_APPEND] Files were added", CompactionConflict, "another job"),
         ("io.delta.exceptions.ConcurrentTransactionException: x", CompactionConflict, "another job"),
         ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),

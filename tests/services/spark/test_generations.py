@@ -7,7 +7,7 @@ from itertools import permutations
 import msgspec
 import pytest
 
-from penstock.services.spark.generations import late_topics_left, newest_of, newest_stores, require_successor
+from penstock.services.spark.generations import newest_of, newest_stores, require_successor
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.aggregations import Count, Max, Mean
 from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema
@@ -70,12 +70,3 @@ def test_of_stores_that_know_as_much_the_newest_commit_has_them() -> None:
         assert newest_stores(given) == (changed(gap_ms=7),)
     grown = (changed(aggregations=(N, MEAN, MOST)),)
     assert newest_stores([*progress, msgspec.structs.replace(progress[0], stores=grown)]) == grown
-
-
-def test_late_topics_that_partitions_left() -> None:
-    """Each that a store had ahead of the commits or within them and then no more, whichever partition left it."""
-    a, b, none = ((changed(late=topic),) for topic in ("a", "b", None))
-    assert late_topics_left([(0, a), (1, b)], {0: a, 1: b}) == frozenset()
-    assert late_topics_left([(0, b), (1, a)], {0: a, 1: a}) == {("s", "a")}
-    assert late_topics_left([(0, b), (0, a), (1, none)], {1: none}) == {("s", "b")}
-    assert late_topics_left([(0, none), (0, a)], {0: b}) == {("s", "b")}

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from penstock.services.spark.upkeep import is_vacuum_due
+from penstock.services.spark.upkeep import is_optimize_due, is_vacuum_due
 
-RUNS = [("MERGE", run) for run in range(60, 0, -1)]
+RUN = {"operation": "WRITE", "kind": "compaction"}
+REWRITE = {"operation": "WRITE", "kind": "rewrite"}
+STARTED, ENDED, OPTIMIZED = ({"operation": name} for name in ("VACUUM START", "VACUUM END", "OPTIMIZE"))
 
 
 @pytest.mark.parametrize(
-    ("versions", "due"),
+    ("history", "due"),
     [
-        (RUNS[-19:], False),
-        (RUNS[-20:], True),
-        (RUNS[-21:], True),  # one that was missed at run 20 is not put off to run 40
-        ([*RUNS[20:25], ("OPTIMIZE", None), *RUNS[25:39], ("VACUUM END", None), *RUNS[39:]], False),
-        ([*RUNS[20:25], ("VACUUM START", None), *RUNS[25:40], ("VACUUM END", None), *RUNS[40:]], True),
-        ([("VACUUM END", None), *RUNS], False),
+        ([RUN] * 19, False),
+        ([RUN] * 20, True),
+        ([RUN] * 21, True),  # one that was missed is not put off
+        ([*[RUN] * 10, OPTIMIZED, REWRITE, *[RUN] * 9, ENDED, *[RUN] * 9], False),
+        ([*[RUN] * 5, STARTED, *[RUN] * 15, ENDED], True),  # one that did not end
+        ([ENDED, *[RUN] * 60], False),
         ([], False),
     ],
 )
-def test_a_vacuum_is_due_so_many_runs_after_the_last(versions: list[tuple[str, int | None]], due: bool) -> None:
-    """Twenty runs since a VACUUM ended, or since the table is there, make one due, whatever their numbers are."""
-    assert is_vacuum_due(versions, 20) is due
+def test_a_vacuum_is_due_so_many_runs_after_the_last(history: list[dict[str, Any]], due: bool) -> None:
+    assert is_vacuum_due(history, 20) is due
 
 
-def test_without_a_vacuum_in_sight_the_number_of_the_run_decides() -> None:
-    """Of a policy wider than the versions that are looked at."""
-    assert is_vacuum_due(RUNS, 30)
-    assert not is_vacuum_due(RUNS[1:], 100)
-    assert is_vacuum_due([("MERGE", 200), ("MERGE", 199)], 100)
+@pytest.mark.parametrize(
+    ("history", "due"),
+    [([RUN] * 3, True), ([RUN] * 2, False), ([RUN, RUN, OPTIMIZED, RUN], False), ([], False), ([STARTED], False)],
+)
+def test_an_optimize_is_due_after_so_many_appends(history: list[dict[str, Any]], due: bool) -> None:
+    assert is_optimize_due(history, 2) is due
