@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.shared.common.errors import SchemaMismatch
-from penstock.shared.streams.changelog.format import Progress, StoreSchema
+from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.changelog.reader import AGGREGATIONS_STAY, STORES_STAY, changed_aggregations
 
 Stores = tuple[StoreSchema, ...]
@@ -20,14 +20,6 @@ Stores = tuple[StoreSchema, ...]
 def newest_of(given: Iterable[Stores]) -> Stores:
     """The stores that know most: more of them, and then more aggregations. None given: no stores."""
     return max(given, key=lambda stores: (len(stores), sum(len(s.aggregations) for s in stores)), default=())
-
-
-def newest_stores(progress: Iterable[Progress]) -> Stores:
-    """The stores that know most; of several that know as much, those of the commit that was made last.
-
-    An idle partition still says what the stores were when it got its last record.
-    """
-    return newest_of(p.stores for p in sorted(progress, key=lambda p: p.wall_ms, reverse=True))
 
 
 def require_successor(earlier: Stores, later: Stores) -> None:

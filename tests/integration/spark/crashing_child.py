@@ -1,26 +1,25 @@
-"""A compaction in a process of its own that is killed (SIGKILL, with its JVM) at one of five points, or waits until it
-is overtaken; run by a test."""
+"""A compaction in a process of its own that is killed (SIGKILL, with its JVM) at one of several points, or waits until
+it is overtaken; run by a test."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from penstock.services.spark import compact, fold, upkeep
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.fold import Merged, Plan
-from penstock.services.spark.kafka import delete_records
+from penstock.services.spark import aftercare, compact
+from penstock.services.spark.compact import Compaction, Plan, Summary
 from penstock.services.spark.main import DONE, compact_main
 from penstock.services.spark.session import spark_session
 from penstock.services.spark.settings import CompactSettings
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.records import TopicPartition
 
 POLL_SECONDS = 0.001
 
@@ -30,37 +29,56 @@ def die() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def die_when(seen: Callable[[], bool]) -> None:
-    """Kill it as soon as something is to be seen."""
-
-    def watch() -> None:
-        while not seen():
-            time.sleep(POLL_SECONDS)
-        die()
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def files(table: str, pattern: str) -> set[Path]:
-    """What a table's folder holds."""
-    return set(Path(table).rglob(pattern))
-
-
 class BeforeRead(Compaction):
     """Killed with the plan made and nothing read."""
 
-    def records(self, plan: Plan) -> DataFrame:
+    def _fold(self, plan: Plan) -> Summary:
         die()
-        return super().records(plan)
+        return super()._fold(plan)
 
 
-class DuringMerge(Compaction):
-    """Killed once the MERGE has begun to write files, before it is committed."""
+class BeforeCommit(Compaction):
+    """Killed with all files written and none committed."""
 
-    def _merge(self, *arguments: Any) -> Merged:
-        before = files(self.state, "part-*.parquet")
-        die_when(lambda: bool(files(self.state, "part-*.parquet") - before))
-        return super()._merge(*arguments)
+    def _commit(self, *given: Any) -> Summary:
+        die()
+        return super()._commit(*given)
+
+
+class AfterClosed(Compaction):
+    """Killed with `closed` committed, and nothing else."""
+
+    def _table(self, plan: Plan, name: str, schema: Any) -> Any:
+        if not name.startswith("closed"):
+            die()
+        return super()._table(plan, name, schema)
+
+
+class BeforeState(Compaction):
+    """Killed with all tables but `state` committed."""
+
+    def _table(self, plan: Plan, name: str, schema: Any) -> Any:
+        if name == "state":
+            die()
+        return super()._table(plan, name, schema)
+
+
+class BeforeRewrite(Compaction):
+    """Killed with the run committed and `state` not rewritten."""
+
+    def _rewrite(self) -> int:
+        die()
+        return 0
+
+
+class DuringRewrite(Compaction):
+    """Killed with the files of a rewrite written and not committed."""
+
+    def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
+        done = super()._in_tasks(items, size, step)
+        if type(items[0]).__name__ == "Crowded":
+            die()
+        return done
 
 
 class BeforeDelete(Compaction):
@@ -74,21 +92,24 @@ class DuringDelete(Compaction):
     """Killed with one partition's records deleted and the other's not."""
 
     def _delete_covered(self, plan: Plan) -> None:
-        partition = min(plan.covered)
-        before = {partition: plan.covered[partition].changelog_offset}
-        delete_records(self.spark, self.settings.kafka, plan.offsets.topic, before, self.settings.kafka_timeout_ms)
+        partition = min(plan.newest)
+        before = {TopicPartition(plan.offsets.topic, partition): plan.newest[partition]["changelog_offset"]}
+
+        async def delete() -> None:
+            async with Admin(self.settings.kafka) as admin:
+                await admin.delete_records(before)
+
+        compact._ask(delete(), self.settings.kafka, plan.offsets.topic, self.settings.kafka_timeout_ms)
         die()
 
 
 class DuringOptimize(Compaction):
-    """Killed once OPTIMIZE has begun to write files."""
+    """Killed in OPTIMIZE."""
 
-    def _look_after(self, summary: fold.Summary) -> fold.Summary:
-        before = files(self.settings.tables, "part-*.parquet")
-        die_when(lambda: bool(files(self.settings.tables, "part-*.parquet") - before))
-        for path in (self.state, *(self.closed(store) for store in self._known_stores({}))):
-            upkeep.optimize(self.spark, path, 0)  # which rewrites nothing where one file is left of a partition
-        return super()._look_after(summary)
+    def _after(self, plan: Plan, summary: Summary) -> Summary:
+        aftercare.upkeep.optimize = lambda table: die()
+        aftercare.upkeep.is_optimize_due = lambda history, appends_max: True
+        return super()._after(plan, summary)
 
 
 def wait() -> None:
@@ -107,20 +128,28 @@ class WithPlan(Compaction):
         return plan
 
 
-class WithAppend(Compaction):
-    """Waits with its closed windows appended and nothing merged: the other job finds what looks like a crash."""
+class WithClosed(Compaction):
+    """Waits with its closed windows committed: the other job finds what looks like a crash."""
 
-    def _merge(self, *arguments: Any) -> Merged:
-        wait()
-        return super()._merge(*arguments)
+    def _table(self, plan: Plan, name: str, schema: Any) -> Any:
+        if name == "state":
+            wait()
+        return super()._table(plan, name, schema)
 
 
-OVERTAKEN = {kind.__name__: kind for kind in (WithPlan, WithAppend)}
-POINTS = {kind.__name__: kind for kind in (BeforeRead, DuringMerge, BeforeDelete, DuringDelete, DuringOptimize)}
+OVERTAKEN = {kind.__name__: kind for kind in (WithPlan, WithClosed)}
+POINTS: dict[str, Callable[..., Compaction]] = {
+    kind.__name__: kind
+    for kind in (
+        *(BeforeRead, BeforeCommit, AfterClosed, BeforeState, BeforeRewrite, DuringRewrite),
+        *(BeforeDelete, DuringDelete, DuringOptimize),
+    )
+}
 
 
 def main(arguments: list[str]) -> int:
     """The point, then the flags of `penstock compact`; the exit status of one that lives to its end."""
+    compact.REWRITE_ROWS_MIN = 0
     if arguments[0] in OVERTAKEN:
         compact.Compaction = OVERTAKEN[arguments[0]]  # type: ignore[misc]
         return compact_main(arguments[1:])

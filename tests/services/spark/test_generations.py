@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import msgspec
 import pytest
 
-from penstock.services.spark.generations import newest_of, newest_stores, require_successor
+from penstock.services.spark.generations import newest_of, require_successor
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.aggregations import Count, Max, Mean
-from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 N, MEAN = AggregationSchema.of("n", Count()), AggregationSchema.of("mean", Mean("delay"))
 MOST = AggregationSchema.of("most", Max("delay"))
@@ -60,13 +58,3 @@ def test_the_newest_know_most() -> None:
     assert newest_of([(STORE,), grown]) == grown
     assert newest_of([grown, (STORE, STORE)]) == (STORE, STORE)
     assert newest_of([]) == ()
-
-
-def test_of_stores_that_know_as_much_the_newest_commit_has_them() -> None:
-    """Whatever the order of partitions: an idle one may still tell an earlier gap, grace or topic."""
-    said = [((STORE,), 5), ((changed(gap_ms=7),), 9), ((changed(gap_ms=8),), 7)]
-    progress = [Progress("a", "exactly_once", {}, 0, {}, {}, stores, wall_ms) for stores, wall_ms in said]
-    for given in permutations(progress):
-        assert newest_stores(given) == (changed(gap_ms=7),)
-    grown = (changed(aggregations=(N, MEAN, MOST)),)
-    assert newest_stores([*progress, msgspec.structs.replace(progress[0], stores=grown)]) == grown
