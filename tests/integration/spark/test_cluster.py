@@ -36,17 +36,6 @@ def build(topic):
     keyed.session_window(100, 50).aggregate("banks", count=Count(), total=Sum("delay")).on_close()
     return builder.build()
 """
-WITHOUT_PENSTOCK = """
-import pathlib
-import sys
-
-sys.path[:] = [place for place in sys.path if not (pathlib.Path(place or ".") / "penstock").is_dir()]
-try:
-    import penstock
-except ImportError:
-    (pathlib.Path(__file__).parent / "without").touch()
-"""
-"""What Python runs first in workers that are to be without Penstock, whatever was installed for the tests."""
 SPARK_CLASS = Path(sys.executable).parent / "spark-class"
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 
@@ -108,7 +97,7 @@ def state(port: int) -> dict[str, Any]:
         return {}
 
 
-def test_compact_audit_and_backfill_on_a_cluster(
+def test_compact_audit_and_batch_on_a_cluster(
     simulate: Any,
     topics: Any,
     kafka: EmbeddedKafka,
@@ -117,10 +106,7 @@ def test_compact_audit_and_backfill_on_a_cluster(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """The executors are other processes with code of their own: tables, audit and backfill are as on one machine.
-
-    All but a backfill, which runs the application's code, do without Penstock there.
-    """
+    """The executors are other processes: tables, audit and batch are as on one machine."""
     simulation = simulate()
     monkeypatch.delitem(aggregations, "last")
     for task in simulation.tasks:
@@ -134,31 +120,26 @@ def test_compact_audit_and_backfill_on_a_cluster(
     # Both executors are there before the first task is handed out.
     flags += ["--spark.conf", "spark.scheduler.minRegisteredResourcesRatio=1.0"]
     flags += ["--spark.conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=120s"]
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "bare" / "sitecustomize.py").write_text(WITHOUT_PENSTOCK)
-    bare = ["--spark.conf", f"spark.executorEnv.PYTHONPATH={tmp_path / 'bare'}"]
 
     def job(*command: str, application: str = simulation.name) -> dict[str, Any]:
         line = [sys.executable, "-m", "penstock.services.cli", *command, "--application", application, *flags]
-        line += bare if command[0] != "backfill" else []
         environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
-    compacted = job("compact", "--with-late")
-    assert (tmp_path / "bare" / "without").exists(), "a worker had Penstock"
-    late = sum(len(task.late) for task in simulation.tasks)
-    assert (compacted["late_records"], compacted["late_refused"]) == (late, 0)
-    assert compacted["corrected_windows"] > 0
-    assert compacted["finals"] == sum(len(task.closed) for task in simulation.tasks)
+    compacted = job("compact")
+    assert compacted["closed_rows"] == sum(len(task.closed) for task in simulation.tasks)
     for worker in range(WORKERS):
         assert any(executors(tmp_path, worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"
     told = lake.describe(str(tmp_path / "lake"), simulation.name)
     assert told["live_rows"] == sum(len(task.written) for task in simulation.tasks)
-    audit = job("audit", "--json")
-    assert audit["audit_ok"], audit
-    assert audit["sessions_closed"] == compacted["finals"]
     topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
-    replayed = job("backfill", *topology, application=f"{simulation.name}-again")
-    assert (replayed["finals"], replayed["live_rows"]) == (compacted["finals"], compacted["live_rows"])
+    again = f"{simulation.name}-again"
+    job("batch", *topology, application=again)
+    replayed = lake.describe(str(tmp_path / "lake"), again)
+    assert replayed["closed_rows"] == told["closed_rows"]
+    assert replayed["live_rows"] == told["live_rows"]
+    audit = job("audit", "--json", application=again)
+    assert audit["audit_ok"], audit
+    assert audit["sessions_closed"] == compacted["closed_rows"]
