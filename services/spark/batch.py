@@ -129,7 +129,9 @@ class Batch:
         self._require_done(outcomes)
         compaction = self._compact(with_step=True) if outcomes or self.settings.after is not None else None
         seconds = round(time.monotonic() - started, 3)
-        return summary_of(outcomes, ends, seconds, None if compaction is None else compaction._asdict())
+        return summary_of(
+            outcomes, reached(outcomes, known, ends), seconds, None if compaction is None else compaction._asdict()
+        )
 
     # --- before ---
 
@@ -302,16 +304,27 @@ def partitions_done(application: str, known: Mapping[int, Progress], fingerprint
 
 
 def parts_of(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[Part]:
-    """The partitions that have something to read, those with the most first."""
+    """The partitions that have something to read, those with the most first.
+
+    One whose position the topic cannot have is among them: its task says what is wrong with it.
+    """
     left: dict[int, int] = {}
     for topic, of in ends.items():
         for partition, end in of.items():
             progress = known.get(partition)
             at = None if progress is None else progress.sources.get(topic)
             start = held.earliest[topic][partition] if at is None else at
-            left[partition] = left.get(partition, 0) + max(0, end - start)
+            is_other = progress is not None and progress.source_ids.get(topic, held.ids[topic]) != held.ids[topic]
+            records = 1 if is_other or start > held.latest[topic][partition] else max(0, end - start)
+            left[partition] = left.get(partition, 0) + records
     wanted = sorted((p for p, records in left.items() if records), key=lambda p: (-left[p], p))
     return [Part(p, {topic: of[p] for topic, of in ends.items()}) for p in wanted]
+
+
+def reached(outcomes: Sequence[Outcome], known: Mapping[int, Progress], ends: Offsets) -> Offsets:
+    """Where the next batch, or a live instance, goes on."""
+    at = {p: progress.sources for p, progress in known.items()} | {one.partition: one.sources for one in outcomes}
+    return {topic: {p: at.get(p, {}).get(topic, end) for p, end in of.items()} for topic, of in ends.items()}
 
 
 def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
@@ -332,7 +345,7 @@ def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Ma
 
 
 def summary_of(
-    outcomes: Sequence[Outcome], ends: Offsets, seconds: float, compaction: dict[str, Any] | None
+    outcomes: Sequence[Outcome], to_offsets: Offsets, seconds: float, compaction: dict[str, Any] | None
 ) -> Summary:
     """What the tasks did, together."""
     totals = [one.totals for one in outcomes]
@@ -344,7 +357,7 @@ def summary_of(
         sum(one.dead_letters for one in totals),
         sum(one.skipped for one in totals),
         sum(one.commits for one in outcomes),
-        ends,
+        to_offsets,
         {one.partition: one.seconds for one in outcomes},
         seconds,
         compaction,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyspark.daemon import manager
 
+import penstock.services.spark.batch_task
 import penstock.services.spark.fold
 import penstock.services.spark.rewrite  # noqa: F401  (so that the forked workers have them)
 from penstock.shared.streams.changelog.reader import compile_kernels

@@ -1,4 +1,4 @@
-"""`penstock[spark]`: a backfill makes a lake from a file of events, and its closed window is in the table."""
+"""`penstock[spark]`: a batch makes a lake from a file of events, and its closed window is in the table."""
 
 import asyncio
 import json
@@ -45,13 +45,14 @@ def main(servers: str, topic: str, folder: Path) -> None:
         "format": "json",
         "key-column": "user",
         "timestamp-column": "at",
+        "live-from": "earliest",
         "kafka.bootstrap-servers": servers,
         "spark.master": "local[1]",
         "spark.shuffle-partitions": "1",
     }
     command = [
         str(Path(sys.executable).with_name("penstock")),
-        "backfill",
+        "batch",
         *(f"--{n}={v}" for n, v in settings.items()),
     ]
     subprocess.run(command, cwd=folder, check=True, stdout=sys.stderr)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.topology_loading import load_topology
-from tests.integration.test_stream_worker import KEYS, Chain, chain_of, offline, or_its_error, running, until
+from tests.integration.test_stream_worker import KEYS, Chain, Event, chain_of, offline, or_its_error, running, until
 
 TOPOLOGY = '''
 """Topologies of a test."""
@@ -82,6 +83,38 @@ def slow(topic, mark, seconds="20"):
     return builder.build()
 
 
+def dying(topic, mark, point):
+    """The same, and the process of the fourth commit ends, once: before it, within it, or after it."""
+    from penstock.shared.clients.producer import Producer
+    from penstock.shared.streams.changelog.partition import ChangelogPartition
+
+    def die():
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        os._exit(1)
+
+    commit, offsets, count = ChangelogPartition.commit, Producer.send_offsets_to_transaction, [0]
+
+    async def dying_commit(self, *given):
+        count[0] += 1
+        if count[0] == 4 and point == "before":
+            die()
+        done = await commit(self, *given)
+        if count[0] == 4 and point == "after":
+            die()
+        return done
+
+    async def dying_offsets(self, *given):
+        await offsets(self, *given)
+        if count[0] == 4 and point == "within":
+            die()
+
+    ChangelogPartition.commit, Producer.send_offsets_to_transaction = dying_commit, dying_offsets
+    return sessions(topic)
+
+
 def by_another_key(topic):
     builder = StreamsBuilder()
     windows = builder.stream(topic).group_by(lambda value: value["id"]).session_window(100, 50)
@@ -117,6 +150,25 @@ def settings_of(chain: Chain, folder: Path, build: str = "sessions", **given: An
 async def batch(spark: Any, settings: BatchSettings) -> Summary:
     """One batch, in a thread: a driver has a loop of its own."""
     return await asyncio.to_thread(lambda: Batch(spark, settings, print).run())
+
+
+@asynccontextmanager
+async def command(
+    kafka: EmbeddedKafka, folder: Path, build: str, options: dict[str, str], *more: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`penstock batch` as a process of its own, with small commits; killed at the end if it still runs."""
+    flags = [f"--application={options['topic']}", f"--lake={folder / 'lake'}", "--commit-records=20"]
+    flags += [f"--kafka.bootstrap-servers={kafka.bootstrap_servers}", f"--topology={MODULE}:{build}"]
+    flags += [f"--topology-options={msgspec.json.encode(options).decode()}", "--spark.master=local[2]", *more]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def exists(file: Path) -> Callable[[], Awaitable[bool]]:
@@ -169,7 +221,7 @@ async def test_live_then_batch_then_live(spark: Any, kafka: EmbeddedKafka, topic
         await live(alone, folder)
         for one in (chain, alone):
             settings = CompactSettings(application=one.topic, lake=str(folder / "lake"), kafka=one.kafka)
-            await asyncio.to_thread(lambda given=settings: Compaction(spark, given, print).run())
+            await asyncio.to_thread(Compaction(spark, settings, print).run)
         assert in_lake(folder, chain.topic) == in_lake(folder, alone.topic)
 
 
@@ -250,21 +302,13 @@ async def test_a_batch_that_is_killed_is_made_good_by_the_next(
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         mark = folder / "mark"
-        flags = ["--application", topic_name, "--lake", str(folder / "lake"), "--spark.master", "local[2]"]
-        flags += ["--kafka.bootstrap-servers", kafka.bootstrap_servers, "--commit-records", "20"]
-        options = msgspec.json.encode({"topic": topic_name, "mark": str(mark)}).decode()
-        flags += ["--topology", f"{MODULE}:slow", "--topology-options", options]
-        first = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE
-        )
-        await until(exists(Path(f"{mark}-waits")))
-        first.kill()
-        await first.wait()
+        options = {"topic": topic_name, "mark": str(mark)}
+        async with command(kafka, folder, "slow", options) as first:
+            await until(exists(Path(f"{mark}-waits")))
+            first.kill()
         mark.touch()
-        second = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE
-        )
-        told, _ = await second.communicate()
+        async with command(kafka, folder, "slow", options) as second:
+            told, _ = await second.communicate()
         assert second.returncode == 0
         assert msgspec.json.decode(told)["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
         assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
@@ -276,13 +320,8 @@ async def test_a_task_that_dies_is_tried_again(kafka: EmbeddedKafka, topic_name:
         await chain.send(300)
         mark = folder / "mark"
         options = {"topic": topic_name, "mark": str(mark), "number": "201"}
-        flags = ["--application", topic_name, "--lake", str(folder / "lake"), "--spark.master", "local[2,4]"]
-        flags += ["--kafka.bootstrap-servers", kafka.bootstrap_servers, "--commit-records", "20"]
-        flags += ["--topology", f"{MODULE}:fatal", "--topology-options", msgspec.json.encode(options).decode()]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock", "batch", *flags, stdout=asyncio.subprocess.PIPE
-        )
-        told, _ = await process.communicate()
+        async with command(kafka, folder, "fatal", options, "--spark.master=local[2,4]") as process:
+            told, _ = await process.communicate()
         assert process.returncode == 0
         assert mark.exists()
         assert msgspec.json.decode(told)["read"] < 300
@@ -290,7 +329,42 @@ async def test_a_task_that_dies_is_tried_again(kafka: EmbeddedKafka, topic_name:
         assert [(await chain.confirmed(p)).epoch for p in range(2)] in ([1, 2], [2, 2])
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("point", ["before", "within", "after"])
+async def test_a_task_that_dies_at_a_commit(kafka: EmbeddedKafka, topic_name: str, folder: Path, point: str) -> None:
+    """Whether its commit was written or not, the next attempt goes on from what holds."""
+    async with chain_of(kafka, topic_name) as chain:
+        await chain.send(300)
+        options = {"topic": topic_name, "mark": str(folder / "mark"), "point": point}
+        async with command(kafka, folder, "dying", options, "--spark.master=local[2,4]") as process:
+            told, _ = await process.communicate()
+        assert process.returncode == 0
+        assert await exists(folder / "mark")()
+        assert msgspec.json.decode(told)["to_offsets"] == {topic_name: {"0": 150, "1": 150}}
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
+async def test_batches_every_so_often(kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+    """In one session, each over what came since the one before, until SIGTERM."""
+    async with chain_of(kafka, topic_name) as chain:
+        async with command(kafka, folder, "sessions", {"topic": topic_name}, "--every=500ms") as process:
+            assert process.stdout is not None
+            read = 0
+            for wanted in (100, 200):
+                await chain.send(100)
+                while read < wanted:
+                    read += msgspec.json.decode(await process.stdout.readline())["read"]
+            process.terminate()
+            assert await process.wait() == 0
+        assert read == 200
+        assert (await chain.values("out"), await chain.values("late")) == offline(topic_name, chain.sent)
+
+
 # --- files ---
+
+
+def rows_of_events(events: list[Event]) -> list[dict[str, Any]]:
+    return [{"who": key.decode(), "at": at, "id": number} for _, key, at, number in events]
 
 
 def write_files(folder: Path, format: str, rows: list[dict[str, Any]]) -> Path:
@@ -314,10 +388,8 @@ async def test_history_from_files_then_live(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, format: str
 ) -> None:
     """Windows are those of history and topic in one stream; the live one begins where it was told to."""
-    rows = [{"who": KEYS[i % 7].decode(), "at": i * 13, "id": i} for i in range(300)]
-    files = write_files(folder, format, rows)
-    history = sorted((for_key(row["who"].encode(), 2), row["who"].encode(), row["at"], row["id"]) for row in rows)
-    history.sort(key=lambda event: event[2])
+    history = [(for_key(key, 2), key, i * 13, i) for i in range(300) for key in [KEYS[i % 7]]]
+    files = write_files(folder, format, rows_of_events(history))
     async with chain_of(kafka, topic_name) as chain:
         chain.sent = history[:]
         await chain.send(50)  # which are in the files, as it were
@@ -352,8 +424,7 @@ async def test_files_that_were_not_read_to_their_end(
     spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path
 ) -> None:
     """Nobody else begins; the same batch goes on from the rows that it had reached, another input is refused."""
-    rows = [{"who": KEYS[i % 7].decode(), "at": i * 13, "id": i} for i in range(100)]
-    files = write_files(folder, "parquet", rows)
+    files = write_files(folder, "parquet", rows_of_events([(0, KEYS[i % 7], i * 13, i) for i in range(100)]))
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         options = {"mark": str(folder / "mark"), "number": "55", "error": "not this one"}
         of_files = {"files": str(files), "key_column": "who", "timestamp_column": "at", "live_from": "0:0"}
