@@ -62,11 +62,13 @@ def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -
     ],
 )
 def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, said: str) -> None:
+    """Offsets that are gone, a log that ends too early, and a table that lags too far are each named."""
     with pytest.raises(ChangelogHole, match=said):
         first(rows, there, held)
 
 
 def test_another_changelog_is_refused() -> None:
+    """A topic of that name with another id is not the one that the tables were made from."""
     newest = {0: row(5) | {"topic_id": "id-0"}}
     with pytest.raises(ChangelogHole, match="with id id-0, but its id is id-1"):
         job()._require_same_changelog(newest, offsets(0, 9))

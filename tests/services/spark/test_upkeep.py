@@ -26,6 +26,7 @@ STARTED, ENDED, OPTIMIZED = ({"operation": name} for name in ("VACUUM START", "V
     ],
 )
 def test_a_vacuum_is_due_so_many_runs_after_the_last(history: list[dict[str, Any]], due: bool) -> None:
+    """Rewrites and upkeep do not count, nor does a VACUUM that did not end."""
     assert is_vacuum_due(history, 20) is due
 
 
@@ -34,4 +35,5 @@ def test_a_vacuum_is_due_so_many_runs_after_the_last(history: list[dict[str, Any
     [([RUN] * 3, True), ([RUN] * 2, False), ([RUN, RUN, OPTIMIZED, RUN], False), ([], False), ([STARTED], False)],
 )
 def test_an_optimize_is_due_after_so_many_appends(history: list[dict[str, Any]], due: bool) -> None:
+    """Appends before the last OPTIMIZE do not count."""
     assert is_optimize_due(history, 2) is due

@@ -176,11 +176,13 @@ def test_a_record_that_is_too_late_for_any_sliding_window() -> None:
 
 
 def test_without_a_lake_nothing_is_kept() -> None:
+    """The changelog has no late records then."""
     sent: list[Sent] = [(b"a", 1_000, {}), (b"a", 0, {})]
     assert late_of(topology("session", {"n": Count()}), sent, 10, keeps_late=False) == []
 
 
 def test_keys_of_bytes() -> None:
+    """The key is the record's, whatever bytes it has."""
     sent: list[Sent] = [(b"\xff", 1_000, {}), (b"\xff", 0, {})]
     (one,) = late_of(topology("session", {"n": Count()}, key="bytes"), sent, 10)
     assert (one.key, one.offset) == (b"\xff", 1)
@@ -218,6 +220,7 @@ def test_an_empty_state_that_cannot_be_made_costs_no_late_record() -> None:
 
 
 def test_windows_that_no_entry_can_name_are_refused() -> None:
+    """The starts that a record may miss have to fit into half of an entry."""
     (schema,) = topology("hopping", {"n": Count()}).schemas()
     require_room([schema], 64)
     with pytest.raises(ConfigError, match="store 's': a record is in 3 windows"):
@@ -225,6 +228,7 @@ def test_windows_that_no_entry_can_name_are_refused() -> None:
 
 
 def test_a_state_that_no_entry_can_hold_is_left_out() -> None:
+    """The late record itself is written."""
     of = topology("session", {"pages": CollectList("p")})
     sent: list[Sent] = [(b"a", 1_000, {"p": "-"}), (b"a", 0, {"p": "-" * 600}), (b"a", 1, {"p": "-"})]
     found = late_of(of, sent, 10, record_bytes_max=800)
@@ -247,6 +251,7 @@ class Forwarder(Processor):
 
 
 def test_what_a_punctuation_forwards_comes_of_no_source_record() -> None:
+    """Its late record has no source offset."""
     builder = StreamsBuilder()
     grouped = builder.stream("in").process_values(Forwarder).group_by_key()
     grouped.session_window(GAP, GRACE).aggregate("s", n=Count()).on_close().to("out")
