@@ -108,7 +108,7 @@ def state(port: int) -> dict[str, Any]:
         return {}
 
 
-def test_compact_audit_and_backfill_on_a_cluster(
+def test_compact_and_audit_on_a_cluster(
     simulate: Any,
     topics: Any,
     kafka: EmbeddedKafka,
@@ -117,9 +117,9 @@ def test_compact_audit_and_backfill_on_a_cluster(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """The executors are other processes with code of their own: tables, audit and backfill are as on one machine.
+    """The executors are other processes with code of their own: tables and audit are as on one machine.
 
-    All but a backfill, which runs the application's code, do without Penstock there.
+    Both do without Penstock there.
     """
     simulation = simulate()
     monkeypatch.delitem(aggregations, "last")
@@ -140,7 +140,7 @@ def test_compact_audit_and_backfill_on_a_cluster(
 
     def job(*command: str, application: str = simulation.name) -> dict[str, Any]:
         line = [sys.executable, "-m", "penstock.services.cli", *command, "--application", application, *flags]
-        line += bare if command[0] != "backfill" else []
+        line += bare
         environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
@@ -159,6 +159,28 @@ def test_compact_audit_and_backfill_on_a_cluster(
     audit = job("audit", "--json")
     assert audit["audit_ok"], audit
     assert audit["sessions_closed"] == compacted["finals"]
-    topology = ("--topology", "replayed:build", "--topology-options", json.dumps({"topic": simulation.name}))
-    replayed = job("backfill", *topology, application=f"{simulation.name}-again")
-    assert (replayed["finals"], replayed["live_rows"]) == (compacted["finals"], compacted["live_rows"])
+
+
+def test_a_batch_on_a_cluster(simulate: Any, topics: Any, kafka: EmbeddedKafka, master: str, tmp_path: Path) -> None:
+    """A task a partition, on both workers, with the windows of the stream."""
+    simulation = simulate()
+    simulation.feed(400, seed=1)
+    topics.write(simulation)
+    (tmp_path / "replayed.py").write_text(TOPOLOGY)
+    line = [sys.executable, "-m", "penstock", "batch", f"--application={simulation.name}-again"]
+    line += ["--lake", str(tmp_path / "lake"), "--kafka.bootstrap-servers", kafka.bootstrap_servers]
+    line += ["--topology=replayed:build", "--topology-options", json.dumps({"topic": simulation.name})]
+    line += ["--spark.master", master, "--spark.conf", "spark.driver.host=127.0.0.1"]
+    line += ["--spark.conf", "spark.executor.memory=512m", "--spark.conf", "spark.locality.wait=0"]
+    line += ["--spark.conf", "spark.scheduler.minRegisteredResourcesRatio=1.0"]
+    line += ["--spark.conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=120s"]
+    environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": f"{Path.cwd()}:{tmp_path}"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stderr}\n{done.stdout}"
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["partitions"], told["read"]) == (2, sum(task.offset for task in simulation.tasks))
+    assert told["closed"] == told["compaction"]["closed_rows"] == sum(len(task.closed) for task in simulation.tasks)
+    assert told["late"] == told["compaction"]["late_rows"] == sum(len(task.late) for task in simulation.tasks)
+    assert told["compaction"]["live_rows"] == sum(len(task.written) for task in simulation.tasks)
+    for worker in range(WORKERS):
+        assert any(executors(tmp_path, worker).glob("app-*/*/stderr")), f"worker {worker} had no executor"
