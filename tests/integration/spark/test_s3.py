@@ -73,7 +73,7 @@ def put(url: str, body: bytes) -> None:
 def aws(endpoint: str) -> dict[str, str]:
     """What AWS's own tools are told as well."""
     keys = {"AWS_ACCESS_KEY_ID": "ann", "AWS_SECRET_ACCESS_KEY": "secret"}
-    return {**keys, "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint}
+    return {**keys, "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true"}
 
 
 def test_a_lake_on_s3(
@@ -88,7 +88,7 @@ def test_a_lake_on_s3(
         topics.write(simulation)
         done = penstock("compact", *there, "--optimize-files-max", "1", "--retention-hours", "24")
         assert done.returncode == 0, done.stderr
-    options = {**aws(endpoint), "AWS_ALLOW_HTTP": "true"}
+    options = aws(endpoint)
     where = ("s3://lake/penstock", simulation.name)
     snapshot = lake.read_snapshot(*where, [0], options)
     assert snapshot is not None
@@ -126,6 +126,6 @@ async def test_files_on_s3(
         there = ["--application", application, "--lake", lake_]
         done = await asyncio.to_thread(penstock, "batch", *there, *given, "--files", f"{scheme}://lake/files")
         assert done.returncode == 0, done.stderr
-        options = {**aws(endpoint), "AWS_ALLOW_HTTP": "true"} if lake_.startswith("s3") else None
+        options = aws(endpoint) if lake_.startswith("s3") else None
         told = lake.describe(lake_, application, options)
         assert (told["closed_rows"], told["live_rows"]) == ({"s": 2}, 2)

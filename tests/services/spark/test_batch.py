@@ -35,7 +35,7 @@ def held(latest: dict[str, dict[int, int]]) -> Held:
 def test_a_topology_that_needs_more_than_its_partition_is_refused() -> None:
     """Where keys change before a window, records go through a topic of the application's own, which is named."""
     builder = StreamsBuilder()
-    rekeyed = builder.stream("in").group_by(lambda value: value["k"])
+    rekeyed = builder.stream("in").group_by(str)
     rekeyed.session_window(10).aggregate("s", n=Count()).on_close().to("out")
     with pytest.raises(ConfigError, match=r"this topology needs \S*repartition"):
         require_whole_partitions(builder.build())

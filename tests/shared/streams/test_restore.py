@@ -16,17 +16,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.common.errors import CorruptRecord
+from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.records import Columns, ConsumerRecord
 from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max
 from penstock.shared.streams.changelog import format as fmt
-from penstock.shared.streams.changelog.format import DELETED, LIVE, Progress, StateCodec
+from penstock.shared.streams.changelog.format import (
+    DELETED,
+    LIVE,
+    BatchInput,
+    Progress,
+    StateCodec,
+    decode,
+    decode_progress,
+)
 from penstock.shared.streams.changelog.reader import Change, ChangelogReader, CorruptEntry, one_by_one
 from penstock.shared.streams.collecting import CollectList, Last
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.error_handlers import ErrorHandlers
 from penstock.shared.streams.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
-from penstock.shared.streams.restore import restore_change, restore_changes, restore_windows
+from penstock.shared.streams.restore import (
+    require_whole_input,
+    restore_change,
+    restore_changes,
+    restore_progress,
+    restore_windows,
+)
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
@@ -524,3 +538,20 @@ def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> 
     assert sorted(out[0]) == sorted(out[1])
     assert len(out[0]) == len(set(out[0])), "no window is closed twice"
     assert kind != "tumbling" or late[0] == wanted
+
+
+def test_files_that_were_not_read_to_their_end_are_said() -> None:
+    """A batch's input comes back with the progress record, and stays in those that follow; nobody else goes on
+    before its end."""
+    for is_done in (False, True):
+        before, after = new_task(), new_task()
+        before.input = BatchInput("aa", 7, is_done=is_done)
+        before.initialize(0)
+        restore_progress(after, decode_progress(decode(before.prepare_commit(0).changelog[-1][1]).body))
+        assert after.input == before.input
+        if is_done:
+            require_whole_input(after)
+        else:
+            with pytest.raises(ConfigError, match="partition 0: a batch over files ended after 7 rows"):
+                require_whole_input(after)
+    require_whole_input(new_task())
