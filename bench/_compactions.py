@@ -7,6 +7,7 @@ the last one is there, its connections among it.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 import uuid
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench._changelogs import ChangelogWriter, Kind
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.fold import Summary
+from penstock.services.spark.compact import Compaction, Summary
+from penstock.services.spark.rewrite import Crowded
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.partition import ChangelogPartition
@@ -24,6 +25,7 @@ from penstock.shared.streams.restoring import RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.stream_task import StreamTask
 
+TICKS = os.sysconf("SC_CLK_TCK")
 RESTORES = 5  # from each snapshot; the median is taken
 
 
@@ -39,6 +41,52 @@ class Restored(NamedTuple):
         return sum(report.snapshot_windows for report in self.reports)
 
 
+class Timed(NamedTuple):
+    """What a compaction took, and of that its rewrite of `state`; CPU is that of driver, JVM and Python workers."""
+
+    seconds: float
+    cpu_s: float
+    rewrite_rows: int
+    rewrite_s: float
+    runs: list[Summary]
+
+
+class _Observed(Compaction):
+    """Notes what its rewrite takes."""
+
+    rewrite_rows, rewrite_s = 0, 0.0
+
+    def _rewrite(self) -> int:
+        started = time.monotonic()
+        done = super()._rewrite()
+        self.rewrite_s = time.monotonic() - started
+        return done
+
+    def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
+        if isinstance(items[0], Crowded):
+            self.rewrite_rows = sum(map(size, items))
+        return super()._in_tasks(items, size, step)
+
+
+def cpu_seconds() -> float:
+    """Of this process and all that it started and that still run, with what they have waited for."""
+    stats, children = dict[int, float](), dict[int, list[int]]()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue
+        pid = int(folder.name)
+        stats[pid] = sum(map(int, fields[11:15])) / TICKS
+        children.setdefault(int(fields[1]), []).append(pid)
+    found, waiting = 0.0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        found += stats.get(pid, 0.0)
+        waiting += children.get(pid, [])
+    return found
+
+
 class Compactions:
     """One Spark session, one broker and one lake for all applications."""
 
@@ -51,19 +99,17 @@ class Compactions:
         await writer.create()
         return writer
 
-    async def compact(self, writer: ChangelogWriter) -> float:
-        """Fold all that was written; how many seconds that took."""
-        seconds, _ = await asyncio.to_thread(self._compact, writer.application)
-        return seconds
+    async def compact(self, writer: ChangelogWriter) -> Timed:
+        """Compact all that was written."""
+        return await asyncio.to_thread(self._compact, writer.application)
 
-    async def compact_delta(self, writer: ChangelogWriter, each: int) -> float:
-        """Write a change (see `ChangelogWriter`) and compact it; how many seconds the compaction took."""
+    async def compact_delta(self, writer: ChangelogWriter, each: int) -> Timed:
+        """Write a change (see `ChangelogWriter`) and compact it."""
         entries = await writer.change(each)
-        seconds, runs = await asyncio.to_thread(self._compact, writer.application)
-        (done,) = runs
-        assert (done.entries, done.merged_rows, done.deleted_rows, done.finals) == (entries, 2 * each, each, each)
-        assert done.live_rows == len(writer.live), done
-        return seconds
+        done = await self.compact(writer)
+        (run,) = done.runs
+        assert (run.entries, run.live_rows, run.deleted_rows, run.closed_rows) == (entries, 2 * each, each, each), run
+        return done
 
     async def median_restores(self, writers: Sequence[ChangelogWriter]) -> list[Restored]:
         """Of each one's restores from its snapshot, in turns, the median."""
@@ -87,13 +133,14 @@ class Compactions:
         await writer.delete()
         await asyncio.to_thread(shutil.rmtree, f"{self.lake}/{writer.application}")
 
-    def _compact(self, application: str) -> tuple[float, list[Summary]]:
-        """Seconds, and the runs that it took."""
+    def _compact(self, application: str) -> Timed:
         settings = CompactSettings(application=application, lake=self.lake, kafka=self.kafka)
-        started, runs = time.monotonic(), list[Summary]()
+        started, cpu_s, runs = time.monotonic(), cpu_seconds(), list[Summary]()
         while not runs or runs[-1].remaining_records:
-            runs.append(Compaction(self.spark, settings, lambda text: None).run())
-        return time.monotonic() - started, runs
+            job = _Observed(self.spark, settings, lambda text: None)
+            runs.append(job.run())
+        took = time.monotonic() - started, cpu_seconds() - cpu_s
+        return Timed(*took, job.rewrite_rows, job.rewrite_s, runs)
 
     async def _restore(self, writer: ChangelogWriter, partition: int, lake: str | None) -> tuple[int, RestoreReport]:
         """Live sessions that are there then, and the report."""
