@@ -19,7 +19,7 @@ from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 
 WAIT_SECONDS = 20.0
-DONE = 'print("noise"); print(\'{"live_rows": 40, "merged_rows": 4, "finals": 3, "deleted_rows": 1, "entries": 9}\')'
+DONE = 'print("noise"); print(\'{"live_rows": 4, "closed_rows": 3, "deleted_rows": 1, "entries": 9}\')'
 LOST = "import sys; sys.exit(3)"
 FAILED = 'import sys; print("trace", file=sys.stderr); print("the lake is gone", file=sys.stderr); sys.exit(1)'
 HANGING = """

@@ -239,6 +239,6 @@ def test_what_up_prints_and_readme_shows_works(said: dict[str, str], bin: Path, 
     assert said["Kafka"] == audit[audit.index("--kafka.bootstrap-servers") + 1]
     assert program.endswith("penstock")
     (result,) = lines_of(audit, bin, tmp_path)[-1:]
-    assert (result["records"], result["dead_letters"], result["late"], result["unprocessed"]) == (4, 0, 1, 0)
+    assert (result["records"], result["dead_letters"], result["late"], result["uncovered"]) == (4, 0, 1, 0)
     windows = lines_of(["sessions", *audit[1:]], bin, tmp_path)
     assert {window["status"] for window in windows} == {"closed", "open"}
