@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.string_copies import copied
-from penstock.shared.streams.changelog import kernels as k
 from penstock.shared.streams.changelog.format import StateCodec
+from penstock.shared.streams.changelog.states import packed_columns
 
 ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -43,15 +43,8 @@ def time_array(times_ms: Any) -> pa.Array:
 
 def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
     """Encoded states as structs of their columns; CorruptRecord says what is wrong with the first that is no state."""
-    count, fixed, binary = len(states), codec.fixed, codec.binary
-    cells = np.empty((len(fixed), count), np.int64)
-    begins, sizes = np.empty((2, len(binary), count), np.int64)
-    bad = k.read_states(*states.arrays, len(fixed), len(binary), cells, begins, sizes)
-    if bad < count:
-        codec.unpack(states[bad] or b"")
-    columns: list[Any] = [None] * len(codec.columns)
-    for row, i in enumerate(fixed):
-        columns[i] = pa.array(cells[row] if codec.columns[i].type == "int64" else cells[row].view(np.float64))
-    for row, i in enumerate(binary):
-        columns[i] = binary_array(PackedBytes(states.data, begins[row], sizes[row]))
+    columns = [
+        binary_array(column) if isinstance(column, PackedBytes) else pa.array(column)
+        for column in packed_columns(codec, states)
+    ]
     return pa.StructArray.from_arrays(columns, names=[column.name for column in codec.columns])

@@ -11,8 +11,8 @@ from penstock.shared.streams.changelog import kernels as k
 from penstock.shared.streams.changelog.format import StateCodec
 
 
-def unpack_many(codec: StateCodec, states: PackedBytes) -> list[Any]:
-    """The columns of many states in declared order: arrays of numbers, and lists of bytes.
+def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
+    """The columns of many states in declared order: arrays of numbers, and PackedBytes over the states' own buffer.
 
     CorruptRecord says of the first that is no state what is wrong with it.
     """
@@ -26,5 +26,10 @@ def unpack_many(codec: StateCodec, states: PackedBytes) -> list[Any]:
     for row, i in enumerate(fixed):
         columns[i] = cells[row] if codec.columns[i].type == "int64" else cells[row].view(np.float64)
     for row, i in enumerate(binary):
-        columns[i] = PackedBytes(states.data, begins[row], sizes[row]).tolist()
+        columns[i] = PackedBytes(states.data, begins[row], sizes[row])
     return columns
+
+
+def unpack_many(codec: StateCodec, states: PackedBytes) -> list[Any]:
+    """As `packed_columns`, with lists of bytes."""
+    return [column.tolist() if isinstance(column, PackedBytes) else column for column in packed_columns(codec, states)]
