@@ -15,16 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.kafka import (
-    KAFKA_SOURCE_MS_MAX,
-    TopicOffsets,
-    offsets_at,
-    read_range,
-    settled_offsets,
-    topic_offsets,
-)
+from penstock.services.spark.kafka import KAFKA_SOURCE_MS_MAX, read_range
 from penstock.services.spark.measures import TEXTS, holds_other_than_text, parsed, text_types, unchecked
 from penstock.services.spark.reading import Tables, by_partition
+from penstock.services.spark.topic_offsets import TopicOffsets, offsets_at, settled_offsets, topic_offsets
 from penstock.shared.clients.consumer.dead_letters import NODE
 from penstock.shared.common.errors import FatalError
 from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
@@ -84,7 +78,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     require_auditable(store)
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
     say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
-    source = held_by(spark, settings, store.source, topic_offsets)
+    source = topic_offsets(settings.kafka, [store.source], settings.kafka_timeout_ms)[store.source]
+    require_readable(settings, source)
     covered = covered_offsets(found, store, source)
     end = {p: min(latest, covered[p]) for p, latest in source.latest.items()}
     records = read_range(spark, settings.kafka, store.source, source.earliest, end).persist()
@@ -232,7 +227,8 @@ def dead_letters(
 
     if store.dead_letters is None:
         return spark.createDataFrame([], "partition INT, offset BIGINT")
-    held = held_by(spark, settings, store.dead_letters, settled_offsets)
+    held = settled_offsets(settings.kafka, store.dead_letters, settings.kafka_timeout_ms)
+    require_readable(settings, held)
     if gone := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
         not_compared.append(f"dead letters that are gone: {', '.join(gone)}; their source records count as lost")
     rows = read_range(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
@@ -244,16 +240,16 @@ def dead_letters(
     )
 
 
-def held_by(spark: SparkSession, settings: AuditSettings, topic: str, ask: Callable[..., TopicOffsets]) -> TopicOffsets:
-    """What a topic holds. NotAuditable if a record's time is beyond what Spark's Kafka source can read."""
-    held = ask(spark, settings.kafka, topic, settings.kafka_timeout_ms)
-    beyond = offsets_at(spark, settings.kafka, held, KAFKA_SOURCE_MS_MAX + 1, settings.kafka_timeout_ms)
-    if places := ", ".join(f"{topic}-{partition} at offset {offset}" for partition, offset in sorted(beyond.items())):
+def require_readable(settings: AuditSettings, held: TopicOffsets) -> None:
+    """NotAuditable if a record's time is beyond what Spark's Kafka source can read."""
+    topic = held.topic
+    found = offsets_at(settings.kafka, {topic: held}, KAFKA_SOURCE_MS_MAX + 1, settings.kafka_timeout_ms)[topic]
+    beyond = [(partition, offset) for partition, offset in sorted(found.items()) if offset < held.latest[partition]]
+    if places := ", ".join(f"{topic}-{partition} at offset {offset}" for partition, offset in beyond):
         raise NotAuditable(
             f"{places}: the first record whose timestamp Spark's Kafka source cannot read, since it lies after the "
             "year 294246: were nanoseconds sent as milliseconds? Nothing was compared"
         )
-    return held
 
 
 def _higher(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:

@@ -42,14 +42,12 @@ from penstock.services.spark.compact import Compaction
 from penstock.services.spark.failures import translated
 from penstock.services.spark.settings import NO_TIME
 from penstock.services.spark.tables import STATE
+from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, ask, offsets_at, topic_offsets
 from penstock.shared.clients.admin import Admin
-from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common import errors
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError, FatalError, KafkaTimeout, PenstockError
+from penstock.shared.common.errors import ConfigError, FatalError, PenstockError
 from penstock.shared.common.points_in_time import time_ms
-from penstock.shared.common.records import TopicPartition
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
 from penstock.shared.streams.lake_names import require_lake_names
 from penstock.shared.streams.topics import Prepared, prepare_topics
@@ -58,8 +56,8 @@ from penstock.shared.streams.topology_loading import load_topology
 
 Say = Callable[[str], object]
 T = TypeVar("T")
-Offsets = dict[str, dict[int, int]]
-"""By topic and partition."""
+Held = Mapping[str, TopicOffsets]
+"""By source topic."""
 
 
 class BatchRefused(FatalError):
@@ -68,14 +66,6 @@ class BatchRefused(FatalError):
 
 class BatchFenced(FatalError):
     """A live instance started meanwhile and has the partitions now. What was committed before counts."""
-
-
-class Held(NamedTuple):
-    """What the source topics hold, up to the last stable offsets, and their ids."""
-
-    ids: dict[str, str]
-    earliest: Offsets
-    latest: Offsets
 
 
 class Summary(NamedTuple):
@@ -122,7 +112,7 @@ class Batch:
                 ends = self._ends(held)
                 outcomes = self._run_parts(prepared, parts_of(ends, held, known))
             else:
-                ends = {topic: self._place(topic, held, self.settings.live_from or "") for topic in held.latest}
+                ends = {topic: self._place(of, self.settings.live_from or "") for topic, of in held.items()}
                 outcomes = self._run_files(prepared, held, known, ends)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
@@ -142,7 +132,7 @@ class Batch:
             self._compact(with_step=False)
             self._ask(self._require_alone())
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
-        held = self._ask(held_by(settings.kafka, self.topology.source_topics()))
+        held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
         state = delta.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
         rows = {} if state is None else delta.progress_rows(state)
         return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
@@ -158,17 +148,7 @@ class Batch:
             return set(await admin.list_topics())
 
     def _ask(self, asked: Awaitable[T]) -> T:
-        timeout_ms = self.settings.kafka_timeout_ms
-
-        async def within() -> T:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await asked
-
-        try:
-            return asyncio.run(within())
-        except TimeoutError:
-            where = f"kafka.bootstrap_servers={self.settings.kafka.bootstrap_servers}"
-            raise KafkaTimeout(f"{where}: no answer within {timeout_ms} ms (kafka_timeout_ms)") from None
+        return ask(asked, self.settings.kafka, self.settings.kafka_timeout_ms)
 
     def _compact(self, *, with_step: bool) -> compact.Summary:
         """Compact until nothing is left; the last run's summary."""
@@ -182,18 +162,19 @@ class Batch:
 
     def _ends(self, held: Held) -> Offsets:
         if self.settings.until is None:
-            return held.latest
-        at = self._ask(offsets_at(self.settings.kafka, held.latest, time_ms(self.settings.until)))
-        return {t: {p: min(at[t].get(p, end), end) for p, end in of.items()} for t, of in held.latest.items()}
+            return {topic: of.latest for topic, of in held.items()}
+        return self._at(held, self.settings.until)
 
-    def _place(self, topic: str, held: Held, text: str) -> dict[int, int]:
+    def _at(self, held: Held, time: str) -> Offsets:
+        return offsets_at(self.settings.kafka, held, time_ms(time), self.settings.kafka_timeout_ms)
+
+    def _place(self, held: TopicOffsets, text: str) -> dict[int, int]:
         """`live_from` as an offset of each partition of a topic; ConfigError for one that the topic does not have."""
-        earliest, latest = held.earliest[topic], held.latest[topic]
+        topic, earliest, latest = held.topic, held.earliest, held.latest
         if text in ("earliest", "latest"):
             return dict(earliest if text == "earliest" else latest)
         if not NO_TIME.fullmatch(text):
-            at = self._ask(offsets_at(self.settings.kafka, {topic: latest}, time_ms(text)))[topic]
-            return {p: min(at.get(p, end), end) for p, end in latest.items()}
+            return self._at({topic: held}, text)[topic]
         return given_offsets(topic, text, earliest, latest)
 
     # --- run ---
@@ -236,7 +217,7 @@ class Batch:
             self.say("these files were read to their end already: the aggregator can be started")
             return []
         rows = partitioned_rows(self.spark, settings, prepared.partitions)
-        source = FileInput(fingerprint, topic, live_from, held.ids, done)
+        source = FileInput(fingerprint, topic, live_from, {t: of.topic_id for t, of in held.items()}, done)
         found = rows.mapInArrow(run_rows(self._job(prepared), source), "outcome binary").collect()
         outcomes = [msgspec.msgpack.decode(bytes(row.outcome), type=Outcome) for row in found]
         return [one for one in outcomes if one.partition not in done]
@@ -313,9 +294,10 @@ def parts_of(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[P
         for partition, end in of.items():
             progress = known.get(partition)
             at = None if progress is None else progress.sources.get(topic)
-            start = held.earliest[topic][partition] if at is None else at
-            is_other = progress is not None and progress.source_ids.get(topic, held.ids[topic]) != held.ids[topic]
-            records = 1 if is_other or start > held.latest[topic][partition] else max(0, end - start)
+            there = held[topic]
+            start = there.earliest[partition] if at is None else at
+            is_other = progress is not None and progress.source_ids.get(topic, there.topic_id) != there.topic_id
+            records = 1 if is_other or start > there.latest[partition] else max(0, end - start)
             left[partition] = left.get(partition, 0) + records
     wanted = sorted((p for p, records in left.items() if records), key=lambda p: (-left[p], p))
     return [Part(p, {topic: of[p] for topic, of in ends.items()}) for p in wanted]
@@ -362,29 +344,3 @@ def summary_of(
         seconds,
         compaction,
     )
-
-
-async def held_by(kafka: KafkaSettings, topics: Sequence[str]) -> Held:
-    """What topics hold."""
-    settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
-    async with Admin(kafka) as admin, Consumer(kafka, settings) as consumer:
-        described = await admin.describe_topics(topics)
-        places = [TopicPartition(t, one.partition) for t in topics for one in described[t].partitions]
-        earliest, latest = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
-    return Held({t: described[t].topic_id for t in topics}, _by_topic(earliest), _by_topic(latest))
-
-
-async def offsets_at(kafka: KafkaSettings, of: Offsets, ms: int) -> Offsets:
-    """The first offsets at or after a time, of those partitions; none where no record is."""
-    settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
-    async with Consumer(kafka, settings) as consumer:
-        asked = {TopicPartition(topic, p): ms for topic, own in of.items() for p in own}
-        found = await consumer.offsets_for_times(asked)
-    return {topic: {} for topic in of} | _by_topic({at: offset for at, offset in found.items() if offset is not None})
-
-
-def _by_topic(offsets: Mapping[TopicPartition, int]) -> Offsets:
-    found: Offsets = {}
-    for (topic, partition), offset in offsets.items():
-        found.setdefault(topic, {})[partition] = offset
-    return found

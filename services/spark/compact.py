@@ -20,11 +20,10 @@ that planned alike one goes through, and the other ends with CompactionConflict 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -45,20 +44,18 @@ from penstock.services.spark.own_step import call_step
 from penstock.services.spark.rewrite import Crowded, rewrite
 from penstock.services.spark.settings import CompactSettings
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
+from penstock.services.spark.topic_offsets import TopicOffsets, ask, topic_offsets
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common.errors import ChangelogHole, KafkaTimeout, UnknownTopicOrPartition
+from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode_progress
 from penstock.shared.streams.lake_names import require_lake_names
-from penstock.shared.streams.restoring import changelog_consumer
 
 Say = Callable[[str], object]
 T = TypeVar("T")
 Row = dict[str, Any]
 Step = Callable[[bytes], Iterable[bytes]]
 
-NO_TABLE = -1
 REWRITE_ROWS_MIN = 10_000  # added to a partition of `state` before it is worth a rewrite
 VERSIONS_MAX = 200  # of a table's log that are looked at for what happened since a run
 COMPACTION, REWRITE = "compaction", "rewrite"  # what a commit of `state` says it is
@@ -94,15 +91,6 @@ class Summary(NamedTuple):
     optimized_tables: int = 0
     vacuumed: bool = False
     failed: tuple[str, ...] = ()
-
-
-class TopicOffsets(NamedTuple):
-    """A changelog: its topic's id, and by partition the first offset it has and the one after the last that counts."""
-
-    topic: str
-    topic_id: str | None
-    earliest: dict[int, int]
-    latest: dict[int, int]
 
 
 class Plan(NamedTuple):
@@ -156,7 +144,7 @@ class Compaction:
         tables = {name: table for name, table in opened.items() if table is not None}
         rows = {} if STATE not in tables else delta.progress_rows(tables[STATE])
         newest = {partition: of[0] for partition, of in rows.items()}
-        offsets = changelog_offsets(settings.kafka, settings.changelog_topic, settings.kafka_timeout_ms)
+        offsets = changelog_offsets(settings)
         self._require_same_changelog(newest, offsets)
         versions = self._recorded_versions(tables.get(STATE))
         positions = {
@@ -196,9 +184,8 @@ class Compaction:
             said = {p: json.loads(row["appended"]).get(name) for p, row in newest.items()}
             return {p: at for p, at in said.items() if at is not None}
         self.say(f"{name}: its positions are read from its rows")
-        # S608: nothing in it but an id that Kafka gave
-        where = f"topic_id = '{offsets.topic_id}'" if offsets.topic_id is not None else "topic_id IS NULL"
-        query = f"SELECT partition, max(changelog_offset) AS last FROM t WHERE {where} GROUP BY partition"  # noqa: S608
+        of_it = f"topic_id = '{offsets.topic_id}'"  # S608: nothing in it but an id that Kafka gave
+        query = f"SELECT partition, max(changelog_offset) AS last FROM t WHERE {of_it} GROUP BY partition"  # noqa: S608
         return {row["partition"]: row["last"] for row in delta.query(table, query)}
 
     def _is_as(self, table: DeltaTable, recorded: int) -> bool:
@@ -384,7 +371,7 @@ class Compaction:
                 async with Admin(self.settings.kafka) as admin:
                     await admin.delete_records(before)
 
-            _ask(delete(), self.settings.kafka, topic, self.settings.kafka_timeout_ms)
+            ask(delete(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
 
 
 def _newest_stores(newest: Mapping[int, Row], moved: Iterable[fold.Summary]) -> Stores:
@@ -438,33 +425,12 @@ def bounded(
     return ranges
 
 
-def changelog_offsets(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
-    """What a changelog holds, up to the last stable offsets. UnknownTopicOrPartition, or KafkaTimeout."""
-
-    async def ask() -> TopicOffsets:
-        async with Admin(kafka) as admin, changelog_consumer(kafka) as consumer:
-            description = (await admin.describe_topics([topic]))[topic]
-            places = [TopicPartition(topic, one.partition) for one in description.partitions]
-            consumer.assign(places)
-            first, end = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
-            by_partition = [{at.partition: offset for at, offset in of.items()} for of in (first, end)]
-            return TopicOffsets(topic, description.topic_id, *by_partition)
-
+def changelog_offsets(settings: CompactSettings) -> TopicOffsets:
+    """What the application's changelog holds. Errors as `topic_offsets`."""
+    topic = settings.changelog_topic
     try:
-        return _ask(ask(), kafka, topic, timeout_ms)
+        return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]
     except UnknownTopicOrPartition as e:
         raise UnknownTopicOrPartition(
             f"{e}: application (or changelog) must be the aggregator's, which makes the topic when it first starts"
         ) from None
-
-
-def _ask(asked: Awaitable[T], kafka: KafkaSettings, topic: str, timeout_ms: int) -> T:
-    async def within() -> T:
-        async with asyncio.timeout(timeout_ms / 1000):
-            return await asked
-
-    try:
-        return asyncio.run(within())
-    except TimeoutError:
-        where = f"kafka.bootstrap_servers={kafka.bootstrap_servers}"
-        raise KafkaTimeout(f"{where}: no answer about {topic} within {timeout_ms} ms (kafka_timeout_ms)") from None

@@ -77,7 +77,7 @@ class Where(NamedTuple):
 
     kafka: KafkaSettings
     topic: str
-    topic_id: str | None
+    topic_id: str
     idle_ms_max: int
     folder: str
     options: Mapping[str, str]

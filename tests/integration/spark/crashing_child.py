@@ -18,6 +18,7 @@ from penstock.services.spark.compact import Compaction, Plan, Summary
 from penstock.services.spark.main import DONE, compact_main
 from penstock.services.spark.session import spark_session
 from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.topic_offsets import ask
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.records import TopicPartition
 
@@ -99,7 +100,7 @@ class DuringDelete(Compaction):
             async with Admin(self.settings.kafka) as admin:
                 await admin.delete_records(before)
 
-        compact._ask(delete(), self.settings.kafka, plan.offsets.topic, self.settings.kafka_timeout_ms)
+        ask(delete(), self.settings.kafka, self.settings.kafka_timeout_ms)
         die()
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.compact import Compaction
-from penstock.services.spark.kafka import read_range, topic_offsets
+from penstock.services.spark.kafka import read_range
 from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.topic_offsets import topic_offsets
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.test_compact import is_right
 
@@ -22,7 +23,7 @@ def test_a_few_tasks_read_many_partitions(
     simulation.feed(900, seed=7)
     topics.write(simulation)
     broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-    held = topic_offsets(spark, broker, simulation.name, 10_000)
+    held = topic_offsets(broker, [simulation.name], 10_000)[simulation.name]
     rows = read_range(spark, broker, simulation.name, held.earliest, held.latest).select("partition", "value")
     assert rows.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism
     found: dict[int, list[bytes]] = {}

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from penstock.services.spark.aftercare import Aftercare
-from penstock.services.spark.compact import Compaction, Plan, Summary, TopicOffsets
+from penstock.services.spark.compact import Compaction, Plan, Summary
 from penstock.services.spark.delta import CompactionConflict
 from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import AuthorizationFailed
 
 DONE = Summary(1, 5, 4, 1, 2, 0, {0: 0}, {0: 9}, 7, 0.0)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from penstock.services.spark.batch import (
-    Held,
     given_offsets,
     partitions_done,
     parts_of,
@@ -17,6 +16,7 @@ from penstock.services.spark.batch import (
     summary_of,
 )
 from penstock.services.spark.batch_task import Outcome, Part
+from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.changelog.format import BatchInput, Progress
@@ -28,8 +28,8 @@ def progress(**given: Any) -> Progress:
     return Progress("app", "exactly_once", given.pop("sources", {}), -1, {}, {}, (), 0, **given)
 
 
-def held(latest: dict[str, dict[int, int]]) -> Held:
-    return Held(dict.fromkeys(latest, "id"), {topic: dict.fromkeys(of, 2) for topic, of in latest.items()}, latest)
+def held(latest: dict[str, dict[int, int]]) -> dict[str, TopicOffsets]:
+    return {topic: TopicOffsets(topic, "id", dict.fromkeys(of, 2), of) for topic, of in latest.items()}
 
 
 def test_a_topology_that_needs_more_than_its_partition_is_refused() -> None:

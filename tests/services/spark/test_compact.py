@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.spark.compact import Compaction, TopicOffsets, bounded, spread
+from penstock.services.spark.compact import Compaction, bounded, spread
 from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole
 
 CLOSED, LATE = "closed/s", "late/s"

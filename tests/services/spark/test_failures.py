@@ -8,7 +8,7 @@ from py4j.protocol import Py4JNetworkError
 from penstock.services.spark.failures import CompactionConflict, translated
 from penstock.services.spark.session import SparkFailed
 from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
-from tests.services.spark.test_kafka import Raised
+from tests.services.spark.test_session import Raised
 
 
 def test_a_jvm_that_is_gone_is_said() -> None:

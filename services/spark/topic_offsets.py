@@ -1,0 +1,121 @@
+"""Which offsets topics hold: asked with Penstock's own client, each time within a limit.
+
+A topic's end is the last stable offset, as the jobs read committed records only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Literal, NamedTuple, TypeVar
+
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import KafkaTimeout, RetriableError
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+
+SETTLE_POLL_SECONDS = 0.05
+T = TypeVar("T")
+Offsets = dict[str, dict[int, int]]
+"""By topic and partition."""
+
+
+class Undecided(RetriableError):
+    """A transaction stays open for longer than was waited for, and hides what was committed after it began."""
+
+
+class TopicOffsets(NamedTuple):
+    """One topic: its id, and by partition the first offset it holds and the one after the last that may be read."""
+
+    topic: str
+    topic_id: str
+    earliest: dict[int, int]
+    latest: dict[int, int]
+
+
+def ask(asked: Awaitable[T], kafka: KafkaSettings, timeout_ms: int, about: str = "") -> T:
+    """What Kafka answers; KafkaTimeout, which says `about` what, where it does not within that time."""
+
+    async def within() -> T:
+        async with asyncio.timeout(timeout_ms / 1000):
+            return await asked
+
+    try:
+        return asyncio.run(within())
+    except TimeoutError:
+        where, what = f"kafka.bootstrap_servers={kafka.bootstrap_servers}", f" about {about}" if about else ""
+        raise KafkaTimeout(f"{where}: no answer{what} within {timeout_ms} ms (kafka_timeout_ms)") from None
+
+
+def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) -> dict[str, TopicOffsets]:
+    """What topics hold. UnknownTopicOrPartition, KafkaTimeout, or what else the client raises."""
+    names = list(topics)
+
+    async def find() -> dict[str, TopicOffsets]:
+        async with Admin(kafka) as admin:
+            described = await admin.describe_topics(names)
+            places = [TopicPartition(name, one.partition) for name in names for one in described[name].partitions]
+            first = _by_topic(names, await admin.list_offsets(dict.fromkeys(places, "earliest")))
+            end = _by_topic(names, await admin.list_offsets(dict.fromkeys(places, "latest"), "read_committed"))
+        return {name: TopicOffsets(name, described[name].topic_id, first[name], end[name]) for name in names}
+
+    return ask(find(), kafka, timeout_ms, ", ".join(names))
+
+
+def settled_offsets(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
+    """What a topic holds, once each transaction is decided that has written to it by now.
+
+    A transaction that another one's open one hides would else be seen in one topic and not in the other. Raises
+    Undecided after `timeout_ms`, or an error as `topic_offsets`.
+    """
+    found = topic_offsets(kafka, [topic], timeout_ms)[topic]
+    ends: dict[TopicPartition, Literal["latest"]] = {TopicPartition(topic, p): "latest" for p in found.latest}
+    open_: dict[TopicPartition, int] = {}
+
+    async def settle() -> dict[TopicPartition, int]:
+        nonlocal open_
+        async with Admin(kafka) as admin:
+            written = await admin.list_offsets(ends)
+            while True:
+                latest = await admin.list_offsets(ends, "read_committed")
+                if not (open_ := undecided(written, latest)):
+                    return latest
+                await asyncio.sleep(SETTLE_POLL_SECONDS)
+
+    try:
+        latest = ask(settle(), kafka, timeout_ms, topic)
+    except KafkaTimeout:
+        if not open_:
+            raise
+        which = ", ".join(f"{at} at offset {offset}" for at, offset in open_.items())
+        raise Undecided(f"{which}: a transaction has been open for more than {timeout_ms} ms") from None
+    return found._replace(latest=_by_topic([topic], latest)[topic])
+
+
+def undecided(written: Mapping[TopicPartition, int], stable: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """By partition the last stable offset, where it lies before what was written.
+
+    >>> a, b = TopicPartition("t", 0), TopicPartition("t", 1)
+    >>> undecided({a: 9, b: 4}, {a: 7, b: 6})
+    {TopicPartition(topic='t', partition=0): 7}
+    """
+    return {at: stable[at] for at, end in sorted(written.items()) if stable[at] < end}
+
+
+def offsets_at(kafka: KafkaSettings, held: Mapping[str, TopicOffsets], time_ms: int, timeout_ms: int) -> Offsets:
+    """The first offsets at or after a time, or where the partition ends. Errors as `topic_offsets`."""
+    times = {TopicPartition(topic, p): time_ms for topic, of in held.items() for p in of.latest}
+
+    async def find() -> dict[TopicPartition, int]:
+        async with Admin(kafka) as admin:
+            return await admin.list_offsets(times)
+
+    found = ask(find(), kafka, timeout_ms, ", ".join(held))
+    return _by_topic(held, {at: min(offset, held[at.topic].latest[at.partition]) for at, offset in found.items()})
+
+
+def _by_topic(names: Iterable[str], offsets: Mapping[TopicPartition, int]) -> Offsets:
+    found: Offsets = {name: {} for name in names}
+    for (topic, partition), offset in offsets.items():
+        found[topic][partition] = offset
+    return found

@@ -1,0 +1,69 @@
+"""What the jobs ask Kafka before they read: on the fake broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.services.spark.topic_offsets import TopicOffsets, Undecided, offsets_at, settled_offsets, topic_offsets
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.errors import KafkaTimeout, UnknownTopicOrPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
+
+LIMIT_MS = 5_000
+
+
+@pytest.fixture
+async def kafka() -> AsyncIterator[KafkaSettings]:
+    async with FakeCluster() as cluster:
+        settings = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(settings) as admin:
+            await admin.create_topics([NewTopic("a", 2), NewTopic("b", 1)])
+        yield settings
+
+
+async def send(kafka: KafkaSettings, *placed: tuple[str, int, int]) -> None:
+    """A record for each topic, partition and time."""
+    async with Producer(kafka) as producer:
+        for topic, partition, ms in placed:
+            await producer.send_and_wait(topic, b"v", partition=partition, timestamp=ms)
+
+
+async def test_what_topics_hold_and_where_a_time_begins(kafka: KafkaSettings) -> None:
+    """By topic and partition; one that holds no record so late is at its end."""
+    await send(kafka, ("a", 0, 100), ("a", 0, 200), ("b", 0, 50))
+    async with Admin(kafka) as admin:
+        ids = {name: one.topic_id for name, one in (await admin.describe_topics(["a", "b"])).items()}
+    held = await asyncio.to_thread(topic_offsets, kafka, ["a", "b"], LIMIT_MS)
+    assert held == {
+        "a": TopicOffsets("a", ids["a"], {0: 0, 1: 0}, {0: 2, 1: 0}),
+        "b": TopicOffsets("b", ids["b"], {0: 0}, {0: 1}),
+    }
+    assert await asyncio.to_thread(offsets_at, kafka, held, 150, LIMIT_MS) == {"a": {0: 1, 1: 0}, "b": {0: 1}}
+
+
+async def test_a_topic_that_is_not_there_is_named(kafka: KafkaSettings) -> None:
+    """And a broker that is not there by its address, with the setting that says how long is waited."""
+    with pytest.raises(UnknownTopicOrPartition, match="topic none"):
+        await asyncio.to_thread(topic_offsets, kafka, ["none"], LIMIT_MS)
+    nowhere = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    with pytest.raises(KafkaTimeout, match=r"=127.0.0.1:1: no answer about a, b within 50 ms \(kafka_timeout_ms\)"):
+        await asyncio.to_thread(topic_offsets, nowhere, ["a", "b"], 50)
+
+
+async def test_an_end_counts_once_open_transactions_are_decided(kafka: KafkaSettings) -> None:
+    """One that stays open is named by where it began; what was committed behind it counts as soon as it ends."""
+    async with Producer(kafka, ProducerSettings(transactional_id="x")) as producer:
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await producer.send_and_wait("b", b"v", partition=0)
+        await send(kafka, ("b", 0, 100))
+        with pytest.raises(Undecided, match="b-0 at offset 0: a transaction has been open for more than 200 ms"):
+            await asyncio.to_thread(settled_offsets, kafka, "b", 200)
+        asked = asyncio.create_task(asyncio.to_thread(settled_offsets, kafka, "b", LIMIT_MS))
+        await producer.abort_transaction()
+        assert (await asked).latest == {0: 3}, "two records and the mark of the end"
