@@ -72,6 +72,7 @@ class Task:
     live: dict[bytes, list[list[Any]]] = field(default_factory=dict)
     written: dict[tuple[bytes, int], tuple[int, list[Any]]] = field(default_factory=dict)
     finals: list[tuple[bytes, int, int, int, list[Any]]] = field(default_factory=list)
+    missed: list[tuple[bytes, int, int, list[Any]]] = field(default_factory=list)
     closed: list[tuple[bytes, int, int, int, list[Any]]] = field(default_factory=list)
     source: list[Sent] = field(default_factory=list)
     late: list[Sent] = field(default_factory=list)
@@ -105,6 +106,8 @@ class Task:
         if end < close:
             names = ("penstock.late.topic", "penstock.late.partition", "penstock.late.offset")
             self.late.append((key, value, timestamp, list(zip(names, where, strict=True))))
+            alone = [a.add(a.initial(), fields) for a in AGGREGATIONS.values()]
+            self.missed.append((key, timestamp, offset, alone))
         else:
             states = [a.initial() for a in AGGREGATIONS.values()]
             for other in sorted(found):
@@ -131,6 +134,8 @@ class Task:
             named = {n: a.result(s) for (n, a), s in zip(AGGREGATIONS.items(), states, strict=True)}
             body = {"key": key.decode(), "start": start, "end": end, **named}
             self.results.append((key, msgspec.json.encode(body), end, []))
+        for key, time, offset, states in self.missed:
+            self.changelog.append((key, log.encode_late(*at, time, offset, [time], self.pack(states))))
         for key, start in self.written.keys() - now.keys():
             self.changelog.append((key, log.encode_deleted(*at, start)))
         for (key, start), (end, states) in now.items():
@@ -138,7 +143,7 @@ class Task:
             if self.written.get((key, start)) != (end, state):
                 self.changelog.append((key, log.encode_live(*at, start, end, state)))
         self.closed += self.finals
-        self.finals = []
+        self.finals, self.missed = [], []
         self.written = {at: (end, self.pack(states)) for at, (end, states) in now.items()}
         if progress:
             done = log.Progress(
