@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, ServiceSpec, Stack
+from penstock.services.local.topologies import sessions
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.format import Progress
+from tests.shared.common import lake_tables
 
 SILENCE_MAX_MS = 1_500
 WAIT_S = 30
@@ -142,9 +146,18 @@ COMMANDS = {
 }
 
 
+def write_tables(lake: Path) -> None:
+    """A lake that says that `app` has a store of sessions: without one, the audit has nothing to ask Kafka about."""
+    schemas = sessions().of_application("app").schemas()
+    said = msgspec.json.encode(Progress("app", "exactly_once", {}, -1, {}, {}, tuple(schemas), 0))
+    columns = {schema.name: [(c.name, c.type) for c in schema.state_columns()] for schema in schemas}
+    lake_tables.write_state(lake, "app", columns, [lake_tables.progress(0, 0, said)])
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 async def test_a_kafka_that_is_not_there_is_named_soon(name: str, tmp_path: Path) -> None:
     """Every service and command says which brokers it does not reach, long before it gives up; and goes on trying."""
+    write_tables(tmp_path / "lake")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock.services.cli", *COMMANDS[name],
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
