@@ -284,7 +284,7 @@ async def test_a_live_start_fences_a_batch(spark: Any, kafka: EmbeddedKafka, top
         mark = folder / "mark"
         settings = settings_of(chain, folder, "slow", topology_options={"mark": str(mark)}, commit_records=50)
         job = asyncio.create_task(batch(spark, settings))
-        await until(exists(Path(f"{mark}-waits")))
+        await until(exists(Path(f"{mark}-waits")), 120.0)
         options = {"topic": topic_name, "mark": str(folder / "none"), "seconds": "0"}
         worker = chain.worker(load_topology(f"{MODULE}:slow", options), lake=str(folder / "lake"))
         async with running(worker) as loop:
@@ -304,7 +304,7 @@ async def test_a_batch_that_is_killed_is_made_good_by_the_next(
         mark = folder / "mark"
         options = {"topic": topic_name, "mark": str(mark)}
         async with command(kafka, folder, "slow", options) as first:
-            await until(exists(Path(f"{mark}-waits")))
+            await until(exists(Path(f"{mark}-waits")), 120.0)
             first.kill()
         mark.touch()
         async with command(kafka, folder, "slow", options) as second:
