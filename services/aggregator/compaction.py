@@ -33,7 +33,6 @@ from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.keeper import NOT_STARTED
 from penstock.shared.common.lake import Compaction
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.log_store import unarbitrated
 from penstock.shared.common.metrics import counter, gauge
 
 log = get_logger(__name__)
@@ -169,17 +168,12 @@ class CompactionSupervisor:
         return "" if self._settings.compaction.enabled else "compaction.enabled is false"
 
     def warn(self) -> None:
-        """Say once, at start-up, what it means that compaction is off, or that nothing keeps two jobs apart."""
-        streams, compaction = self._settings.streams, self._settings.compaction
-        if self.enabled and streams.lake is not None:
-            told = unarbitrated(streams.lake, compaction.spark_conf, "compaction.spark_conf")
-            if told is not None:
-                log.warning(told)
+        """Say once, at start-up, what it means that compaction is off."""
         if not self.enabled:
             log.warning(
                 f"compaction is off ({self.why_off()}): unless something else runs `penstock compact`, "
                 "the changelog grows without bound, and so does the time of a restore",
-                changelog=streams.changelog_topic,
+                changelog=self._settings.streams.changelog_topic,
             )
 
     def health(self) -> CheckResult:

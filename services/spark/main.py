@@ -28,7 +28,6 @@ from penstock.services.spark.settings import CompactSettings, UpkeepSettings
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
-from penstock.shared.common.log_store import unarbitrated
 
 if TYPE_CHECKING:
     from penstock.services.spark.audit import Report
@@ -59,8 +58,6 @@ def batch_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
     configure(settings.log, "batch")
-    if (warning := unarbitrated(settings.tables, settings.spark.conf, "spark.conf")) is not None:
-        _say(f"warning: {warning}")
     from penstock.services.spark.batch import Batch, BatchFenced
     from penstock.services.spark.session import spark_session
 
@@ -113,8 +110,6 @@ def _cancelled_by(stop: Event, spark: Any) -> Iterator[None]:
 
 def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Compaction], runs_max: int = 1) -> int:
     configure(settings.log, name)
-    if (warning := unarbitrated(settings.tables, settings.spark.conf, "spark.conf")) is not None:
-        _say(f"warning: {warning}")
     from penstock.services.spark.delta import CompactionConflict
     from penstock.services.spark.session import spark_session
 

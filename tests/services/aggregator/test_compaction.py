@@ -137,20 +137,6 @@ def test_that_compaction_is_off_is_said(flags: list[str], why: str, caplog: pyte
     assert registry.get_sample_value("penstock_compaction_enabled") == 0
 
 
-S3 = ["--topology=a:b", "--streams.lake=s3://lake"]
-LOG_STORE = '--compaction.spark-conf={"spark.delta.logStore.s3a.impl": "io.delta.storage.S3DynamoDBLogStore"}'
-
-
-@pytest.mark.parametrize(("flags", "warns"), [([], True), ([LOG_STORE], False), (["--no-compaction.enabled"], False)])
-def test_that_nothing_keeps_two_jobs_apart_is_said(
-    flags: list[str], warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """On S3 without a log store, by the setting's name, once at start-up where compactions are started at all."""
-    supervisor = CompactionSupervisor(AggregatorSettings.load([*S3, *flags], environ={}), CollectorRegistry())
-    supervisor.warn()
-    assert caplog.text.count("set compaction.spark_conf spark.delta.logStore.s3a.impl") == int(warns)
-
-
 def test_too_many_bytes_ask_for_a_compaction() -> None:
     """A measurement above the limit asks, one below or unknown does not; without a limit none does."""
     asked: list[int] = []
