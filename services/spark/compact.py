@@ -237,15 +237,13 @@ class Compaction:
         settings, offsets = self.settings, plan.offsets
         common = (settings.kafka_timeout_ms, settings.folder, self.options, self.job)
         where = Where(settings.kafka, offsets.topic, offsets.topic_id, *common)
-        found = [
-            msgspec.msgpack.decode(summary, type=fold.Summary)
-            for summary in self._in_tasks(wanted, lambda one: one.end - one.first, fold.fold(where))
-        ]
-        foreign = sum(one.foreign_records for one in found)
-        moved = {one.partition: one for one in found if one.files}
+        done = self._in_tasks(wanted, lambda one: one.end - one.first, fold.fold(where))
+        found = [msgspec.msgpack.decode(one, type=fold.Found) for one in done]
+        foreign = sum(one.foreign_records for task in found for one in task.ranges)
+        moved = {one.partition: one for task in found for one in task.ranges if one.files}
         if not moved:
             return self._nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
-        summary = self._commit(plan, moved)
+        summary = self._commit(plan, moved, _by_table(found))
         return summary._replace(remaining_records=left, foreign_records=foreign)
 
     def _in_tasks(
@@ -263,19 +261,20 @@ class Compaction:
         version = plan.tables[STATE].version() if STATE in plan.tables else None
         return Summary(len(before), 0, 0, 0, 0, 0, before, before, version, 0.0)
 
-    def _commit(self, plan: Plan, moved: Mapping[int, fold.Summary]) -> Summary:
+    def _commit(self, plan: Plan, moved: Mapping[int, fold.Summary], appended: Mapping[str, list[DataFile]]) -> Summary:
         stores = _newest_stores(plan.newest, moved.values())
         require_lake_names(stores)
         versions = {name: table.version() for name, table in plan.tables.items() if name != STATE}
         for kind in (CLOSED, LATE):
             for store in stores:
                 name = f"{kind}/{store.name}"
-                if files := [file for one in moved.values() for file in one.files.get(name, [])]:
+                if name in appended:
                     table = self._table(plan, name, rows_schema(kind, store))
-                    versions[name] = delta.commit(table, files, (), {"job": self.job, "kind": kind})
-                    self.say(f"{name}: {sum(file.rows for file in files)} rows")
+                    versions[name] = delta.commit(table, appended[name], (), {"job": self.job, "kind": kind})
+                    self.say(f"{name}: {sum(file.rows for file in appended[name])} rows")
         before = {one.partition: one.covered for one in plan.ranges}
-        rows = {kind: sum(one.rows(kind) for one in moved.values()) for kind in (STATE, CLOSED, LATE)}
+        files = {**appended, STATE: [file for one in moved.values() for file in one.files]}
+        rows = {kind: _rows_of(kind, files) for kind in (STATE, CLOSED, LATE)}
         deleted = sum(one.deleted for one in moved.values())
         live = rows[STATE] - deleted - len(moved)
         entries = sum(one.entries for one in moved.values())
@@ -289,7 +288,7 @@ class Compaction:
             "entries": entries,
         }
         state = self._table(plan, STATE, state_schema(stores))
-        version = delta.commit(state, [file for one in moved.values() for file in one.files[STATE]], (), said)
+        version = delta.commit(state, files[STATE], (), said)
         after = before | {p: one.covered_offset for p, one in moved.items()}
         counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
         return Summary(len(before), *counts, before, after, version, 0.0)
@@ -372,6 +371,20 @@ class Compaction:
                     await admin.delete_records(before)
 
             ask(delete(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
+
+
+def _by_table(found: Iterable[fold.Found]) -> dict[str, list[DataFile]]:
+    """The files of `closed` and `late` that all tasks wrote."""
+    files: dict[str, list[DataFile]] = {}
+    for task in found:
+        for table, own in task.files.items():
+            files.setdefault(table, []).extend(own)
+    return files
+
+
+def _rows_of(kind: str, files: Mapping[str, list[DataFile]]) -> int:
+    """How many rows the tables of a kind get."""
+    return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 
 
 def _newest_stores(newest: Mapping[int, Row], moved: Iterable[fold.Summary]) -> Stores:

@@ -1,8 +1,9 @@
-"""A range of a changelog partition into data files: what a Spark task does.
+"""Ranges of changelog partitions into data files: what a Spark task does.
 
-A task reads the range with Penstock's own consumer, applies the changelog's one reader, and writes what it found as
-Parquet files below the tables' folders. What it hands to the driver is a summary; the driver's commits make the files
-part of the tables.
+A task reads its ranges one after the other with Penstock's own consumer, applies the changelog's one reader, and writes
+what it found as Parquet files below the tables' folders. `state` gets files for each partition; `closed` and `late` get
+files with the rows of all the task's partitions. What the task hands to the driver says which files there are; the
+driver's commits make them part of the tables.
 
 Of each window `state` gets the newest change in the range, a tombstone where the window is gone.
 """
@@ -24,6 +25,7 @@ from penstock.services.spark.arrow_columns import TIME_MS_MAX, binary_array, sta
 from penstock.services.spark.delta import DataFile, Files
 from penstock.services.spark.results import results
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, PROGRESS, STATE
+from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, TopicPartition
@@ -89,26 +91,26 @@ class Where(NamedTuple):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What was found in a partition's range: where its last commit ends, what that says, and the files by table.
+    """What was found in a partition's range: where its last commit ends, and the files of `state`.
 
-    `ends` says whether a commit ends in the range. `stores` are all that commits of the range were written with,
-    in their order. `last` is by table the offset of its last row. `deleted` of the rows of `state` are tombstones.
+    Without files nothing has moved. `deleted` of their rows are tombstones. `stores` are all that commits of the range
+    were written with, in their order.
     """
 
     partition: int
     covered_offset: int
-    epoch: int
-    ends: bool
     entries: int
     deleted: int
     foreign_records: int
-    files: dict[str, list[DataFile]]
-    last: dict[str, int]
+    files: list[DataFile]
     stores: tuple[tuple[StoreSchema, ...], ...] = ()
 
-    def rows(self, kind: str) -> int:
-        """How many rows the tables of a kind get."""
-        return sum(one.rows for table, files in self.files.items() if table.startswith(kind) for one in files)
+
+class Found(msgspec.Struct, frozen=True):
+    """What a task found: its ranges, and by table the files of `closed` and `late`."""
+
+    ranges: list[Summary]
+    files: dict[str, list[DataFile]]
 
 
 class CannotRead(CorruptRecord):
@@ -116,13 +118,40 @@ class CannotRead(CorruptRecord):
 
 
 def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
-    """What a task does: a list of ranges to their summaries, which are all in the form of msgpack."""
+    """What a task does: a list of ranges to a Found, both in the form of msgpack."""
 
     def run(ranges: bytes) -> Iterator[bytes]:
-        for of in msgspec.msgpack.decode(ranges, type=list[Range]):
-            yield msgspec.msgpack.encode(asyncio.run(read_range(where, of)).write(where))
+        yield msgspec.msgpack.encode(asyncio.run(fold_ranges(where, msgspec.msgpack.decode(ranges, type=list[Range]))))
 
     return run
+
+
+async def fold_ranges(where: Where, ranges: Sequence[Range]) -> Found:
+    """Read and write. KafkaTimeout, OffsetOutOfRange, CannotRead, LakeUnavailable."""
+    summaries, appended = [], defaultdict[str, list[pa.RecordBatch]](list)
+    async with changelog_consumer(where.kafka) as consumer:
+        for of in ranges:
+            folded = await read_range(consumer, where, of)
+            rows = folded.rows(where)
+            summaries.append(folded.summary(list(write_files(where, STATE, rows.pop(STATE, []), of.partition))))
+            for table, batches in rows.items():
+                appended[table] += batches
+    first = ranges[0].partition  # names the files: no other task has it
+    return Found(summaries, {table: list(write_files(where, table, of, first)) for table, of in appended.items()})
+
+
+def write_files(where: Where, table: str, batches: Sequence[pa.RecordBatch], partition: int) -> Iterator[DataFile]:
+    """Write one table's rows, which may be of several layouts of its store: the last one is the widest."""
+    if not batches:
+        return
+    rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="permissive")
+    kind, files = table.partition("/")[0], where.files(table)
+    by_time = {CLOSED: "window_start", LATE: "event_time"}.get(kind)
+    if by_time is not None:
+        rows = rows.sort_by(by_time)
+    for nth, at in enumerate(range(0, len(rows), FILE_ROWS)):
+        name = f"part-{where.job}-{partition}-{nth}.parquet"
+        yield files.write(name, rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
 
 
 class Folded:
@@ -163,19 +192,22 @@ class Folded:
             self.covered_offset = self.commit.offset + 1
             self._stores.update(dict.fromkeys(one.progress.stores for one in confirmed.commits))
 
-    def write(self, where: Where) -> Summary:
-        """Write the files. CannotRead names an entry that is none of its store's."""
-        files, last = dict[str, list[DataFile]](), dict[str, int]()
+    def rows(self, where: Where) -> dict[str, list[pa.RecordBatch]]:
+        """By table its new rows; none where nothing has moved. CannotRead names an entry that is not of its store."""
+        found, last = defaultdict[str, list[pa.RecordBatch]](list), dict[str, int]()
         if self.commit is None or not self._has_moved(self.commit):
-            return self._summary(files, last)
-        found = defaultdict[str, list[pa.RecordBatch]](list)
+            return found
         for table, rows in self._rows(where):
             found[table].append(rows)
             last[table] = max(last.get(table, -1), int(pc.max(rows.column("changelog_offset")).as_py()))
         found[STATE].append(self._progress_row(where, self.commit, last, sum(map(len, found[STATE]))))
-        for table, batches in found.items():
-            files[table] = list(self._files(where, table, batches))
-        return self._summary(files, last)
+        return found
+
+    def summary(self, files: list[DataFile]) -> Summary:
+        """What was found, once the files of `state` are written."""
+        reader, stores = self.reader, tuple(self._stores)
+        counts = (reader.entries_applied, self.deleted, reader.foreign_records)
+        return Summary(self.range.partition, self.covered_offset, *counts, files, stores)
 
     def _has_moved(self, commit: Commit) -> bool:
         """Whether there is anything to write: not where nothing happened but wall-clock punctuation."""
@@ -204,18 +236,6 @@ class Folded:
         }
         return pa.RecordBatch.from_pylist([row], PROGRESS)
 
-    def _files(self, where: Where, table: str, batches: list[pa.RecordBatch]) -> Iterator[DataFile]:
-        """One table's rows, which may be of several layouts of its store: the last one is the widest."""
-        own = pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="permissive")
-        kind, partition = table.partition("/")[0], self.range.partition
-        by_time = {CLOSED: "window_start", LATE: "event_time"}.get(kind)
-        if by_time is not None:
-            own = own.sort_by(by_time)
-        for nth, at in enumerate(range(0, len(own), FILE_ROWS)):
-            name = f"part-{where.job}-{partition}-{nth}.parquet"
-            folder = partition if kind == STATE else None
-            yield where.files(table).write(name, own.slice(at, FILE_ROWS).to_batches(), folder)
-
     def _rows(self, where: Where) -> Iterator[tuple[str, pa.RecordBatch]]:
         for part in self._live():
             yield STATE, self._batch(part, self._live_rows)
@@ -229,13 +249,6 @@ class Folded:
                         rows = self._batch(part.at(is_own), columns, number)
                         topic_id = pa.array([where.topic_id] * len(rows), pa.string())
                         yield table, rows.append_column("topic_id", topic_id)
-
-    def _summary(self, files: dict[str, list[DataFile]], last: dict[str, int]) -> Summary:
-        of, reader = self.range, self.reader
-        counts = (reader.entries_applied, self.deleted, reader.foreign_records, files, last, tuple(self._stores))
-        if self.commit is None:
-            return Summary(of.partition, self.covered_offset, reader.epoch, False, *counts)
-        return Summary(of.partition, self.covered_offset, self.commit.epoch, True, *counts)
 
     def _live(self) -> Iterator[Confirmed]:
         """Of each store, the newest entry of each window, in parts that were written with the same stores."""
@@ -324,23 +337,22 @@ class Folded:
         }
 
 
-async def read_range(where: Where, of: Range) -> Folded:
+async def read_range(consumer: Consumer, where: Where, of: Range) -> Folded:
     """Read a range. KafkaTimeout where no record comes in `idle_ms_max`, OffsetOutOfRange where its begin is gone."""
     folded, at = Folded(where.topic, of), TopicPartition(where.topic, of.partition)
-    async with changelog_consumer(where.kafka) as consumer:
-        consumer.assign([at])
-        consumer.seek(at, of.first)
-        loop = asyncio.get_running_loop()
-        position, moved = of.first, loop.time()
-        while position < of.end or (position < of.latest and not folded.is_whole):
-            end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
-            for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
-                folded.feed(columns.offsets, columns.keys, columns.values)
-            before, position = position, await consumer.position(at)
-            if position > before:
-                moved = loop.time()
-            elif (loop.time() - moved) * 1000 > where.idle_ms_max:
-                raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {where.idle_ms_max} ms")
+    consumer.assign([at])
+    consumer.seek(at, of.first)
+    loop = asyncio.get_running_loop()
+    position, moved = of.first, loop.time()
+    while position < of.end or (position < of.latest and not folded.is_whole):
+        end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
+        for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
+            folded.feed(columns.offsets, columns.keys, columns.values)
+        before, position = position, await consumer.position(at)
+        if position > before:
+            moved = loop.time()
+        elif (loop.time() - moved) * 1000 > where.idle_ms_max:
+            raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {where.idle_ms_max} ms")
     return folded
 
 

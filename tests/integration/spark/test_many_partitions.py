@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deltalake import DeltaTable
+
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.compact import Compaction
 from penstock.services.spark.kafka import read_range
@@ -35,6 +37,8 @@ def test_a_few_tasks_read_many_partitions(
     first = Compaction(spark, settings, print).run()
     assert (first.partitions, first.closed_rows) == (64, sum(len(task.closed) for task in simulation.tasks))
     assert is_right(tmp_path, simulation)
+    closed = DeltaTable(str(tmp_path / simulation.name / "closed" / "banks")).file_uris()
+    assert len(closed) == spark.sparkContext.defaultParallelism  # and not a file for each partition
     for task in simulation.tasks[:3]:
         task.take(b"k", b'{"delay": 1.5, "place": "x"}', task.time + 1_000)
         task.commit()
