@@ -20,17 +20,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit_inputs import KEY, PLACE, WINDOW, Inputs
-from penstock.services.spark.audit_settings import SAMPLE_PARTS
+from penstock.services.spark.audit_inputs import KEY, PLACE, WINDOW, Inputs, in_sample
 from penstock.services.spark.measures import (
     FIELDS,
     TEXTS,
     Measure,
     contradictions,
-    field_types,
     measures,
-    parsed,
-    text_types,
 )
 from penstock.services.spark.sessions import replay
 from penstock.shared.streams.changelog.format import StoreSchema
@@ -136,14 +132,6 @@ def all_differences(found: Sequence[DataFrame]) -> DataFrame:
     return differences
 
 
-def sampled(rows: DataFrame, sample: float, key: SparkColumn | None = None) -> DataFrame:
-    """The rows of the keys that a sample has: the same keys everywhere, whatever else the rows are."""
-    if sample >= 1:
-        return rows
-    hashed = F.pmod(F.xxhash64(F.col("key") if key is None else key), F.lit(SAMPLE_PARTS))
-    return rows.filter(F.col("key").isNotNull() & (hashed < F.lit(round(sample * SAMPLE_PARTS))))
-
-
 def label(inputs: Inputs) -> DataFrame:
     """Source records with their fate, the fields to sum, and the close time that each met on arrival (`close_ms`).
 
@@ -162,11 +150,13 @@ def label(inputs: Inputs) -> DataFrame:
     so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
     close = F.max(reached).over(so_far) - store.grace_ms - store.gap_ms
     # Only now: the close time is that of all records.
-    return sampled(records.withColumn("close_ms", close), inputs.sample).select(
-        *("partition", "offset", "timestamp_ms", "key", "fate", "missed", "late_times", "dead_times"),
-        parsed("value", field_types(store)).alias(FIELDS),
-        parsed("value", text_types(store)).alias(TEXTS),
-        "close_ms",
+    return (
+        records.withColumn("close_ms", close)
+        .filter(in_sample(inputs.sample))
+        .select(
+            *("partition", "offset", "timestamp_ms", "key", "fate", "missed", "late_times", "dead_times"),
+            *(FIELDS, TEXTS, "close_ms"),
+        )
     )
 
 
@@ -208,7 +198,7 @@ def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measur
 
 def stream_sessions(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
     """The stream's windows, closed and live, with their numbers."""
-    rows = sampled(inputs.stream, inputs.sample)
+    rows = inputs.stream.filter(in_sample(inputs.sample))
     return rows.select(*WINDOW, "closed", "closed_ms", *(m.of_state.alias(m.name) for m in numbers))
 
 

@@ -14,10 +14,11 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit_settings import AuditSettings
+from penstock.services.spark.audit_settings import SAMPLE_PARTS, AuditSettings
 from penstock.services.spark.kafka import KAFKA_SOURCE_MS_MAX, read_range
-from penstock.services.spark.measures import TEXTS, holds_other_than_text, parsed, text_types, unchecked
+from penstock.services.spark.measures import holds_other_than_text, parsed, unchecked
 from penstock.services.spark.reading import Tables, by_partition
+from penstock.services.spark.sql import empty
 from penstock.services.spark.topic_offsets import TopicOffsets, offsets_at, settled_offsets, topic_offsets
 from penstock.shared.clients.consumer.dead_letters import NODE
 from penstock.shared.common.errors import FatalError
@@ -35,7 +36,7 @@ class NotAuditable(FatalError):
 class Inputs(NamedTuple):
     """What is compared, of one store.
 
-    `records`: the source's covered records (partition, offset, timestamp_ms, key, value). `late`: late records
+    `records`: the source's covered records (partition, offset, timestamp_ms, key, and `parsed`). `late`: late records
     (partition, offset, key, timestamp_ms, missed: the starts in ms). `dead`: coordinates of dead letters, null if they
     cannot be read. `stream`: its windows (WINDOW, state, `closed`, `closed_ms`). `recomputes`: whether it is compared
     when windows were closed; but for the partitions `idled`. `once`: whether a repeated dead letter is a difference.
@@ -82,7 +83,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     require_readable(settings, source)
     covered = covered_offsets(found, store, source)
     end = {p: min(latest, covered[p]) for p, latest in source.latest.items()}
-    records = read_range(spark, settings.kafka, store.source, source.earliest, end).persist()
+    records = read_range(spark, settings.kafka, store.source, source.earliest, end)
+    records = parsed(records, store, in_sample(settings.sample)).persist()
     beyond = read_range(spark, settings.kafka, store.source, _higher(source.earliest, covered), source.latest).count()
     not_compared: list[str] = []
     assumed = [f"the grace of {store.grace_ms} ms was in force for all records"]
@@ -119,6 +121,14 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     once = all(one.guarantee == "exactly_once" for one in progress)
     inputs = Inputs(records, late, dead, stream, store, recomputes, idled, once, settings.sample, known)
     return Read(inputs, records.count() + beyond, beyond, not_compared, assumed if recomputes else [])
+
+
+def in_sample(sample: float) -> SparkColumn:
+    """Whether a row's key is in a sample: the same keys everywhere, whatever else the rows are."""
+    if sample >= 1:
+        return F.lit(True)
+    hashed = F.pmod(F.xxhash64("key"), F.lit(SAMPLE_PARTS))
+    return F.col("key").isNotNull() & (hashed < F.lit(round(sample * SAMPLE_PARTS)))
 
 
 def require_auditable(store: StoreSchema) -> None:
@@ -226,7 +236,7 @@ def dead_letters(
         return F.try_element_at(found, F.lit(-1))["value"].cast("string")
 
     if store.dead_letters is None:
-        return spark.createDataFrame([], "partition INT, offset BIGINT")
+        return empty(spark, "partition INT, offset BIGINT")
     held = settled_offsets(settings.kafka, store.dead_letters, settings.kafka_timeout_ms)
     require_readable(settings, held)
     if gone := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
@@ -261,8 +271,7 @@ def _texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
     fields = {a.field for a in store.aggregations if a.function == "count_distinct" and a.field and a.verbatim}
     if not fields:
         return store
-    texts = records.select(parsed("value", text_types(store)).alias(TEXTS))
-    found = texts.agg(*(F.max(holds_other_than_text(field)).alias(field) for field in sorted(fields))).first()
+    found = records.agg(*(F.max(holds_other_than_text(field)).alias(field) for field in sorted(fields))).first()
     others = {field for field in fields if found is not None and found[field]}
     return msgspec.structs.replace(
         store,

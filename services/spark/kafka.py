@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from penstock.services.spark.sql import empty
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import KafkaSettings
 
@@ -70,7 +71,7 @@ def read_range(
     ranges = {p: (start[p], end[p]) for p in start if start[p] < end[p]}
     schema = f"{READ_SCHEMA}, {_HEADERS}" if headers else READ_SCHEMA
     if not ranges:
-        return spark.createDataFrame([], schema)
+        return empty(spark, schema)
     reader = spark.read.format("kafka")
     for name, value in _reading(kafka).items():
         reader = reader.option(f"kafka.{name}", value)

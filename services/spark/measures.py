@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.sql import SQL_TYPES, quoted
@@ -80,9 +81,12 @@ def holds_other_than_text(field: str) -> SparkColumn:
     return F.coalesce(~kind.isin("STRING", "VOID"), F.lit(False))
 
 
-def parsed(value: str, types: str) -> SparkColumn:
-    """A column of JSON as a struct of these fields; null if there are none."""
-    return F.from_json(F.col(value).cast("string"), types) if types else F.lit(None).cast("string")
+def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> DataFrame:
+    """Records with the structs `fields` and `texts`, what measures need of the JSON of those wanted, and no value."""
+    value = F.when(is_wanted, F.col("value").cast("string"))
+    types = {FIELDS: field_types(store), TEXTS: text_types(store)}
+    found = {name: F.from_json(value, of) if of else F.lit(None).cast("string") for name, of in types.items()}
+    return records.withColumns(found).drop("value")
 
 
 _NUMBERS = ("sum", "mean", "min", "max")

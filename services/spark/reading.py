@@ -25,7 +25,7 @@ from penstock.services.spark import collected_sets
 from penstock.services.spark.arrow_columns import TIME_MS_MAX
 from penstock.services.spark.session import spark_session, travelling
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
-from penstock.services.spark.sql import SQL_TYPES, quoted, results, snapshot, state_type
+from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, state_type
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.lake_place import lake_root
 from penstock.shared.streams.changelog.format import (
@@ -122,7 +122,7 @@ class Tables:
             rows = rows.withColumn("state", F.col(quoted(store.name)))
         else:
             columns = f"partition INT, key BINARY, start_ms BIGINT, end_ms BIGINT, state {state_type(store)}"
-            rows = self._spark.createDataFrame([], columns)
+            rows = empty(self._spark, columns)
         rows = rows.withColumn("state", _widened(rows, store))
         bounds = (_time("start_ms").alias("window_start"), _time("end_ms").alias("window_end"))
         return rows.select(key, *bounds, *results(store).values(), "state", "partition")
@@ -131,7 +131,7 @@ class Tables:
         rows = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}")
         end = "partition INT, changelog_offset BIGINT, topic_id STRING"
         if rows is None:
-            columns = self._spark.createDataFrame([], f"{head}, {tail}, state {state_type(store)}, {end}")
+            columns = empty(self._spark, f"{head}, {tail}, state {state_type(store)}, {end}")
             rows = columns.select("*", *results(store).values())
         else:
             topics = {partition: covered.topic_id for partition, covered in self.covered.items()}

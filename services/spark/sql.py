@@ -25,6 +25,11 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def empty(spark: SparkSession, schema: str) -> DataFrame:
+    """No rows, of a schema in SQL. `createDataFrame` would start Python workers for them."""
+    return spark.range(0).select(F.from_json(F.lit("{}"), schema).alias("row")).select("row.*")
+
+
 def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
     """A table at its newest version, however often it is read and whatever is written meanwhile; None if none exists.
 
