@@ -87,6 +87,7 @@ def test_flights_go_through_the_whole_chain_and_a_crash(python: Path, tmp_path: 
     assert len(kept) == result["notable"] > 0
     assert result["delta_rows"] == result["sessions_closed"] + result["sessions_open"]
     assert result["compactions"] >= 2
+    assert (result["batch_rows"], result["batch_differences"]) == (result["delta_rows"] + result["late_records"], 0)
     assert result["restore_ms"] > 0
     assert "Longest banks" in run.stderr
 

@@ -1,39 +1,128 @@
-"""The demo's last two Spark jobs in one process: `penstock compact`, then `penstock audit`.
+"""The demo's last Spark jobs, in one session: compact, the same events as a batch, compare the two, audit.
 
-A job over few events is a JVM that loads and compiles Spark; the second job in the same process finds that done. The
-two have nothing else in common: each makes its own Spark session, and the audit reads everything from Kafka and the
-lake anew.
+A job over few events is a JVM that loads and compiles Spark; the next job in the same session finds that done. The jobs
+have nothing else in common: each reads everything from Kafka and the lake anew.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from penstock.services.spark.main import AUDIT_FAILED, CONFLICT, audit_main, compact_main
+from penstock.services.spark.audit_settings import AuditSettings
+from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.main import AUDIT_FAILED, status_of
+from penstock.services.spark.settings import CompactSettings
+from penstock.shared.common.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.services.spark.audit import Report
 
 ATTEMPTS_MAX = 3  # at a compaction: a job that outlived the aggregator which had started it may win the first
+SUFFIX = "-of-batch"  # of the batch's application and topics, so that nothing of the aggregator's is touched
+
+
+class Jobs(msgspec.Struct, frozen=True):
+    """What the jobs are told. `records` is how many the audit must find; `options` are the topology's."""
+
+    application: str
+    lake: str
+    store: str
+    topology: str
+    options: Mapping[str, str]
+    records: int
+    spark_conf: Mapping[str, str]
+
+    @property
+    def batch(self) -> str:
+        """The application that the batch runs as."""
+        return self.application + SUFFIX
+
+    def arguments(self) -> list[str]:
+        """What `main` takes."""
+        return [msgspec.json.encode(self).decode()]
+
+
+class Comparison(NamedTuple):
+    """Windows and late records of the batch, and how many of both are in one lake and not in the other."""
+
+    batch_rows: int
+    batch_differences: int
 
 
 def main(arguments: list[str]) -> int:
-    """`APPLICATION LAKE RECORDS SPARK_CONF`: the audit's exit status, or AUDIT_FAILED where the compaction failed."""
-    application, lake, records, spark_conf = arguments
-    common = ["--application", application, "--lake", lake, "--spark.conf", spark_conf]
-    status = CONFLICT
-    for _ in range(ATTEMPTS_MAX):
-        status = compact_main([*common, "--delete-covered"])
-        if status != CONFLICT:
-            break
-    if status:
+    """The audit's exit status, or AUDIT_FAILED where a job failed. Prints what each job found as a line of JSON."""
+    jobs = msgspec.json.decode(arguments[0], type=Jobs)
+    try:
+        report = run(jobs)
+    except PenstockError as e:
+        _say(f"{type(e).__name__}: {e}")
         return AUDIT_FAILED
-    return audit_main([*common, "--expect-records", records, "--json"])
+    from penstock.services.spark.audit_report import print_report
+
+    print_report(report, as_json=True)
+    return status_of(report)
 
 
-def arguments_for(application: str, lake: str, records: int, spark_conf: Mapping[str, str]) -> list[str]:
-    """What `main` takes, as words of a command line."""
-    return [application, lake, str(records), msgspec.json.encode(spark_conf).decode()]
+def run(jobs: Jobs) -> Report:
+    """All jobs, one after the other; what the audit found. Raises what they raise."""
+    common = ["--lake", jobs.lake, "--spark.conf", msgspec.json.encode(jobs.spark_conf).decode()]
+    own = ["--application", jobs.application, *common]
+    options = msgspec.json.encode({**jobs.options, "suffix": SUFFIX}).decode()
+    topology = ["--topology", jobs.topology, "--topology-options", options]
+    compact = CompactSettings.load([*own, "--delete-covered"], program="penstock compact")
+    batch = BatchSettings.load(["--application", jobs.batch, *common, *topology], program="penstock batch")
+    audit = AuditSettings.load([*own, "--expect-records", str(jobs.records)], program="penstock audit")
+    from penstock.services.spark.audit import run_audit
+    from penstock.services.spark.batch import Batch
+    from penstock.services.spark.session import spark_session
+
+    with spark_session(audit.spark, "penstock demo", *compact.places, *batch.places) as spark:
+        _compact(spark, compact)
+        _print(Batch(spark, batch, _say).run())
+        _print(compared(spark, jobs))
+        return run_audit(spark, audit, _say)
+
+
+def _compact(spark: Any, settings: CompactSettings) -> None:
+    from penstock.services.spark.compact import Compaction
+    from penstock.services.spark.delta import CompactionConflict
+
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            _print(Compaction(spark, settings, _say).run())
+            return
+        except CompactionConflict as e:
+            if attempt == ATTEMPTS_MAX - 1:
+                raise
+            _say(str(e))
+
+
+def compared(spark: Any, jobs: Jobs) -> Comparison:
+    """Compare what the aggregator and the batch made: bounds, results, times of closing, late records."""
+    live, batch = (made(spark, jobs.lake, application, jobs.store) for application in (jobs.application, jobs.batch))
+    differences = batch.exceptAll(live).unionAll(live.exceptAll(batch))
+    return Comparison(batch.count(), differences.count())
+
+
+def made(spark: Any, lake: str, application: str, store: str) -> Any:
+    """An application's closed and open windows and its late records, without their places in the changelog."""
+    from penstock.services.spark.reading import closed, late, live
+
+    places = ("state", "partition", "changelog_offset", "topic_id")
+    parts = [one(spark, lake, application, store).drop(*places) for one in (closed, live, late)]
+    return parts[0].unionByName(parts[1], True).unionByName(parts[2], True)
+
+
+def _print(found: Any) -> None:
+    print(msgspec.json.encode(found._asdict()).decode(), flush=True)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

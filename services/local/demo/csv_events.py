@@ -35,11 +35,16 @@ TOPIC, RESULTS = "events", "sessions"
 DEFAULT_GAP, DEFAULT_GRACE = "30m", "15m"
 
 
-def topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE) -> Topology:
-    """Sessions per key with their number of events; rows that were marked as refused are dead letters."""
+def topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "") -> Topology:
+    """Sessions per key with their number of events; rows that were marked as refused are dead letters.
+
+    `suffix` is appended to the topics that are written to.
+    """
     builder = StreamsBuilder()
-    windows = builder.stream(TOPIC, value=accepted).group_by_key().session_window(parse_ms(gap), parse_ms(grace))
-    windows.aggregate(RESULTS, events=Count()).on_close().to(RESULTS)
+    late, dead_letters = f"{TOPIC}-late{suffix}", f"{TOPIC}-dlq{suffix}"
+    events = builder.stream(TOPIC, value=accepted, late=late, dead_letters=dead_letters)
+    windows = events.group_by_key().session_window(parse_ms(gap), parse_ms(grace))
+    windows.aggregate(RESULTS, events=Count()).on_close().to(RESULTS + suffix)
     return builder.build()
 
 

@@ -55,10 +55,14 @@ class Departure(msgspec.Struct):
             raise ValueError("cancelled: no departure (dep_delay is null)")
 
 
-def topology() -> Topology:
-    """Departure banks: a carrier's departures from an airport with no pause of 30 minutes between them."""
+def topology(suffix: str = "") -> Topology:
+    """Departure banks: a carrier's departures from an airport with no pause of 30 minutes between them.
+
+    `suffix` is appended to the topics that are written to.
+    """
     builder = StreamsBuilder()
-    departures = builder.stream(PLAN.topic, value=Departure, late=PLAN.late, dead_letters=PLAN.dead_letters)
+    late, dead_letters = PLAN.late + suffix, PLAN.dead_letters + suffix
+    departures = builder.stream(PLAN.topic, value=Departure, late=late, dead_letters=dead_letters)
     windows = departures.group_by_key().session_window(gap=timedelta(minutes=30), grace=timedelta(minutes=15))
     banks = windows.aggregate(
         "banks",
@@ -68,7 +72,7 @@ def topology() -> Topology:
         total_delay=Sum("dep_delay"),
         destinations=CountDistinct("dest"),
     )
-    banks.on_close().to(PLAN.results)
+    banks.on_close().to(PLAN.results + suffix)
     return builder.build()
 
 

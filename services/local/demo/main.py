@@ -143,6 +143,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "delta_rows": outcome.lake["live_rows"] + sum(outcome.lake["closed_rows"].values()),
         "notable": outcome.notable,
         "events_per_second": round(counts.acknowledged / outcome.replay_seconds) if outcome.replay_seconds else 0,
+        **outcome.batch,
+        "batch_ok": outcome.batch_ok,
         "audit": audit,
         "audit_ok": outcome.audit_ok,
         "seconds": round(outcome.seconds, 1),
@@ -180,9 +182,11 @@ def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Pa
         f" in Delta and {counted(figures['restored_changelog_windows'], 'change')} in the changelog",
         "lake": f"{counted(figures['delta_rows'], 'row')}, folded by {counted(figures['compactions'], 'compaction')},"
         f" in {folder / 'lake'}",
+        "batch": f"{counted(figures['batch_rows'], 'row')} of the same events, windows and late records, "
+        + ("all as the aggregator's" if figures["batch_ok"] else "[red]WRONG[/red]: not as the aggregator's"),
         "audit": "[green]passed[/green]: every event is in exactly one place, no session is split for nothing"
         if outcome.audit_ok
-        else f"[red]FAILED[/red]: see {folder / 'logs' / 'audit.log'}",
+        else f"[red]FAILED[/red]: see {folder / 'logs' / 'closing.log'}",
         "time": f"{figures['seconds']:.0f} s",
     }
     if not skipped:

@@ -3,8 +3,9 @@
 Half of the events are sent; when a compaction that the wall-clock punctuator asked for has put a snapshot into the
 lake, more are sent and committed, so that they are in the changelog alone, and the aggregator is killed (SIGKILL) while
 it works on still more. Started again, it restores from snapshot and changelog. The rest follows. Nothing is stopped
-before the aggregator has committed everything and the consumer has handled every result. At the end a Spark job with
-none of the engine's window code proves the result, and the dead letters must be as many as the events sent to be some.
+before the aggregator has committed everything and the consumer has handled every result. At the end the same events go
+through `penstock batch`, which must make the same windows; a Spark job with none of the engine's window code proves the
+result; and the dead letters must be as many as the events sent to be some.
 
 A Spark job takes its twenty seconds however little there is to fold. Where the rest is through sooner than that, the
 restarted aggregator starts none, which could only come too early to cover everything; one job at the end does it.
@@ -27,7 +28,7 @@ from penstock.services.local.demo.events import Events
 from penstock.services.local.demo.folder import KAFKA
 from penstock.services.local.demo.replay import Replay, ReplayCounts
 from penstock.services.local.demo.results import count_notable, dead_letter_reasons, published_sessions
-from penstock.services.local.jobs import run_job
+from penstock.services.local.jobs import last_object, run_job
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.stack import Service, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
@@ -43,6 +44,7 @@ WAIT_MS = 300_000  # for each thing that is waited for, from the last record tha
 SENT_BEFORE_CRASH = 0.5  # of all events
 SENT_INTO_CRASH = 0.1  # of all events: half are committed before it, half make it come in the middle of work
 SHORT_REST_EVENTS = 500_000  # about as many go through the chain while one compaction runs
+CLOSING_LINES = 100  # of the closing jobs' output: more than an audit prints
 REASONS = 3  # of dead letters, in the summary
 
 COUNTED = ("closed_sessions", "late_records", "dead_letters")
@@ -60,6 +62,7 @@ class Outcome:
     replay_seconds: float = 0.0
     audit_ok: bool = False
     audit: dict[str, Any] = field(default_factory=dict)
+    batch: dict[str, int] = field(default_factory=dict)
     unfit: int = 0
     lake: dict[str, Any] = field(default_factory=dict)
     longest: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +82,12 @@ class Outcome:
     @property
     def ok(self) -> bool:
         """The verdict."""
-        return self.audit_ok and self.dead_letters_ok
+        return self.audit_ok and self.dead_letters_ok and self.batch_ok
+
+    @property
+    def batch_ok(self) -> bool:
+        """Whether the batch made the windows and late records that the aggregator made."""
+        return self.batch.get("batch_rows", 0) > 0 and not self.batch["batch_differences"]
 
     @property
     def restore_ms(self) -> int:
@@ -208,19 +216,26 @@ class Scenario:
         )
 
     async def _look_at_the_result(self) -> None:
-        plan, outcome, records = self._plan, self._outcome, self._outcome.counts.acknowledged
+        plan, outcome = self._plan, self._outcome
         if self._is_short:
-            self._display.step("folding the rest into Delta, then auditing with Spark's own session windows")
-            flags = closing.arguments_for(plan.application, str(self._lake), records, specs.SPARK_CONF)
-            module: str | None = closing.__name__
-        else:
-            self._display.step("auditing: a Spark job with Spark's own session windows")
-            flags = ["--application", plan.application, "--lake", str(self._lake), "--json"]
-            flags, module = [*flags, "--expect-records", str(records)], None
-        log_file = self._folder / "logs" / "audit.log"
-        status, outcome.audit, job = await run_job("audit", flags, self._kafka, log_file, "audit_ok", module)
+            self._display.step("folding the rest into Delta")
+        self._display.step("the same events as `penstock batch`, then an audit with Spark's own session windows")
+        log_file = self._folder / "logs" / "closing.log"
+        arguments = closing.Jobs(
+            plan.application,
+            str(self._lake),
+            plan.results,
+            plan.topology,
+            plan.options,
+            outcome.counts.acknowledged,
+            specs.SPARK_CONF,
+        ).arguments()
+        status, outcome.audit, job = await run_job(
+            "closing", arguments, self._kafka, log_file, "audit_ok", closing.__name__
+        )
         if not outcome.audit:
             raise job.died()
+        outcome.batch = last_object(job.log_tail(CLOSING_LINES), "batch_differences")
         if not await self._is_covered():
             raise FatalError(f"the lake does not hold all that was committed; see {log_file}")
         outcome.audit_ok = status == 0

@@ -26,5 +26,20 @@ def test_dead_letters_must_be_the_events_that_were_sent_to_be_some(
 ) -> None:
     """A good event among the dead letters fails the demo though the audit passes, and so does a bad one that is not."""
     outcome = Outcome(ReplayCounts(refused=refused), unfit=unfit, audit_ok=audit_ok)
-    outcome.audit = {"dead_letters": dead_letters}
+    outcome.audit, outcome.batch = {"dead_letters": dead_letters}, {"batch_rows": 1, "batch_differences": 0}
+    assert outcome.ok is ok
+
+
+@pytest.mark.parametrize(
+    ("batch", "ok"),
+    [
+        ({"batch_rows": 9, "batch_differences": 0}, True),
+        ({"batch_rows": 9, "batch_differences": 1}, False),
+        ({"batch_rows": 0, "batch_differences": 0}, False),
+        ({}, False),
+    ],
+)
+def test_the_batch_must_have_made_the_same(batch: dict[str, int], ok: bool) -> None:
+    """One row that differs fails the demo, and so does a batch that made nothing."""
+    outcome = Outcome(ReplayCounts(), unfit=0, audit_ok=True, audit={"dead_letters": 0}, batch=batch)
     assert outcome.ok is ok
