@@ -22,7 +22,7 @@ from penstock.services.spark.sql import empty
 from penstock.services.spark.topic_offsets import TopicOffsets, offsets_at, settled_offsets, topic_offsets
 from penstock.shared.clients.consumer.dead_letters import NODE
 from penstock.shared.common.errors import FatalError
-from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
+from penstock.shared.streams.changelog.format import WINDOWED, BatchInput, StoreSchema
 
 KEY = ("partition", "key")
 WINDOW = (*KEY, "start_ms", "end_ms")
@@ -77,6 +77,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     found = Tables(spark, settings.tables)
     store = found.store(settings.store)
     require_auditable(store)
+    require_no_files(found)
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
     say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
     source = topic_offsets(settings.kafka, [store.source], settings.kafka_timeout_ms)[store.source]
@@ -140,6 +141,16 @@ def require_auditable(store: StoreSchema) -> None:
             f"store {store.name!r} cannot be audited: {', '.join(store.upstream)} stands before its window and may "
             f"drop, change or add records, and Spark sees the topic {store.source} alone. Nothing was compared. "
             "To audit it, write what the node forwards to a topic, and window that"
+        )
+
+
+def require_no_files(found: Tables) -> None:
+    """NotAuditable if windows hold history from files, which no topic has."""
+    partitions = [str(p) for p, one in sorted(found.covered.items()) if isinstance(one.progress.input, BatchInput)]
+    if partitions:
+        raise NotAuditable(
+            f"partitions {', '.join(partitions)}: their history came from files (`penstock batch --files`), which the "
+            "source topic does not have. Nothing was compared"
         )
 
 

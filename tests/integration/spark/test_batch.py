@@ -16,6 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark.audit import run_audit
+from penstock.services.spark.audit_inputs import NotAuditable
+from penstock.services.spark.audit_settings import AuditSettings
 from penstock.services.spark.batch import Batch, BatchFenced, BatchRefused, Summary
 from penstock.services.spark.batch_settings import BatchSettings
 from penstock.services.spark.compact import Compaction
@@ -25,7 +28,17 @@ from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.topology_loading import load_topology
-from tests.integration.test_stream_worker import KEYS, Chain, Event, chain_of, offline, or_its_error, running, until
+from tests.integration.test_stream_worker import (
+    KEYS,
+    Chain,
+    Event,
+    chain_of,
+    kafka_of,
+    offline,
+    or_its_error,
+    running,
+    until,
+)
 
 TOPOLOGY = '''
 """Topologies of a test."""
@@ -404,6 +417,9 @@ async def test_history_from_files_then_live(
         assert (again.partitions, again.read) == (0, 0)
         with pytest.raises(ConfigError, match="was made from other files"):
             await batch(spark, settings.model_copy(update={"value_column": "id"}))
+        audit = AuditSettings(application=topic_name, lake=str(folder / "lake"), kafka=kafka_of(kafka))
+        with pytest.raises(NotAuditable, match="partitions 0, 1: their history came from files"):
+            await asyncio.to_thread(run_audit, spark, audit, print)
         chain.sent = history[:]
         await chain.send(100)
         worker = chain.worker(lake=str(folder / "lake"))
