@@ -7,7 +7,6 @@ the last one is there, its connections among it.
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import time
 import uuid
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench._changelogs import ChangelogWriter, Kind
+from bench._processes import own_tree_cpu_s
 from penstock.services.spark.compact import Compaction, Summary
 from penstock.services.spark.rewrite import Crowded
 from penstock.services.spark.settings import CompactSettings
@@ -25,7 +25,6 @@ from penstock.shared.streams.restoring import RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.stream_task import StreamTask
 
-TICKS = os.sysconf("SC_CLK_TCK")
 RESTORES = 5  # from each snapshot; the median is taken
 
 
@@ -66,25 +65,6 @@ class _Observed(Compaction):
         if isinstance(items[0], Crowded):
             self.rewrite_rows = sum(map(size, items))
         return super()._in_tasks(items, size, step)
-
-
-def cpu_seconds() -> float:
-    """Of this process and all that it started and that still run, with what they have waited for."""
-    stats, children = dict[int, float](), dict[int, list[int]]()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(") ")[2].split()
-        except OSError:
-            continue
-        pid = int(folder.name)
-        stats[pid] = sum(map(int, fields[11:15])) / TICKS
-        children.setdefault(int(fields[1]), []).append(pid)
-    found, waiting = 0.0, [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        found += stats.get(pid, 0.0)
-        waiting += children.get(pid, [])
-    return found
 
 
 class Compactions:
@@ -135,11 +115,11 @@ class Compactions:
 
     def _compact(self, application: str) -> Timed:
         settings = CompactSettings(application=application, lake=self.lake, kafka=self.kafka)
-        started, cpu_s, runs = time.monotonic(), cpu_seconds(), list[Summary]()
+        started, cpu_s, runs = time.monotonic(), own_tree_cpu_s(), list[Summary]()
         while not runs or runs[-1].remaining_records:
             job = _Observed(self.spark, settings, lambda text: None)
             runs.append(job.run())
-        took = time.monotonic() - started, cpu_seconds() - cpu_s
+        took = time.monotonic() - started, own_tree_cpu_s() - cpu_s
         return Timed(*took, job.rewrite_rows, job.rewrite_s, runs)
 
     async def _restore(self, writer: ChangelogWriter, partition: int, lake: str | None) -> tuple[int, RestoreReport]:

@@ -26,6 +26,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from bench._asked import missed, show
 from bench._changelogs import NUMBERS, ChangelogWriter
 from bench._compactions import Compactions
 from penstock.services.local.kafka import EmbeddedKafka
@@ -147,27 +148,6 @@ async def run(sessions: int, delta: int, only: Collection[str] = PARTS) -> dict[
             return bench.found
 
 
-def missed(found: dict[str, float]) -> list[str]:
-    """The figures that are not what is asked for.
-
-    >>> missed({"rewrite, rows/s": 1, "delta without a rewrite, s": 3})
-    ['rewrite, rows/s']
-    """
-    wrong = []
-    for name, (limit, which) in ASKED.items():
-        if name in found and (found[name] < limit if which == "least" else found[name] > limit):
-            wrong.append(name)
-    return wrong
-
-
-def show(found: dict[str, float]) -> None:
-    """Print the table."""
-    wrong = missed(found)
-    for name, value in found.items():
-        limit = f"{ASKED[name][0]:,} at {ASKED[name][1]}" if name in ASKED else ""
-        print(f"{name:<45} {value:>12,.2f}  {limit}{'  MISSED' if name in wrong else ''}")
-
-
 def main() -> int:
     """Measure and print; 1 where something that is asked for was missed."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -177,10 +157,10 @@ def main() -> int:
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
     found = asyncio.run(run(given.sessions, given.delta, given.only))
-    show(found)
+    show(found, ASKED)
     if given.json:
         print(json.dumps(found))
-    return 1 if missed(found) else 0
+    return 1 if missed(found, ASKED) else 0
 
 
 if __name__ == "__main__":

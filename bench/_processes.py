@@ -1,0 +1,53 @@
+"""What processes have used of the CPU, from Linux' /proc."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    """A process that runs: its parent, its own seconds of CPU, and those of ended children that it has waited for."""
+
+    parent: int
+    own_s: float
+    waited_s: float
+
+
+def processes() -> dict[int, Process]:
+    """All processes of the machine, by their ids."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+        except OSError:
+            continue
+        user, system, waited_user, waited_system = (int(field) / TICKS for field in fields[11:15])
+        found[int(folder.name)] = Process(int(fields[1]), user + system, waited_user + waited_system)
+    return found
+
+
+def tree_cpu_s(root: int, found: dict[int, Process]) -> float:
+    """Seconds of CPU of a process and all that it started, with those that have ended.
+
+    >>> tree_cpu_s(1, {1: Process(0, 1.0, 2.0), 2: Process(1, 4.0, 0.0), 3: Process(2, 8.0, 0.0)})
+    15.0
+    """
+    children: dict[int, list[int]] = {}
+    for pid, process in found.items():
+        children.setdefault(process.parent, []).append(pid)
+    total, waiting = 0.0, [root]
+    while waiting:
+        pid = waiting.pop()
+        if pid in found:
+            total += found[pid].own_s + found[pid].waited_s
+            waiting += children.get(pid, [])
+    return total
+
+
+def own_tree_cpu_s() -> float:
+    """Seconds of CPU of this process and all that it started."""
+    return tree_cpu_s(os.getpid(), processes())
