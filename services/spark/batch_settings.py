@@ -8,7 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.services.spark.settings import (
     PLACES,
-    RUN_RECORDS_MAX,
     CompactSettings,
     Place,
     UpkeepSettings,
@@ -66,23 +65,6 @@ class BatchSettings(UpkeepSettings, TaskSettings):
     transaction_timeout_ms: PositiveMs = Field(
         default=60_000, description="the broker aborts a commit that takes longer"
     )
-    replication_factor: Annotated[int, Field(ge=-1)] = Field(
-        default=-1, description="of topics it creates; -1: the broker's default"
-    )
-    start_from_group_offsets: bool = Field(
-        default=False,
-        description="start with empty state at the group's offsets, where the changelog holds no progress",
-    )
-    on_missing_source_offsets: Literal["fail", "skip"] = Field(
-        default="fail",
-        description="where source records were deleted before they were read: stop, or count the gap and go on",
-    )
-    run_records_max: Annotated[int, Field(gt=0)] = Field(
-        default=RUN_RECORDS_MAX, description="changelog records that one compaction reads; the next one goes on"
-    )
-    delete_covered: bool = Field(
-        default=False, description="afterwards delete changelog records that the snapshot before this one covers"
-    )
 
     @field_validator("until")
     @classmethod
@@ -135,13 +117,12 @@ class BatchSettings(UpkeepSettings, TaskSettings):
 
     def streams(self) -> StreamsSettings:
         """What the tasks, and the topics that they need, go by; ConfigError where the changelog is another one."""
-        same = ("transaction_timeout_ms", "replication_factor", "start_from_group_offsets", "on_missing_source_offsets")
         streams = StreamsSettings(
             application_id=self.application,
             topic_wait_ms=self.kafka_timeout_ms,
             lake=self.lake,
             lake_options=self.lake_options,
-            **self.model_dump(include={*TaskSettings.model_fields, *same}),
+            **self.model_dump(include={*TaskSettings.model_fields, "transaction_timeout_ms"}),
         )
         if streams.changelog_topic != self.changelog_topic:
             raise ConfigError(f"changelog: the application's is {streams.changelog_topic}")

@@ -117,8 +117,14 @@ class JobSettings(CommandSettings):
 
 
 class UpkeepSettings(JobSettings):
-    """What the jobs that write the tables do for them afterwards."""
+    """What the jobs that compact go by, and what they do for the tables afterwards."""
 
+    run_records_max: Annotated[int, Field(gt=0)] = Field(
+        default=RUN_RECORDS_MAX, description="changelog records that one run reads; the next one goes on where it stops"
+    )
+    delete_covered: bool = Field(
+        default=False, description="afterwards delete changelog records that the snapshot before this one covers"
+    )
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         default=20,
         description="make few files of a table's, or of a partition's of `state`, once so many more came; 0: never",
@@ -141,12 +147,6 @@ class UpkeepSettings(JobSettings):
 class CompactSettings(UpkeepSettings):
     """`penstock compact`: fold the changelog into Delta tables."""
 
-    run_records_max: Annotated[int, Field(gt=0)] = Field(
-        default=RUN_RECORDS_MAX, description="changelog records that one run reads; the next one goes on where it stops"
-    )
     runs_max: Annotated[int, Field(ge=0)] = Field(
         default=0, description="runs after each other that the command makes; 0: as many as there are records for"
-    )
-    delete_covered: bool = Field(
-        default=False, description="afterwards delete changelog records that the snapshot before this one covers"
     )

@@ -77,6 +77,17 @@ class TaskSettings(BaseModel):
         default=None,
         description="bytes of a windowed key, twice as JSON; more: dead letter; unset: max_request_size - 16 KiB",
     )
+    start_from_group_offsets: bool = Field(
+        default=False,
+        description="start with empty state at the group's offsets, where the changelog holds no progress",
+    )
+    on_missing_source_offsets: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="where source records were deleted before they were read: stop, or count the gap and go on",
+    )
+    replication_factor: Annotated[int, Field(ge=-1)] = Field(
+        default=-1, description="of topics it creates; -1: the broker's default"
+    )
 
     @model_validator(mode="after")
     def _key_fits(self) -> Self:
@@ -119,9 +130,6 @@ class StreamsSettings(Section, TaskSettings):
     repartition_purge_interval_ms: PositiveMs = Field(
         default=30_000, description="how often records that were read are deleted from the application's own topics"
     )
-    replication_factor: Annotated[int, Field(ge=-1)] = Field(
-        default=-1, description="of topics it creates; -1: the broker's default"
-    )
     group_instance_id: str | None = Field(
         default=None, description="this instance's own name: it gets its partitions back at once when it starts again"
     )
@@ -151,14 +159,6 @@ class StreamsSettings(Section, TaskSettings):
     idle_timeout_ms: PositiveMs | None = Field(
         default=None,
         description="a task whose topics are quiet for this long moves its time on by as much; unset: never",
-    )
-    start_from_group_offsets: bool = Field(
-        default=False,
-        description="start with empty state at the group's offsets, where the changelog holds no progress",
-    )
-    on_missing_source_offsets: Literal["fail", "skip"] = Field(
-        default="fail",
-        description="where source records were deleted before they were read: stop, or count the gap and go on",
     )
     default_dsl_store: Literal["in_memory", "rocksDB"] = Field(
         default="in_memory",
