@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from penstock.services.spark.arrow_columns import TIME_MS_MAX, binary_array, state_array, time_array
 from penstock.services.spark.delta import DataFile, Files
@@ -43,6 +44,7 @@ from penstock.shared.streams.changelog.format import (
 )
 from penstock.shared.streams.changelog.reader import ChangelogReader, Commit, Confirmed, CorruptEntry
 from penstock.shared.streams.restoring import changelog_consumer
+from penstock.shared.streams.windows.keys import last_of_each
 
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
 FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
@@ -256,7 +258,9 @@ class Folded:
         for name in names:
             own = [_changes_of(part, name) for part in self.parts]
             own = [part for part in own if len(part)]
-            newest = _newest([part.keys for part in own], [part.starts for part in own])
+            keys = binary_array(PackedBytes.joined([part.keys for part in own])).dictionary_encode()
+            starts = np.concatenate([*(part.starts for part in own), np.empty(0, np.int64)])
+            newest = last_of_each(keys.indices.to_numpy(), starts)
             at = 0
             for part in own:
                 places = newest[(newest >= at) & (newest < at + len(part))] - at
@@ -287,12 +291,8 @@ class Folded:
 
     def _live_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
         is_live = part.operations == LIVE[0]
-        codec = StateCodec(store.state_columns())
         self.deleted += int(len(part) - is_live.sum())
-        states = state_array(codec, part.states.at(is_live))
-        if not is_live.all():
-            places = np.cumsum(is_live) - 1
-            states = states.take(pa.array(places, mask=~is_live))
+        states = _states(part, store, is_live)
         return {
             "row": pa.array(["window"] * len(part)),
             "store": pa.array([store.name] * len(part)),
@@ -318,15 +318,10 @@ class Folded:
         }
 
     def _late_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
-        codec = StateCodec(store.state_columns())
-        has_state = part.states.lengths >= 0
-        states = state_array(codec, part.states.at(has_state))
-        if not has_state.all():
-            states = states.take(pa.array(np.cumsum(has_state) - 1, mask=~has_state))
-        missed = binary_array(part.missed)
-        starts = np.frombuffer(missed.buffers()[2] or b"", ">i8").astype(np.int64)
+        states, missed = _states(part, store, part.states.lengths >= 0), part.missed
+        starts = np.frombuffer(binary_array(missed).buffers()[2] or b"", ">i8").astype(np.int64)
         ends = np.zeros(len(part) + 1, np.int32)
-        np.cumsum(part.missed.lengths // START_BYTES, out=ends[1:])
+        np.cumsum(missed.lengths // START_BYTES, out=ends[1:])
         return {
             **_keys(part.keys, store),
             "event_time": time_array(part.starts),
@@ -373,20 +368,15 @@ def _keys(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
     return {"key": raw.cast(pa.string())} if store.key == "string" else {"key_bytes": raw}
 
 
+def _states(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
+    """The states of rows; null for those that have none."""
+    states = state_array(StateCodec(store.state_columns()), part.states.at(has_one))
+    return states if has_one.all() else states.take(pa.array(np.cumsum(has_one) - 1, mask=~has_one))
+
+
 def _changes_of(part: Confirmed, name: str) -> Confirmed:
     """What was done to the live windows of a store."""
     names = [store.name for store in part.stores]
     if name not in names:
         return part.at(np.zeros(len(part), bool))
     return part.at((part.numbers == names.index(name)) & (part.operations != fmt.LATE[0]))
-
-
-def _newest(keys: Sequence[PackedBytes], starts: Sequence[Int64Array]) -> Int64Array:
-    """The place of the last entry of each (key, start), ascending."""
-    all_starts = np.concatenate([*starts, np.empty(0, np.int64)])
-    codes = binary_array(PackedBytes.joined(keys)).dictionary_encode().indices.to_numpy()
-    order = np.lexsort((all_starts, codes))
-    codes, all_starts = codes[order], all_starts[order]
-    is_last = np.append((codes[1:] != codes[:-1]) | (all_starts[1:] != all_starts[:-1]), len(codes) > 0)
-    newest: Int64Array = np.sort(order[is_last[: len(order)]])
-    return newest

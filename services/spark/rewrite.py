@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from penstock.services.spark.delta import DataFile, Files
 from penstock.services.spark.tables import INDEXED, PROGRESS, STATE
-from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.windows.keys import last_of_each
 
 FILE_ROWS = 1_000_000
 PASS_ROWS = 5_000_000  # read at once; a partition with more is read in several passes
@@ -69,18 +69,11 @@ def live_rows(rows: pa.Table) -> pa.Table:
     """Of the rows of windows the newest of each one, where that is live."""
     if not len(rows):
         return rows
-    rows = rows.combine_chunks()
-    codes = [
-        rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    rows = rows.sort_by("changelog_offset").combine_chunks()
+    keys, stores = (
+        rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
         for name in ("key", "store")
-    ]
-    identity = (rows.column("start_ms").to_numpy(), *codes)
-    order = np.lexsort((rows.column("changelog_offset").to_numpy(), *identity))
-    is_last = np.zeros(len(order), bool)
-    is_last[-1] = True
-    for column in identity:
-        ordered = column[order]
-        is_last[:-1] |= ordered[1:] != ordered[:-1]
-    newest: Int64Array = np.sort(order[is_last])
+    )
+    newest = last_of_each(keys * (int(stores.max()) + 1) + stores, rows.column("start_ms").to_numpy())
     found = rows.take(pa.array(newest))
     return found.filter(found.column("live"))

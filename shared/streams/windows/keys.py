@@ -291,3 +291,24 @@ def compile_kernels() -> None:
     index.codes_of([b"%d" % number for number in range(SLOTS_MIN)])  # so many that the slots are filled anew
     index.release(np.arange(len(index)), np.zeros(index.capacity, np.bool_))
     index.repack()
+
+
+def last_of_each(codes: Any, starts: Int64Array) -> Int64Array:
+    """The places of the last one of each code and start, ascending; codes are small numbers, NONE among them.
+
+    >>> last_of_each(np.array([7, 8, 7, 7], np.int32), np.array([0, 0, 5, 0])).tolist()
+    [1, 2, 3]
+    >>> last_of_each(np.array([8, 7], np.int32), np.array([0, 0])).tolist()
+    [0, 1]
+    """
+    places = np.arange(len(codes))
+    last = np.empty(int(codes.max(initial=NONE)) + 1, np.int64)
+    last[codes] = places
+    if (last[codes] == places).all():  # each code comes once
+        return places
+    order = np.lexsort((starts, codes))  # stable: of equal ones the last is the newest
+    codes, starts = codes[order], starts[order]
+    is_last = np.ones(len(order), np.bool_)
+    is_last[:-1] = (codes[1:] != codes[:-1]) | (starts[1:] != starts[:-1])
+    found: Int64Array = np.sort(order[is_last])
+    return found

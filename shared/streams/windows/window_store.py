@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.windows import kernels as k
-from penstock.shared.streams.windows.keys import Int32Array
+from penstock.shared.streams.windows.keys import Int32Array, last_of_each
 from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.object_states import Done
 from penstock.shared.streams.windows.state_columns import StateColumns
@@ -390,7 +390,7 @@ class WindowStore:
         Raises what `read` or reading a state raises, before anything is changed.
         """
         codes = self.index.codes_of(keys)
-        newest = _newest(codes, starts)
+        newest = last_of_each(codes, starts)
         live = newest[is_live[newest]]
         columns = self.columns.from_changelog(read(live))
         self._drop(self.table.rows_at(codes[newest], starts[newest]))
@@ -429,23 +429,3 @@ class WindowStore:
         for states in self.columns.objects:
             for row in rows.tolist():
                 states.rows[row] = None
-
-
-def _newest(codes: Int32Array, starts: Int64Array) -> Int64Array:
-    """The places of the last of each code and start, in order.
-
-    >>> _newest(np.array([7, 8, 7, 7], np.int32), np.array([0, 0, 5, 0])).tolist()
-    [1, 2, 3]
-    >>> _newest(np.array([8, 7], np.int32), np.array([0, 0])).tolist()
-    [0, 1]
-    """
-    places = np.arange(len(codes))
-    last = np.empty(int(codes.max(initial=k.NONE)) + 1, np.int64)
-    last[codes] = places
-    if (last[codes] == places).all():  # each key comes once
-        return places
-    order = np.lexsort((starts, codes))  # stable: of equal ones the last is the newest
-    codes, starts = codes[order], starts[order]
-    is_last = np.ones(len(order), np.bool_)
-    is_last[:-1] = (codes[1:] != codes[:-1]) | (starts[1:] != starts[:-1])
-    return np.sort(order[is_last])
