@@ -18,7 +18,7 @@ from penstock.shared.common.key_range import raw_key
 from penstock.shared.common.lake import ClosedWindow
 from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change
-from penstock.shared.streams.latest import LATEST
+from penstock.shared.streams.latest import shown
 
 
 class Found(NamedTuple):
@@ -107,11 +107,6 @@ def merged(
         own = merge(partition, store, lives.get(raw, ()), told_of.get(raw, ()), reach)
         found += [one._replace(key=key) for one in own]
     return found
-
-
-def shown(store: StoreSchema) -> list[AggregationSchema]:
-    """The aggregations that have a result: not the one that an operator keeps for itself."""
-    return [a for a in store.aggregations if a.name != LATEST]
 
 
 def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:

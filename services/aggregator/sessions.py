@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.services.aggregator.found_windows import Found, closed_of_lake, merged, place_of, shown
+from penstock.services.aggregator.found_windows import Found, closed_of_lake, merged, place_of
 from penstock.services.aggregator.kept_changes import Changes
 from penstock.services.aggregator.key_search import key_text
 from penstock.services.aggregator.pages import window_pages
@@ -45,6 +45,7 @@ from penstock.shared.common.tables import console_for, plain
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
 from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, one_by_one
+from penstock.shared.streams.latest import shown
 
 POLL_MS = 500
 COLUMN_WIDTH_MAX = 40  # of a key, and of an aggregation's result

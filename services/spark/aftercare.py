@@ -20,6 +20,7 @@ from penstock.services.spark.arrow_columns import TIME_MS_MAX
 from penstock.services.spark.delta import CompactionConflict
 from penstock.services.spark.failures import translated
 from penstock.services.spark.settings import UpkeepSettings
+from penstock.shared.common import lake
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.streams.changelog.format import decode_progress
 
@@ -85,7 +86,7 @@ class Aftercare:
         return self.attempt(what, step, otherwise, is_upkeep=True)
 
     def _open(self, path: str) -> DeltaTable | None:
-        return delta.open_table(path, self.settings.storage_options)
+        return lake.open_table(path, self.settings.storage_options)
 
     def _is_vacuum_due(self, state: str) -> bool:
         table, every = self._open(state), self.settings.vacuum_every

@@ -44,7 +44,7 @@ from penstock.services.spark.settings import NO_TIME
 from penstock.services.spark.tables import STATE
 from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, ask, offsets_at, topic_offsets
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common import errors
+from penstock.shared.common import errors, lake
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, FatalError, PenstockError
 from penstock.shared.common.points_in_time import time_ms
@@ -133,7 +133,7 @@ class Batch:
             self._ask(self._require_alone())
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
-        state = delta.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
+        state = lake.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
         rows = {} if state is None else delta.progress_rows(state)
         return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
 

@@ -46,6 +46,7 @@ from penstock.services.spark.settings import CompactSettings
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.topic_offsets import TopicOffsets, ask, topic_offsets
 from penstock.shared.clients.admin import Admin
+from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.changelog.format import decode_progress
@@ -140,7 +141,7 @@ class Compaction:
         """Where to read. ChangelogHole where the changelog does not go on where the tables end."""
         settings = self.settings
         names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)))
-        opened = {name: delta.open_table(self.path(name), self.options) for name in names}
+        opened = {name: lake.open_table(self.path(name), self.options) for name in names}
         tables = {name: table for name, table in opened.items() if table is not None}
         rows = {} if STATE not in tables else delta.progress_rows(tables[STATE])
         newest = {partition: of[0] for partition, of in rows.items()}
@@ -186,7 +187,7 @@ class Compaction:
         self.say(f"{name}: its positions are read from its rows")
         of_it = f"topic_id = '{offsets.topic_id}'"  # S608: nothing in it but an id that Kafka gave
         query = f"SELECT partition, max(changelog_offset) AS last FROM t WHERE {of_it} GROUP BY partition"  # noqa: S608
-        return {row["partition"]: row["last"] for row in delta.query(table, query)}
+        return {row["partition"]: row["last"] for row in lake.rows(table, query)}
 
     def _is_as(self, table: DeltaTable, recorded: int) -> bool:
         """Whether nothing but what is harmless happened to a table since that version."""
@@ -323,7 +324,7 @@ class Compaction:
 
     def _rewrite(self) -> int:
         """Rewrite the partitions of `state` in which more rows came since than half of what was there."""
-        state = delta.open_table(self.path(STATE), self.options)
+        state = lake.open_table(self.path(STATE), self.options)
         assert state is not None
         newest = {p: of[0] for p, of in delta.progress_rows(state).items()}
         crowded = {p: row for p, row in newest.items() if self._is_crowded(row)}

@@ -17,20 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.services.spark.tables import PROGRESS
+from penstock.shared.common import lake
 from penstock.shared.common.errors import LakeUnavailable, PenstockError, SchemaMismatch
-from penstock.shared.common.lake import one_line
+from penstock.shared.common.lake import DELTA_ERRORS, one_line
 
 ROW_GROUP_ROWS = 100_000
 COMPRESSION = "zstd"
-FAILURES = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
-"""What deltalake and Arrow raise for a storage that cannot be used, or a table that cannot be read."""
-
 Options = Mapping[str, str]
 
 
@@ -70,7 +68,7 @@ class Files:
             with self._files.open_output_stream(path) as out:
                 pq.write_table(table, out, row_group_size=ROW_GROUP_ROWS, compression=COMPRESSION)
                 size = out.tell()
-        except FAILURES as e:
+        except DELTA_ERRORS as e:
             raise LakeUnavailable(f"{self._uri}: {path} cannot be written: {one_line(e)}") from e
         return DataFile(path, size, partition, len(table), stats_of(table, self._indexed))
 
@@ -79,7 +77,7 @@ class Files:
         try:
             with self._files.open_input_file(path) as source:
                 return pq.read_table(source)
-        except FAILURES as e:
+        except DELTA_ERRORS as e:
             raise LakeUnavailable(f"{self._uri}: {path} cannot be read: {one_line(e)}") from e
 
 
@@ -104,16 +102,6 @@ def stats_of(table: pa.Table, indexed: Iterable[str]) -> str:
 def _stat(value: Any) -> Any:
     """Timestamps are whole ms here, so what Delta rounds is what they are."""
     return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if hasattr(value, "isoformat") else value
-
-
-def open_table(uri: str, options: Options, version: int | None = None) -> DeltaTable | None:
-    """A table; None where there is none. LakeUnavailable."""
-    try:
-        return DeltaTable(uri, version=version, storage_options=dict(options) or None)
-    except TableNotFoundError:
-        return None
-    except FAILURES as e:
-        raise LakeUnavailable(f"{uri} cannot be read: {one_line(e)}") from e
 
 
 def ensure_table(
@@ -145,7 +133,7 @@ def ensure_table(
             write_deltalake(table, wider, mode="append", schema_mode="merge", partition_by=by, commit_properties=once)
     except CommitFailedError as e:
         raise CompactionConflict(f"another job changed {uri} at the same time: {one_line(e)}") from e
-    except FAILURES as e:
+    except DELTA_ERRORS as e:
         if table is None and "already exists" in str(e):
             raise CompactionConflict(f"another job made {uri} at the same time") from e
         raise LakeUnavailable(f"{uri} cannot be made or widened: {one_line(e)}") from e
@@ -159,7 +147,7 @@ def folders(uri: str, options: Options) -> list[str]:
         found = files.get_file_info(pafs.FileSelector("", allow_not_found=True))
     except TableNotFoundError:  # so deltalake calls a local folder that is not there
         return []
-    except FAILURES as e:
+    except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{uri} cannot be read: {one_line(e)}") from e
     return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
 
@@ -195,7 +183,7 @@ def commit(
         raise CompactionConflict(
             f"another job has written to {table.table_uri} meanwhile, as version {version + 1}; this one stops"
         ) from e
-    except FAILURES as e:
+    except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} cannot be written: {one_line(e)}") from e
     return int(version) + 1
 
@@ -204,7 +192,7 @@ def history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
     """What the newest commits say, newest first: version, timestamp, operation, and what a compaction `said`."""
     try:
         found = table.history(limit)
-    except FAILURES as e:
+    except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} cannot be read: {one_line(e)}") from e
     return [{**commit, **_said(commit.get("userMetadata"))} for commit in found]
 
@@ -222,21 +210,12 @@ def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:
     names = PROGRESS.names
     if missing := set(names) - {field.name for field in state.schema().fields}:
         raise SchemaMismatch(
-            f"{state.table_uri} has no column {', '.join(sorted(missing))}: it is none of Penstock's; lake and "
+            f"{state.table_uri} has no column {', '.join(sorted(missing))}: it is not Penstock's; lake and "
             "application must be the aggregator's"
         )
     found: dict[int, list[dict[str, Any]]] = {}
     columns = ", ".join(f'"{name}"' for name in names)
-    rows = query(state, f"SELECT {columns} FROM t WHERE row = 'progress'")  # noqa: S608 - names of our own
+    rows = lake.rows(state, f"SELECT {columns} FROM t WHERE row = 'progress'")  # noqa: S608 - names of our own
     for row in sorted(rows, key=lambda row: (row["partition"], -row["changelog_offset"])):
         found.setdefault(row["partition"], []).append(row)
     return found
-
-
-def query(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
-    """The rows that a query over the table `t` gives. LakeUnavailable."""
-    try:
-        answer = QueryBuilder().register("t", table).execute(sql)
-        return [row for batch in pa.RecordBatchReader.from_stream(answer) for row in batch.to_pylist()]
-    except FAILURES as e:
-        raise LakeUnavailable(f"{table.table_uri} cannot be read: {one_line(e)}") from e

@@ -10,14 +10,9 @@ import pyarrow.compute as pc
 
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
-from penstock.shared.streams.latest import LATEST
+from penstock.shared.streams.latest import shown
 
 RESULT_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
-
-
-def shown(store: StoreSchema) -> list[AggregationSchema]:
-    """The aggregations that have a result: not the one that an operator keeps for itself."""
-    return [aggregation for aggregation in store.aggregations if aggregation.name != LATEST]
 
 
 def results(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:

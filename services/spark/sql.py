@@ -12,10 +12,10 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.results import shown
 from penstock.services.spark.session import jvm
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
+from penstock.shared.streams.latest import shown
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from penstock.services.spark.arrow_columns import ARROW_TYPES, TIMESTAMP
-from penstock.services.spark.results import RESULT_TYPES, shown
+from penstock.services.spark.results import RESULT_TYPES
 from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.latest import shown
 
 STATE, CLOSED, LATE = "state", "closed", "late"
 INDEXED = {
@@ -31,9 +32,8 @@ PROGRESS = pa.schema(
     ]
 )
 """What a progress row has: `changelog_offset` is the covered offset, the next one to read, `previous_offset` that of
-the run before. `appended` is JSON: by table its last changelog offset of this partition, and the version then.
-`rewritten_rows` is how many rows the partition had when it was last rewritten, `added_rows` and `added_files` are what
-came since."""
+the run before. `appended` is JSON: by table its last changelog offset of this partition. `rewritten_rows` is how many
+rows the partition had when it was last rewritten, `added_rows` and `added_files` are what came since."""
 
 
 def state_type(store: StoreSchema) -> pa.DataType:

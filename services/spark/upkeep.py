@@ -14,9 +14,9 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from penstock.services.spark.delta import FAILURES, CompactionConflict
+from penstock.services.spark.delta import CompactionConflict
 from penstock.shared.common.errors import LakeUnavailable
-from penstock.shared.common.lake import one_line
+from penstock.shared.common.lake import DELTA_ERRORS, one_line
 
 OPTIMIZE, VACUUM_ENDED, WRITE = "OPTIMIZE", "VACUUM END", "WRITE"  # as Delta's history calls them
 FILE_BYTES = 256 * 1024 * 1024  # files of this size and more stay as they are
@@ -75,5 +75,5 @@ def _do(table: DeltaTable, step: Any) -> Any:
         return step()
     except CommitFailedError as e:
         raise CompactionConflict(f"another job has written to {table.table_uri} meanwhile: {one_line(e)}") from e
-    except FAILURES as e:
+    except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri}: {one_line(e)}") from e

@@ -33,7 +33,7 @@ from penstock.shared.common.lake_place import lake_root
 PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "progress", "topic_id")
 WINDOW_COLUMNS = ("key", "start_ms", "end_ms", "live")
 WINDOWS = "row = 'window'"
-READ_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
+DELTA_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
 """What deltalake raises: its own class, or whatever stands in Python for an error of Arrow, JSON or the storage."""
 TIMESTAMP_MS_MAX = 8_000_000_000_000_000
 """More than 250,000 years, in microseconds just a number of 64 bits: a time from there on, or before, is no bound."""
@@ -124,7 +124,7 @@ def read_snapshot(
     lake: str, application: str, partitions: Collection[int], storage_options: Mapping[str, str] | None = None
 ) -> Snapshot | None:
     """The newest snapshot; None where there is no table yet. Raises LakeUnavailable or NotASnapshot."""
-    table = _open(table_uri(lake, application, "state"), None, storage_options)
+    table = open_table(table_uri(lake, application, "state"), storage_options)
     if table is None:
         return None
     _require_columns(table, ("row", *PROGRESS_COLUMNS))
@@ -134,7 +134,7 @@ def read_snapshot(
         order = "PARTITION BY partition ORDER BY changelog_offset DESC NULLS FIRST"
         columns = ", ".join(map(_name, PROGRESS_COLUMNS))
         numbered = f"SELECT {columns}, row_number() OVER ({order}) AS place FROM t WHERE {where}"
-        for batch in _query(table, f"SELECT {columns} FROM ({numbered}) WHERE place = 1"):
+        for batch in query(table, f"SELECT {columns} FROM ({numbered}) WHERE place = 1"):
             covered |= {row["partition"]: _covered(table, row) for row in batch.to_pylist()}
     return Snapshot(int(table.version()), dict(sorted(covered.items())))
 
@@ -159,7 +159,7 @@ def read_windows(
     them into slices that have room in memory. 3. Read slice by slice, and order each; files and row groups that have
     nothing of it are left out by their statistics, where they have any.
     """
-    table = _open(table_uri(lake, application, "state"), version, storage_options)
+    table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None:
         raise LakeUnavailable(f"there is no table {table_uri(lake, application, 'state')} (any more)")
     fields = _fields(table)
@@ -174,13 +174,13 @@ def read_windows(
     where = f"{WINDOWS} AND partition = {int(partition)} AND store = {_text(store)}"
     for low, high in _slices(table, where):
         within = f"{where} AND changelog_offset >= {low} AND changelog_offset <= {high}"
-        query = f"SELECT {', '.join((*WINDOW_COLUMNS, *state, 'changelog_offset'))} FROM t WHERE {within}"
-        yield from _ordered(_query(table, query), (*WINDOW_COLUMNS, *columns))
+        sql = f"SELECT {', '.join((*WINDOW_COLUMNS, *state, 'changelog_offset'))} FROM t WHERE {within}"
+        yield from _ordered(query(table, sql), (*WINDOW_COLUMNS, *columns))
 
 
 def _slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
     """Ranges of offsets, both inclusive, of so many rows each, that have all rows."""
-    parts = [batch.column(0) for batch in _query(table, f"SELECT changelog_offset FROM t WHERE {where}")]
+    parts = [batch.column(0) for batch in query(table, f"SELECT changelog_offset FROM t WHERE {where}")]
     if any(part.null_count for part in parts):
         raise NotASnapshot(f"{table.table_uri} is no snapshot: there are windows without a changelog offset")
     if not any(map(len, parts)):
@@ -194,11 +194,11 @@ def _ordered(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterato
     """The rows by their last column, which is left out."""
     if not (found := list(batches)):
         return
-    rows = pa.Table.from_batches(found).combine_chunks()
-    offsets = rows.column(rows.num_columns - 1).to_numpy()
+    own = pa.Table.from_batches(found).combine_chunks()
+    offsets = own.column(own.num_columns - 1).to_numpy()
     if (offsets[1:] < offsets[:-1]).any():
-        rows = rows.take(pa.array(np.argsort(offsets, kind="stable")))
-    chosen = rows.remove_column(rows.num_columns - 1).rename_columns(list(names)).combine_chunks()
+        own = own.take(pa.array(np.argsort(offsets, kind="stable")))
+    chosen = own.remove_column(own.num_columns - 1).rename_columns(list(names)).combine_chunks()
     yield from chosen.to_batches(BATCH_ROWS)
 
 
@@ -218,7 +218,7 @@ def find_windows(
     Only those after a place, where one is given. Each has partition, key (bytes), start_ms, end_ms and `state`, a dict.
     Raises LakeUnavailable or NotASnapshot.
     """
-    table = _open(table_uri(lake, application, "state"), version, storage_options)
+    table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None or store not in _fields(table):
         return []
     # Of a window all rows have one start: only its end may be another one in the newest.
@@ -226,9 +226,9 @@ def find_windows(
     where = f"{WINDOWS} AND store = {_text(store)} AND {_within('key', *keys)} AND start_ms <= {int(reach[1])}{first}"
     wanted = f"live AND end_ms >= {int(reach[0])}{_after(after, _STATE)}"
     place = ", ".join(_STATE)
-    query = f"SELECT {place}, {_name(store)} AS state FROM {_newest(where)} AND {wanted}"
-    query += f" ORDER BY {place} LIMIT {int(rows_max)}"
-    return [row for batch in _query(table, query) for row in batch.to_pylist()]
+    sql = f"SELECT {place}, {_name(store)} AS state FROM {_newest(where)} AND {wanted}"
+    sql += f" ORDER BY {place} LIMIT {int(rows_max)}"
+    return rows(table, sql)
 
 
 def _newest(where: str) -> str:
@@ -259,7 +259,7 @@ def find_closed(
     They come by place, at most `rows_max`, and only those after a place, where one is given. Times are told in ms:
     those that Python has end with the year 9999.
     """
-    table = _open(table_uri(lake, application, "closed", store), None, storage_options)
+    table = open_table(table_uri(lake, application, "closed", store), storage_options)
     if table is None:
         return []
     fields = _fields(table)
@@ -268,9 +268,9 @@ def find_closed(
     wanted = f"{_within(names.key, *keys)}{_touches(reach)}{_after(after, names)}"
     columns = [*names, "changelog_offset", "topic_id", *map(_name, results)]
     limit = "" if rows_max is None else f" LIMIT {int(rows_max)}"
-    query = f"SELECT {', '.join(columns)} FROM t WHERE {wanted} ORDER BY {', '.join(names)}{limit}"
+    sql = f"SELECT {', '.join(columns)} FROM t WHERE {wanted} ORDER BY {', '.join(names)}{limit}"
     found = []
-    for batch in _query(table, query):
+    for batch in query(table, sql):
         starts, ends = (_ms(batch.column(at)) for at in (0, 1))
         rest = (column.to_pylist() for column in batch.columns[2:])
         for start, end, partition, key, offset, topic_id, *values in zip(starts, ends, *rest, strict=True):
@@ -343,7 +343,7 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
 
     `compacted_at_ms` is None, and `state_version` -1, where nothing was compacted yet.
     """
-    state = _open(table_uri(lake, application, "state"), None, storage_options)
+    state = open_table(table_uri(lake, application, "state"), storage_options)
     told: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}
     told["compacted_at_ms"] = None
     if state is None:
@@ -352,7 +352,7 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
     told["live_rows"] = _count(state, f"{_newest(WINDOWS)} AND live")
     told["compacted_at_ms"] = _ended_at_ms(_compactions(state, 1))
     for store in sorted(_fields(state).keys() - {*STATE_COLUMNS}):
-        closed = _open(table_uri(lake, application, "closed", store), None, storage_options)
+        closed = open_table(table_uri(lake, application, "closed", store), storage_options)
         told["closed_rows"][store] = 0 if closed is None else _count(closed, "t")
         told["closed_versions"][store] = -1 if closed is None else int(closed.version())
     return told
@@ -365,7 +365,7 @@ def compactions(
 
     They are at most `limit`, and may be fewer than there are where many other versions lie between.
     """
-    state = _open(table_uri(lake, application, "state"), None, storage_options)
+    state = open_table(table_uri(lake, application, "state"), storage_options)
     return [] if state is None else _compactions(state, limit)
 
 
@@ -383,7 +383,7 @@ def _compactions(state: DeltaTable, limit: int) -> list[Compaction]:
     for versions in HISTORY_VERSIONS:
         try:
             history = state.history(limit=max(versions, limit))
-        except READ_ERRORS as e:
+        except DELTA_ERRORS as e:
             raise LakeUnavailable(f"{state.table_uri} cannot be read: {one_line(e)}") from e
         found = [one for entry in history if (one := _compaction(entry)) is not None]
         if found or len(history) < versions:
@@ -416,25 +416,34 @@ def _covered(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
     return PartitionSnapshot(partition, offset, epoch, progress.encode(), topic_id)
 
 
-def _open(uri: str, version: int | None, storage_options: Mapping[str, str] | None) -> DeltaTable | None:
+def open_table(
+    uri: str, storage_options: Mapping[str, str] | None = None, version: int | None = None
+) -> DeltaTable | None:
+    """A table, at its newest version or another; None where there is none. LakeUnavailable."""
     try:
         return DeltaTable(uri, version=version, storage_options=dict(storage_options) if storage_options else None)
     except TableNotFoundError:
         return None
-    except READ_ERRORS as e:
+    except DELTA_ERRORS as e:
         at = "" if version is None else f" at version {version}"
         raise LakeUnavailable(f"{uri}{at} cannot be read: {one_line(e)}") from e
 
 
-def _query(table: DeltaTable, query: str) -> Iterator[pa.RecordBatch]:
+def query(table: DeltaTable, sql: str) -> Iterator[pa.RecordBatch]:
+    """What a query over the table `t` gives. LakeUnavailable."""
     try:
-        answer = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(query))
+        answer = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(sql))
         # The engine's views of strings and bytes are not what the rest of the code (and older pyarrow) computes with.
         schema = pa.schema([pa.field(f.name, _plain(f.type)) for f in answer.schema])
         for batch in answer:
             yield batch.cast(schema)
-    except READ_ERRORS as e:
+    except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} at version {table.version()} cannot be read: {one_line(e)}") from e
+
+
+def rows(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
+    """The rows that a query over the table `t` gives. LakeUnavailable."""
+    return [row for batch in query(table, sql) for row in batch.to_pylist()]
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
@@ -446,7 +455,7 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 def _count(table: DeltaTable, of: str) -> int:
-    return sum(row["n"] for batch in _query(table, f"SELECT count(*) AS n FROM {of}") for row in batch.to_pylist())
+    return int(rows(table, f"SELECT count(*) AS n FROM {of}")[0]["n"])
 
 
 def _fields(table: DeltaTable) -> dict[str, Any]:

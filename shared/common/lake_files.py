@@ -24,7 +24,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileType
 
 from penstock.shared.common.errors import ConfigError, LakeNotRemoved
-from penstock.shared.common.lake import READ_ERRORS, one_line, table_uri
+from penstock.shared.common.lake import DELTA_ERRORS, one_line, table_uri
 
 DELETIONS_AT_ONCE = 16  # an object store answers each within some ms to tens of ms
 CLOSED = "closed"
@@ -119,7 +119,7 @@ def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -
         for done, (path, deletion) in enumerate(deletions.items()):
             try:
                 deletion.result()
-            except READ_ERRORS as e:
+            except DELTA_ERRORS as e:
                 pool.shutdown(cancel_futures=True)
                 raise LakeNotRemoved(
                     f"{root}/{path} is not removed: {one_line(e)}; {done} of {len(left)} files are: run it again"
@@ -129,7 +129,7 @@ def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -
 def _opened(root: str, storage_options: Mapping[str, str] | None) -> DeltaStorageHandler:
     try:
         return DeltaStorageHandler(root, dict(storage_options) if storage_options else None)
-    except READ_ERRORS as e:
+    except DELTA_ERRORS as e:
         raise ConfigError(f"lake {root!r}: {one_line(e)}") from e
 
 
@@ -138,7 +138,7 @@ def _objects(root: str, storage_options: Mapping[str, str] | None) -> dict[str, 
     store = _opened(root, storage_options)
     try:
         found = store.get_file_info_selector(FileSelector("", allow_not_found=True, recursive=True))
-    except READ_ERRORS as e:
+    except DELTA_ERRORS as e:
         raise LakeNotRemoved(f"{root} cannot be listed: {one_line(e)}") from e
     # An object that stands for a folder comes under the folder's own name; deleted by it, another object would go.
     folders = {"", *(one.path for one in found if one.type == FileType.Directory)}

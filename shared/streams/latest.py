@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.shared.streams.aggregations import Aggregation, Column, ColumnValue
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 LATEST = "latest_ms"
 """The name under which it is kept, before all others; no result may have it."""
@@ -41,3 +42,8 @@ class Latest(Aggregation[int]):
 
     def result(self, state: int) -> int:
         return state
+
+
+def shown(store: StoreSchema) -> list[AggregationSchema]:
+    """The aggregations that have a result: not the one that an operator keeps for itself."""
+    return [aggregation for aggregation in store.aggregations if aggregation.name != LATEST]

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.services.spark import delta
 from penstock.services.spark.delta import CompactionConflict, DataFile, Files
+from penstock.shared.common import lake
 from tests.integration.s3_server import MOTO, s3_server
 
 pytestmark = pytest.mark.skipif(MOTO is None, reason="needs moto_server on the PATH: pip install 'moto[server]'")
@@ -33,13 +34,13 @@ def written(options: dict[str, str], name: str, offset: int) -> DataFile:
 def test_the_second_of_two_commits_is_refused(options: dict[str, str]) -> None:
     """Both were planned with the same version: one counts whole, and nothing of the other does."""
     table = delta.ensure_table(None, URI, options, SCHEMA, ["changelog_offset"], is_partitioned=False)
-    other = delta.open_table(URI, options)
+    other = lake.open_table(URI, options)
     assert other is not None
     assert delta.commit(table, [written(options, "one.parquet", 7)], [], {}) == 1
     with pytest.raises(CompactionConflict, match="version 1"):
         delta.commit(other, [written(options, "two.parquet", 7)], [], {})
-    now = delta.open_table(URI, options)
+    now = lake.open_table(URI, options)
     assert now is not None
-    assert delta.query(now, "SELECT changelog_offset FROM t") == [{"changelog_offset": 7}]
+    assert lake.rows(now, "SELECT changelog_offset FROM t") == [{"changelog_offset": 7}]
     with pytest.raises(CompactionConflict, match="at the same time"):
         delta.ensure_table(None, URI, options, SCHEMA, ["changelog_offset"], is_partitioned=False)
