@@ -17,17 +17,10 @@ RESULT_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string(
 
 def results(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
     """By aggregation its results; null for a state that is null, or that has no columns of it."""
-    present = states.is_valid()
     found = {}
     for aggregation in shown(store):
-        names = {name: f"{aggregation.name}_{name}" for name, _ in aggregation.state}
-        columns = {name: states.field(of) for name, of in names.items()}
-        known = present
-        for column in columns.values():
-            known = pc.and_(known, column.is_valid())
-        values = _result(aggregation, columns)
-        values = pc.if_else(known, values, pa.scalar(None, values.type))
-        found[aggregation.name] = values.cast(RESULT_TYPES[aggregation.result])
+        columns = {name: pc.struct_field(states, f"{aggregation.name}_{name}") for name, _ in aggregation.state}
+        found[aggregation.name] = _result(aggregation, columns).cast(RESULT_TYPES[aggregation.result])
     return found
 
 
