@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,11 +31,13 @@ def processes() -> dict[int, Process]:
     return found
 
 
-def tree_cpu_s(root: int, found: dict[int, Process]) -> float:
-    """Seconds of CPU of a process and all that it started, with those that have ended.
+def tree_cpu_s(root: int, found: Mapping[int, Process], without: Collection[int] = ()) -> float:
+    """Seconds of CPU of a process and all that it started, with those that have ended, but for those `without`.
 
     >>> tree_cpu_s(1, {1: Process(0, 1.0, 2.0), 2: Process(1, 4.0, 0.0), 3: Process(2, 8.0, 0.0)})
     15.0
+    >>> tree_cpu_s(1, {1: Process(0, 1.0, 2.0), 2: Process(1, 4.0, 0.0), 3: Process(2, 8.0, 0.0)}, without={2})
+    3.0
     """
     children: dict[int, list[int]] = {}
     for pid, process in found.items():
@@ -42,12 +45,12 @@ def tree_cpu_s(root: int, found: dict[int, Process]) -> float:
     total, waiting = 0.0, [root]
     while waiting:
         pid = waiting.pop()
-        if pid in found:
+        if pid in found and pid not in without:
             total += found[pid].own_s + found[pid].waited_s
             waiting += children.get(pid, [])
     return total
 
 
-def own_tree_cpu_s() -> float:
-    """Seconds of CPU of this process and all that it started."""
-    return tree_cpu_s(os.getpid(), processes())
+def own_tree_cpu_s(*without: int) -> float:
+    """Seconds of CPU of this process and all that it started, but for those `without`."""
+    return tree_cpu_s(os.getpid(), processes(), without)

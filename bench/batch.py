@@ -65,8 +65,8 @@ def sessions(topic: str, results: str) -> Topology:
 class Bench:
     """One session and one broker; each batch is an application of its own."""
 
-    def __init__(self, spark: Any, kafka: KafkaSettings, lake: Path) -> None:
-        self.spark, self.kafka, self.lake = spark, kafka, lake
+    def __init__(self, spark: Any, kafka: KafkaSettings, lake: Path, broker_pid: int) -> None:
+        self.spark, self.kafka, self.lake, self.broker_pid = spark, kafka, lake, broker_pid
         self.found: dict[str, float] = {}
 
     def note(self, name: str, value: float) -> None:
@@ -91,12 +91,12 @@ class Bench:
             topology_options={"topic": topic, "results": f"{application}-results"},
             replication_factor=1,
         )
-        started, cpu_s = time.monotonic(), own_tree_cpu_s()
+        started, cpu_s = time.monotonic(), own_tree_cpu_s(self.broker_pid)
         done = await asyncio.to_thread(Batch(self.spark, settings, lambda text: None).run)
         took = time.monotonic() - started
         assert done.read == records, done
         assert done.compaction is not None
-        return Timed(took, done.compaction["seconds"], own_tree_cpu_s() - cpu_s)
+        return Timed(took, done.compaction["seconds"], own_tree_cpu_s(self.broker_pid) - cpu_s)
 
     async def beside_live(self, records: int, rounds: int) -> None:
         topic = topic_of(LAW)
@@ -130,7 +130,7 @@ async def run(records: int, rounds: int) -> dict[str, float]:
         async with EmbeddedKafka(Path(name) / "kafka") as broker:
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
             with spark_session(SparkSettings(master="local[2]"), "bench") as spark:
-                bench = Bench(spark, kafka, Path(name) / "lake")
+                bench = Bench(spark, kafka, Path(name) / "lake", broker.child.pid)
                 await bench.filled("warm", WARM_RECORDS, 2)
                 await bench.batch("warm", WARM_RECORDS, 2)
                 await bench.beside_live(records, rounds)

@@ -57,8 +57,10 @@ ASKED: dict[str, tuple[float, str]] = {
 class Bench(Compactions):
     """The parts, one after the other; each figure is said at once."""
 
-    def __init__(self, spark: Any, kafka: KafkaSettings, folder: Path, sessions: int, delta: int) -> None:
-        super().__init__(spark, kafka, folder)
+    def __init__(
+        self, spark: Any, kafka: KafkaSettings, folder: Path, broker_pid: int, sessions: int, delta: int
+    ) -> None:
+        super().__init__(spark, kafka, folder, broker_pid)
         self.sessions, self.delta = sessions, delta
         self.found: dict[str, float] = {}
 
@@ -139,7 +141,7 @@ async def run(sessions: int, delta: int, only: Collection[str] = PARTS) -> dict[
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
             started = time.monotonic()
             with spark_session(SparkSettings(master="local[2]"), "bench") as spark:
-                bench = Bench(spark, kafka, Path(name), sessions, delta)
+                bench = Bench(spark, kafka, Path(name), broker.child.pid, sessions, delta)
                 bench.note("Spark's start, s", time.monotonic() - started)
                 steps = (bench.fold, bench.delta_into_live, bench.history, bench.partitions)
                 for part, step in zip(PARTS, steps, strict=True):

@@ -131,13 +131,14 @@ def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
 async def fold_ranges(where: Where, ranges: Sequence[Range]) -> Found:
     """Read and write. KafkaTimeout, OffsetOutOfRange, CannotRead, LakeUnavailable."""
     summaries, appended = [], defaultdict[str, list[pa.RecordBatch]](list)
-    async with changelog_consumer(where.kafka) as consumer:
-        for of in ranges:
+    for of in ranges:
+        # Each with a consumer of its own: one that goes to another partition waits for its last fetch from that node.
+        async with changelog_consumer(where.kafka) as consumer:
             folded = await read_range(consumer, where, of)
-            rows = folded.rows(where)
-            summaries.append(folded.summary(list(write_files(where, STATE, rows.pop(STATE, []), of.partition))))
-            for table, batches in rows.items():
-                appended[table] += batches
+        rows = folded.rows(where)
+        summaries.append(folded.summary(list(write_files(where, STATE, rows.pop(STATE, []), of.partition))))
+        for table, batches in rows.items():
+            appended[table] += batches
     first = ranges[0].partition  # names the files: no other task has it
     return Found(summaries, {table: list(write_files(where, table, of, first)) for table, of in appended.items()})
 
