@@ -99,7 +99,7 @@ class Activity:
             await self._next.wait()
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not true():
                 await self.next()
 
