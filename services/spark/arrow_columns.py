@@ -1,4 +1,4 @@
-"""Columns of numpy and packed bytes as Arrow arrays, without a Python object a value."""
+"""Times and states as Arrow arrays, without a Python object a value."""
 
 from __future__ import annotations
 
@@ -7,27 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.shared.common.arrow_arrays import binary_array
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.common.string_copies import copied
 from penstock.shared.streams.changelog.format import StateCodec
 from penstock.shared.streams.changelog.states import packed_columns
 
-ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
 TIMESTAMP = pa.timestamp("us", "UTC")
 TIME_MS_MAX = 253_402_300_799_999  # the last of year 9999: what timestamps of all engines can say
 MICROSECONDS = 1_000  # in a millisecond
-
-
-def binary_array(strings: PackedBytes) -> pa.Array:
-    """The strings, none of which is a null. Their buffer is their own afterwards.
-
-    >>> binary_array(PackedBytes.of([b"ann", b""])).to_pylist()
-    [b'ann', b'']
-    """
-    own = copied(strings)
-    ends = np.zeros(len(own) + 1, np.int32)
-    np.cumsum(own.lengths, out=ends[1:])
-    return pa.Array.from_buffers(pa.binary(), len(own), [None, pa.py_buffer(ends), pa.py_buffer(own.data)])
 
 
 def time_array(times_ms: Any) -> pa.Array:

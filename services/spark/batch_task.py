@@ -31,10 +31,10 @@ from pyspark import TaskContext
 
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.arrow_arrays import packed
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError, KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from penstock.shared.common.log import configure
-from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, GroupMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.changelog.format import BatchInput
@@ -396,18 +396,3 @@ def columns_of(batch: Any, topic: str, partition: int, first: int) -> Columns:
         np.array(batch.column("timestamp_ms"), np.int64),
         np.arange(first, first + batch.num_rows, dtype=np.int64),
     )
-
-
-def packed(column: Any) -> PackedBytes:
-    """Byte strings and nulls as Arrow has them, not copied.
-
-    >>> packed(pa.array([b"a", None, b"bc"], pa.binary()))[1:].tolist()
-    [None, b'bc']
-    """
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    held = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    lengths = np.diff(ends)
-    if column.null_count:
-        lengths = np.where(np.asarray(column.is_valid()), lengths, -1)
-    return PackedBytes(held, ends[:-1], lengths)

@@ -22,11 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from penstock.services.spark.arrow_columns import TIME_MS_MAX, binary_array, state_array, time_array
+from penstock.services.spark.arrow_columns import TIME_MS_MAX, state_array, time_array
 from penstock.services.spark.delta import DataFile, Files
 from penstock.services.spark.results import results
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, PROGRESS, STATE
 from penstock.shared.clients.consumer import Consumer
+from penstock.shared.common.arrow_arrays import binary_array
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, TopicPartition

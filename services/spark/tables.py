@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from penstock.services.spark.arrow_columns import ARROW_TYPES, TIMESTAMP
+from penstock.services.spark.arrow_columns import TIMESTAMP
 from penstock.services.spark.results import RESULT_TYPES
+from penstock.shared.common.arrow_arrays import ARROW_TYPES
 from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.latest import shown
 

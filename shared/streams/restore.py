@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.shared.common.arrow_arrays import ARROW_TYPES, packed
 from penstock.shared.common.errors import ConfigError, CorruptRecord
-from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations import Aggregation, ColumnType
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress, StateCodec, StoreSchema
@@ -25,8 +25,6 @@ from penstock.shared.streams.idle_advance import IdleAdvances
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.windows.keys import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore
-
-_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
@@ -135,7 +133,7 @@ def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatc
 
 
 def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batch: pa.RecordBatch) -> None:
-    keys = _packed(batch.column("key"))
+    keys = packed(batch.column("key").fill_null(b""))  # a store has no null keys
     if schema.key == "string" and not are_ascii(keys):
         for key in keys.tolist():
             key.decode()
@@ -160,20 +158,12 @@ def _whole(batch: pa.RecordBatch, schema: StoreSchema, aggregations: Sequence[Ag
             is_null = reduce(pc.or_, [column.is_null() for column in columns])
             initial = aggregation.to_columns(aggregation.initial())
             for i, value in enumerate(initial):
-                columns[i] = pc.if_else(is_null, pa.scalar(value, _TYPES[own[i].type]), columns[i])
+                columns[i] = pc.if_else(is_null, pa.scalar(value, ARROW_TYPES[own[i].type]), columns[i])
         yield from columns
 
 
 def _column(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.Array:
-    return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, _TYPES[type_])
-
-
-def _packed(column: pa.Array) -> PackedBytes:
-    """Strings of bytes as Arrow has them, not copied."""
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    held = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return PackedBytes(held, ends[:-1], np.diff(ends))
+    return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, ARROW_TYPES[type_])
 
 
 def widened(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:

@@ -1,0 +1,40 @@
+"""Byte strings as Arrow arrays and back, without a Python object a value, and the Arrow types of a state's columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.shared.common.packed_bytes import NULL, PackedBytes
+from penstock.shared.common.string_copies import copied
+
+ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
+
+
+def binary_array(strings: PackedBytes) -> pa.Array:
+    """The strings, none of which is a null. Their buffer is their own afterwards.
+
+    >>> binary_array(PackedBytes.of([b"ann", b""])).to_pylist()
+    [b'ann', b'']
+    """
+    own = copied(strings)
+    ends = np.zeros(len(own) + 1, np.int32)
+    np.cumsum(own.lengths, out=ends[1:])
+    return pa.Array.from_buffers(pa.binary(), len(own), [None, pa.py_buffer(ends), pa.py_buffer(own.data)])
+
+
+def packed(column: Any) -> PackedBytes:
+    """Byte strings and nulls as Arrow has them, not copied.
+
+    >>> packed(pa.array([b"a", None, b"bc"], pa.binary()))[1:].tolist()
+    [None, b'bc']
+    """
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    held = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    lengths = np.diff(ends)
+    if column.null_count:
+        lengths = np.where(np.asarray(column.is_valid()), lengths, NULL)
+    return PackedBytes(held, ends[:-1], lengths)
