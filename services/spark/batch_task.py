@@ -104,8 +104,6 @@ class Outcome(msgspec.Struct, frozen=True):
     totals: Totals = Totals(0, 0, 0, 0, 0)
     commits: int = 0
     sources: dict[str, int] = {}
-    restored_windows: int = 0
-    restored_records: int = 0
     seconds: float = 0.0
     fenced: str | None = None
     failure: Failure | None = None
@@ -197,7 +195,6 @@ class PartitionBatch:
         )
         self._group = GroupMetadata(self._streams.application_id)
         self._task: StreamTask
-        self._report: Any = None
         self._committed = -1
         self._records = self._bytes = self._read = self._commits = 0
         self._started = time.monotonic()
@@ -208,7 +205,7 @@ class PartitionBatch:
         try:
             await self._changelog.open()
             make = partial(self._maker.task, self._partition, None)
-            self._task, self._report = await self._changelog.take_over(make)
+            self._task, _ = await self._changelog.take_over(make)
             self._task.max_future_ms = self._streams.max_future_ms
             yield self
             self._task.close()
@@ -224,8 +221,6 @@ class PartitionBatch:
             self._task.metrics.totals(),
             self._commits,
             dict(self._task.sources),
-            self._report.snapshot_windows,
-            self._report.changelog_records,
             round(time.monotonic() - self._started, 3),
         )
 

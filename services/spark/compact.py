@@ -55,7 +55,6 @@ from penstock.shared.streams.lake_names import require_lake_names
 Say = Callable[[str], object]
 T = TypeVar("T")
 Row = dict[str, Any]
-Step = Callable[[bytes], Iterable[bytes]]
 
 REWRITE_ROWS_MIN = 10_000  # added to a partition of `state` before it is worth a rewrite
 VERSIONS_MAX = 200  # of a table's log that are looked at for what happened since a run
