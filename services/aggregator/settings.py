@@ -9,7 +9,6 @@ from pydantic import Base64Bytes, Field, field_validator, model_validator
 
 from penstock.api.settings import GuardedSettings
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.java_login import require_java_login
 from penstock.shared.common.key_range import KeyRange, raw_key
 from penstock.shared.common.lake_place import require_place
 from penstock.shared.common.points_in_time import TIME_MS_MAX, time_ms
@@ -207,12 +206,3 @@ class AggregatorSettings(GuardedSettings):
     streams: StreamsSettings = StreamsSettings()
     compaction: CompactionSettings = CompactionSettings()
     queries: QueriesSettings = QueriesSettings()
-
-    @model_validator(mode="after")
-    def _can_compact(self) -> Self:
-        if self.streams.lake is not None and self.compaction.enabled:
-            try:
-                require_java_login(self.kafka)
-            except ValueError as e:
-                raise ValueError(f"kafka.{e}; without compactions: compaction.enabled=false") from None
-        return self

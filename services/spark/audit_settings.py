@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.services.spark.settings import JobSettings
+from penstock.shared.common.settings import KafkaSettings
 
 SAMPLE_PARTS = 1_000_000  # into so many parts the keys are divided, of which a sample takes its share
 
@@ -29,3 +30,13 @@ class AuditSettings(JobSettings):
         default=20, description="number of differences of each check that are listed"
     )
     json_line: bool = Field(default=False, description="print one JSON object as the last line; --json is the same")
+
+    @field_validator("kafka")
+    @classmethod
+    def _java_can_log_in(cls, kafka: KafkaSettings) -> KafkaSettings:
+        if kafka.sasl_mechanism == "OAUTHBEARER":
+            raise ValueError(
+                "sasl_mechanism=OAUTHBEARER: an audit reads topics with Kafka's Java client, which cannot call the "
+                "Python function that gives the tokens; use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or certificates"
+            )
+        return kafka

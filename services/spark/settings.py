@@ -9,7 +9,6 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.common.java_login import require_java_login
 from penstock.shared.common.lake_place import lake_root, require_place
 from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
@@ -85,11 +84,6 @@ class JobSettings(CommandSettings):
     @classmethod
     def _is_place(cls, lake: str) -> str | None:
         return require_place(lake)
-
-    @field_validator("kafka")
-    @classmethod
-    def _java_has_it(cls, kafka: KafkaSettings) -> KafkaSettings:
-        return require_java_login(kafka)
 
     @property
     def changelog_topic(self) -> str:

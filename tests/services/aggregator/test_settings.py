@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.services.aggregator.compaction import environment
 from penstock.services.aggregator.settings import AggregatorSettings
+from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.errors import ConfigError
 
 TOPOLOGY = "--topology=my.topologies:build"
@@ -43,11 +45,11 @@ def test_a_wrong_value_is_refused_by_name(flags: list[str], said: str) -> None:
     assert said in str(raised.value)
 
 
-def test_an_aggregator_that_cannot_compact_says_so_at_its_start() -> None:
-    """Its jobs have no tokens that a function of Python's gives; without a lake or compactions there are no jobs."""
-    tokens = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
-    tokens += ("--kafka.sasl-oauth-token-provider=tokens:give",)
-    assert load(TOPOLOGY, *tokens).streams.lake is None
-    assert not load(TOPOLOGY, *tokens, "--streams.lake=lake", "--no-compaction.enabled").compaction.enabled
-    with pytest.raises(ConfigError, match=r"kafka\.sasl_mechanism=OAUTHBEARER .* compaction\.enabled=false"):
-        load(TOPOLOGY, *tokens, "--streams.lake=lake")
+def test_an_aggregator_that_logs_in_with_tokens_compacts() -> None:
+    """Its jobs read Kafka with Penstock's own client, and are told to log in as it does."""
+    flags = ("--kafka.security-protocol=SASL_SSL", "--kafka.sasl-mechanism=OAUTHBEARER")
+    flags += ("--kafka.sasl-oauth-token-provider=tokens:give", "--streams.lake=lake")
+    settings = load(TOPOLOGY, *flags)
+    assert settings.compaction.enabled
+    job = CompactSettings.load(["--application=a", "--lake=lake"], environ=environment(settings))
+    assert job.kafka == settings.kafka
