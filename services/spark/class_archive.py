@@ -90,11 +90,6 @@ def use(spark: SparkSession, folder: str) -> None:
     table = f"{folder}/table"
     rows = spark.range(0, 100, 1, 1).select("id", (F.col("id") % 2).alias("k"), F.timestamp_seconds("id").alias("at"))
     rows.write.format("delta").partitionBy("k").save(table)
-    rows.createOrReplaceTempView("rows")
-    spark.sql(
-        f"MERGE INTO delta.`{table}` t USING rows s ON t.id = s.id AND t.k = s.k "
-        "WHEN MATCHED AND s.id < 50 THEN DELETE WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
-    )
     read = spark.read.format("delta").load(table)
     length = F.session_window("at", "5 seconds")
     sessions = read.groupBy("k", length).agg(F.count("*").alias("n"), F.max("id").alias("most")).drop("session_window")

@@ -6,29 +6,15 @@ import re
 
 from py4j.protocol import Py4JNetworkError
 
-from penstock.services.spark.delta import CompactionConflict
 from penstock.services.spark.session import SparkFailed, first_line, last_cause
 from penstock.shared.common import errors
 from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
 
-_CONFLICTS = (
-    "ConcurrentAppendException",
-    "ConcurrentDeleteReadException",
-    "ConcurrentDeleteDeleteException",
-    "ConcurrentTransactionException",
-    "ConcurrentWriteException",
-    "MetadataChangedException",
-    "ProtocolChangedException",
-    "DELTA_CONCURRENT_",
-    "DELTA_METADATA_CHANGED",
-    "DELTA_PROTOCOL_CHANGED",
-    "DELTA_TABLE_ALREADY_EXISTS",
-)
 _DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
 _OVERFLOW = "long overflow"
 _TASK_FAILED = "Job aborted due to stage failure"
 _NO_CONNECTOR = "No FileSystem for scheme"
-_UNUSABLE = ("DELTA_CANNOT_CREATE_LOG_PATH", "Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
+_UNUSABLE = ("Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
 _OURS = re.compile(r"^(?:\w+\.)*(?:errors|fold)\.(\w+): (.+)", re.MULTILINE)
 """How the last line of a traceback begins where an error of ours was raised in one of Spark's Python workers."""
 
@@ -39,8 +25,6 @@ def translated(error: Exception) -> PenstockError:
     text = f"{cause.toString() if cause is not None else ''}\n{error}"
     if found := _OURS.search(text):
         return _ours(*found.groups())
-    if any(name in text for name in _CONFLICTS):
-        return CompactionConflict(f"another job changed the tables at the same time: {first_line(error)}")
     if any(name in text for name in _DATA_LOSS):
         return ChangelogHole(f"records went missing while they were read: {first_line(error)}")
     if _OVERFLOW in text:

@@ -145,16 +145,13 @@ def configuration(
         "spark.databricks.delta.snapshotPartitions": "2",
         # VACUUM lists folders in as many tasks as this says; the default is 10,000, which takes half a minute.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
-        # What is merged is cached and comes from fixed offsets: it reads the same each time without a copy on disk.
-        "spark.databricks.delta.merge.materializeSource": "none",
         # What is cached is read a few times and forgotten: looking for the best encoding costs more than it saves.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # The type that every reader of Parquet has bounds of; Spark's default, INT96, has none.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Planning again after every stage costs these jobs more than it saves: many plans over little data.
         "spark.sql.adaptive.enabled": "false",
-        # Of two sides the smaller one is hashed where it fits, instead of both being sorted: a MERGE of 150,000 changes
-        # into 1.6 million windows took 16 instead of 23 s of CPU.
+        # A join hashes its smaller side if that fits in memory: sorting both sides costs more.
         "spark.sql.join.preferSortMergeJoin": "false",
         "spark.sql.shuffledHashJoinFactor": "1",
         # Tasks share a file by its row groups, and Spark's default holds a million windows in one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from penstock.services.spark.failures import CompactionConflict, translated
+from penstock.services.spark.failures import translated
 from penstock.services.spark.session import SparkFailed
 from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
 from tests.services.spark.test_session import Raised
@@ -39,14 +39,12 @@ def test_a_task_that_failed_says_why() -> None:
         ),
         ("…\npenstock.shared.common.errors.OffsetOutOfRange: log-3", ChangelogHole, "log-3"),
         ("…\npenstock.shared.common.errors.KafkaTimeout: log-3: reading", KafkaTimeout, "log-3: reading"),
-        ("[DELTA_CONCURRENT_APPEND] Files were added", CompactionConflict, "another job"),
-        ("io.delta.exceptions.ConcurrentTransactionException: x", CompactionConflict, "another job"),
         ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),
         ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is beyond"),
         ("\n  java.lang.OutOfMemoryError: heap\n at x", SparkFailed, "java.lang.OutOfMemoryError: heap"),
         ('No FileSystem for scheme "gs"', ConfigError, 'lake: No FileSystem for scheme "gs": a folder and s3:// need'),
         (
-            "[DELTA_CANNOT_CREATE_LOG_PATH] Cannot create file:/x",
+            "java.io.IOException: Mkdirs failed to create file:/x",
             SparkFailed,
             "the lake, or Spark's scratch folder, can",
         ),
