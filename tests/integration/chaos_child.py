@@ -45,12 +45,14 @@ class Journal:
 
 
 class Recorded(HandlerLoop):
-    """A runner that says what it owns."""
+    """A runner that says what it owns, and in which generation of the group it was given it."""
 
     journal: Journal
+    group_consumer: Consumer
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self.journal.write("assigned", *sorted(tp.partition for tp in partitions))
+        generation = self.group_consumer.group_metadata().generation_id
+        self.journal.write("assigned", generation, *sorted(tp.partition for tp in partitions))
         await super().on_partitions_assigned(partitions)
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
@@ -97,7 +99,7 @@ async def member(settings: ConsumerServiceSettings, journal: Journal) -> None:
         runner = Recorded(
             consumer, settings.scheduler(batch=False), executor, metrics, SYSTEM_CLOCK, settings.runner_options()
         )
-        runner.journal = journal
+        runner.journal, runner.group_consumer = journal, consumer
         runner.subscribe(settings.topics)
         running = asyncio.create_task(runner.run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)

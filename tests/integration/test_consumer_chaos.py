@@ -2,7 +2,8 @@
 
 Each member writes down what it owns and what its handler does (chaos_child.py); what was committed, and when, is read
 from `__consumer_offsets`. An ownership is the time from a partition's assignment to its release, or to its assignment
-to somebody else, or to the member's death.
+in a later generation of the group, or to the member's death. A member that was stopped may learn of its assignment
+after the group has given the partition to somebody else: of two ownerships the one of the later generation counts.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ COMMIT_GAP_NS = 1_000_000_000
 """The median of the times between two commits of a partition, at most: five times the members' `commit_interval_ms`."""
 GAPS_JUDGED = 20
 """With fewer the median says nothing."""
-COMMIT_LAG_NS = 3_000_000_000
-"""How long before a loss what was done may not be committed: a rebalance may wait a session or two for the dead."""
+COMMIT_LAG_NS = (3 + STOPPED_S) * 1_000_000_000
+"""How long before a loss what was done may not be committed: a rebalance may wait a session or two for the dead, and
+the member may have been stopped meanwhile."""
 NEVER_NS = 2**63
 
 
@@ -67,6 +69,7 @@ class Ownership:
 
     member: str
     partition: int
+    generation: int
     began_ns: int
     ended_ns: int = NEVER_NS
     is_released: bool = False
@@ -93,9 +96,10 @@ def ownerships_in(member: str, journal: str) -> Iterator[Ownership]:
         stamp, what, *values = line.split()
         now_ns = int(stamp)
         if what in ("assigned", "released", "lost"):
+            generation = int(values.pop(0)) if what == "assigned" else -1
             for partition in map(int, values):
                 if what == "assigned":
-                    open_ones[partition] = Ownership(member, partition, now_ns)
+                    open_ones[partition] = Ownership(member, partition, generation, now_ns)
                     yield open_ones[partition]
                 elif (owned := open_ones.pop(partition, None)) is not None:
                     owned.ended_ns, owned.is_released = now_ns, what == "released"
@@ -112,10 +116,11 @@ def ownerships_in(member: str, journal: str) -> Iterator[Ownership]:
 
 
 def take_overs(ownerships: list[Ownership]) -> None:
-    """End each ownership where the next one of the partition begins, and mark the calls that ended after that."""
+    """End each ownership where the one of the next generation begins, and mark the calls that ended after that."""
     for partition in range(PARTITIONS):
-        by_begin = sorted((o for o in ownerships if o.partition == partition), key=lambda o: o.began_ns)
-        for before, after in itertools.pairwise(by_begin):
+        in_order = sorted((o for o in ownerships if o.partition == partition), key=lambda o: o.generation)
+        assert len({owned.generation for owned in in_order}) == len(in_order), "a generation has two owners"
+        for before, after in itertools.pairwise(in_order):
             for call in before.calls:
                 call.is_late = call.ended_ns != NEVER_NS and call.ended_ns > after.began_ns
             if before.ended_ns > after.began_ns:
@@ -382,8 +387,8 @@ def history(*, commits_at: int) -> tuple[list[Ownership], dict[int, list[Commit]
 
     first, second = 1_000_000_000, 20_000_000_000
     owned = [
-        Ownership("m1", 0, first, calls=calls(first)),
-        Ownership("m2", 0, second, calls=calls(second)[commits_at:]),
+        Ownership("m1", 0, 1, first, calls=calls(first)),
+        Ownership("m2", 0, 2, second, calls=calls(second)[commits_at:]),
     ]
     commits: dict[int, list[Commit]] = {p: [] for p in range(PARTITIONS)}
     if commits_at:
