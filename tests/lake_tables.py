@@ -1,30 +1,140 @@
-"""Writes a lake's tables from changelogs, as the layout says and without Spark, for tests of what reads them."""
+"""Writes a lake's tables without Spark, for tests of what reads them.
+
+There are two ways. `write_state` and `write_closed` append rows that a test names column by column; what it leaves out
+is null. A `LakeWriter` appends what a compaction makes of changelogs. Both write the columns that compactions write
+(`services.spark.tables`). Rows have times in ms, also where the tables have timestamps.
+"""
 
 from __future__ import annotations
 
-import datetime
+import json
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from deltalake import write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from penstock.shared.streams.aggregations import Count
+from penstock.services.spark.arrow_columns import MICROSECONDS, TIME_MS_MAX, TIMESTAMP
+from penstock.services.spark.tables import CLOSED, LATE, STATE, rows_schema, state_schema
+from penstock.shared.streams.aggregations import Aggregation, Count
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.latest import LATEST
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
-TIMESTAMP = pa.timestamp("us", "UTC")
-TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary()}
-TOPIC_ID = "dGhlIGNoYW5nZWxvZw"
+TOPIC_ID = "topic"
 Entries = Sequence[tuple[bytes | None, bytes]]
+Row = Mapping[str, Any]
+
+
+def store_of(
+    name: str, aggregations: Mapping[str, Aggregation[Any]], key: Literal["string", "bytes"] = "string"
+) -> log.StoreSchema:
+    """The schema of a store of sessions."""
+    of = tuple(log.AggregationSchema.of(*named) for named in aggregations.items())
+    return log.StoreSchema(name, "session", key, 10, 5, "on_close", "in", None, None, None, of)
+
+
+def table_of(rows: Iterable[Row], schema: pa.Schema) -> pa.Table:
+    """Rows as a table of that schema."""
+    own = list(rows)
+    return pa.table([_array([row.get(of.name) for row in own], of.type) for of in schema], schema=schema)
+
+
+def _array(values: list[Any], type_: pa.DataType) -> pa.Array:
+    if type_ == TIMESTAMP:
+        return pa.array([None if ms is None else ms * MICROSECONDS for ms in values], pa.int64()).cast(type_)
+    if type_ == pa.list_(TIMESTAMP):
+        lists = [None if times is None else [ms * MICROSECONDS for ms in times] for times in values]
+        return pa.array(lists, pa.list_(pa.int64())).cast(type_)
+    return pa.array(values, type_)
+
+
+# --- row by row ---
+
+
+def live(partition: int, store: str, key: bytes, start: int, end: int, offset: int, state: Row) -> Row:
+    """A row of `state`: a window as the changelog entry at `offset` has it; `state` by column."""
+    bounds = {"key": key, "start_ms": start, "end_ms": end, "live": True, "changelog_offset": offset}
+    return {"row": "window", "partition": partition, "store": store, **bounds, store: state}
+
+
+def gone(partition: int, store: str, key: bytes, start: int, offset: int) -> Row:
+    """A row of `state`: a tombstone."""
+    at = {"key": key, "start_ms": start, "live": False, "changelog_offset": offset}
+    return {"row": "window", "partition": partition, "store": store, **at}
+
+
+def progress(
+    partition: int,
+    covered: int,
+    said: str | bytes = "{}",
+    *,
+    epoch: int = 2,
+    previous: int | None = None,
+    topic_id: str | None = TOPIC_ID,
+    appended: Mapping[str, int] | None = None,
+) -> Row:
+    """A row of `state`: how far a run came; `said` is the progress record's JSON."""
+    text = said if isinstance(said, str) else said.decode()
+    return {
+        "row": "progress",
+        "partition": partition,
+        "changelog_offset": covered,
+        "epoch": epoch,
+        "progress": text,
+        "topic_id": topic_id,
+        "previous_offset": previous,
+        "appended": json.dumps(dict(appended or {})),
+        "rewritten_rows": 0,
+        "added_rows": 0,
+        "added_files": 0,
+    }
+
+
+def write_state(
+    lake: Path | str,
+    application: str,
+    stores: Iterable[log.StoreSchema],
+    rows: Iterable[Row],
+    *,
+    kind: Literal["compaction", "rewrite"] = "compaction",
+    job: str = "ab12",
+    told: Row | None = None,
+    partition: int | None = None,
+    **options: Any,
+) -> DeltaTable:
+    """Append a run's rows to `state`, or put them in place of a `partition`'s; `told` goes into the commit."""
+    uri = f"{lake}/{application}/{STATE}"
+    more: dict[str, Any] = {"mode": "append", "schema_mode": "merge"}
+    if partition is not None:
+        more = {"mode": "overwrite", "predicate": f"partition = {partition}"}
+    said = json.dumps({"job": job, "kind": kind, **(told or {})})
+    write_deltalake(
+        uri,
+        table_of(rows, state_schema(stores)),
+        partition_by=["partition"],
+        commit_properties=CommitProperties(custom_metadata={"userMetadata": said}),
+        **(more | options),
+    )
+    return DeltaTable(uri)
+
+
+def write_closed(lake: Path | str, application: str, store: log.StoreSchema, rows: Iterable[Row]) -> DeltaTable:
+    """Append rows to `closed/<store>`, each with its key as `key`."""
+    uri, defaults = f"{lake}/{application}/{CLOSED}/{store.name}", {"partition": 0, "changelog_offset": 0}
+    made = [{**defaults, "topic_id": TOPIC_ID, **row, _key_column(store): row["key"]} for row in rows]
+    write_deltalake(uri, table_of(made, rows_schema(CLOSED, store)), mode="append", schema_mode="merge")
+    return DeltaTable(uri)
+
+
+# --- from changelogs ---
 
 
 class Late(NamedTuple):
@@ -70,36 +180,37 @@ class LakeWriter:
                 if offset < first:
                     continue
                 if operation == log.FINAL:
-                    bounds = {"window_start": _time(start), "window_end": _time(end), "closed_at": _time(at)}
-                    row = {**_key(store, key), **bounds, **results(store, columns), "state": columns}
+                    times = {"window_start": _time(start), "window_end": _time(end), "closed_at": _time(at)}
+                    row = {**_key(store, key), **times, **results(store, columns), "state": columns}
                     closed.setdefault(store, []).append(row | self._place(partition, offset))
-                one = {"row": "window", "partition": partition, "store": store.name, "key": key, "start_ms": start}
                 if operation == log.LIVE:
-                    one |= {"end_ms": end, store.name: columns}
-                state.append(one | {"live": operation == log.LIVE, "changelog_offset": offset})
-            progress = msgspec.json.encode(reader.progress).decode()
-            one = {"row": "progress", "partition": partition, "epoch": reader.epoch, "progress": progress}
-            one |= {"topic_id": self.topic_id, "previous_offset": first, "appended": "{}", "live": True}
-            state.append(one | {"changelog_offset": covered})
+                    state.append(dict(live(partition, store.name, key, start, end, offset, columns)))
+                else:
+                    state.append(dict(gone(partition, store.name, key, start, offset)))
+            said = msgspec.json.encode(reader.progress)
+            done = progress(partition, covered, said, epoch=reader.epoch, previous=first, topic_id=self.topic_id)
+            state.append(dict(done))
             if not crash:
                 self._next[partition] = covered
         for store, rows in closed.items():
-            self._write(f"closed/{store.name}", rows, closed_schema(store))
+            self._write(f"{CLOSED}/{store.name}", rows, rows_schema(CLOSED, store))
         for store, rows in missed.items():
-            self._write(f"late/{store.name}", rows, late_schema(store))
+            self._write(f"{LATE}/{store.name}", rows, rows_schema(LATE, store))
         if not crash:
-            self._write("state", state, state_schema(stores), ["partition"])
+            self._write(STATE, state, state_schema(stores), ["partition"])
 
     def _place(self, partition: int, offset: int) -> dict[str, Any]:
         return {"partition": partition, "changelog_offset": offset, "topic_id": self.topic_id}
 
-    def _write(self, table: str, rows: list[dict[str, Any]], schema: Any, partitions: list[str] | None = None) -> None:
+    def _write(
+        self, table: str, rows: list[dict[str, Any]], schema: pa.Schema, partitions: list[str] | None = None
+    ) -> None:
         if self.forge is not None:
             self.forge(table, rows)
         if rows:
             folder = self.folder / table
             folder.parent.mkdir(parents=True, exist_ok=True)
-            data = pa.Table.from_pylist(rows, schema)
+            data = table_of(rows, schema)
             write_deltalake(str(folder), data, mode="append", partition_by=partitions, schema_mode="merge")
 
 
@@ -154,45 +265,12 @@ def _result(aggregation: log.AggregationSchema, state: Mapping[str, Any]) -> Any
             return of("json").decode()
 
 
-def closed_schema(store: log.StoreSchema) -> Any:
-    head = [_key_field(store), ("window_start", TIMESTAMP), ("window_end", TIMESTAMP)]
-    return pa.schema([*head, *_results_of(store), ("closed_at", TIMESTAMP), *_tail(store)])
-
-
-def late_schema(store: log.StoreSchema) -> Any:
-    head = [_key_field(store), ("event_time", TIMESTAMP), ("missed", pa.list_(TIMESTAMP))]
-    return pa.schema([*head, *_results_of(store), ("source_offset", pa.int64()), *_tail(store)])
-
-
-def state_schema(stores: Sequence[log.StoreSchema]) -> Any:
-    head = [("row", pa.string()), ("partition", pa.int32()), ("store", pa.string()), ("key", pa.binary())]
-    bounds = [("start_ms", pa.int64()), ("end_ms", pa.int64())]
-    tail = [("live", pa.bool_()), ("changelog_offset", pa.int64()), ("epoch", pa.int32()), ("commit", pa.int64())]
-    tail += [("progress", pa.string()), ("topic_id", pa.string()), ("previous_offset", pa.int64())]
-    own = [(store.name, _struct(store)) for store in stores]
-    return pa.schema([*head, *bounds, *own, *tail, ("appended", pa.string())])
-
-
-def _tail(store: log.StoreSchema) -> list[Any]:
-    places = [("partition", pa.int32()), ("changelog_offset", pa.int64()), ("topic_id", pa.string())]
-    return [("state", _struct(store)), *places]
-
-
-def _struct(store: log.StoreSchema) -> Any:
-    return pa.struct([(c.name, TYPES[c.type]) for c in store.state_columns()])
-
-
-def _results_of(store: log.StoreSchema) -> list[Any]:
-    types = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
-    return [(a.name, types[a.result]) for a in store.aggregations if a.name != LATEST]
-
-
-def _key_field(store: log.StoreSchema) -> tuple[str, Any]:
-    return ("key", pa.string()) if store.key == "string" else ("key_bytes", pa.binary())
+def _key_column(store: log.StoreSchema) -> str:
+    return "key" if store.key == "string" else "key_bytes"
 
 
 def _key(store: log.StoreSchema, key: bytes) -> dict[str, Any]:
-    return {"key": key.decode()} if store.key == "string" else {"key_bytes": key}
+    return {_key_column(store): key.decode() if store.key == "string" else key}
 
 
 def _late_row(late: Late) -> dict[str, Any]:
@@ -201,10 +279,8 @@ def _late_row(late: Late) -> dict[str, Any]:
     return {**_key(late.store, late.key), **times, **own}
 
 
-def _time(ms: int) -> datetime.datetime | None:
-    if ms > 253_402_300_799_999:
-        return None
-    return datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta(milliseconds=ms)
+def _time(ms: int) -> int | None:
+    return ms if ms <= TIME_MS_MAX else None
 
 
 def _read(entries: Entries) -> tuple[list[Confirmed], ChangelogReader]:

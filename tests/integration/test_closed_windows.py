@@ -15,8 +15,8 @@ from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode
+from tests.lake_tables import progress, write_closed, write_state
 from tests.services.aggregator.closed_logs import STORE, Log, records
-from tests.shared.common.lake_tables import progress, write_closed, write_state
 
 COMMITS, COMPACTED, KEYS = 400, 300, 97
 WINDOWS_A_COMMIT = 150
@@ -92,11 +92,11 @@ def compact(root: Path, application: str, partition: int, log: Log, topic_id: st
         | {"changelog_offset": 1 + number // WINDOWS_A_COMMIT * RECORDS_A_COMMIT + number % WINDOWS_A_COMMIT}
         for number, (key, start, end) in enumerate(windows)
     ]
-    write_closed(root, application, "s", STORE.state_columns(), [("n", "int64")], rows)
+    write_closed(root, application, STORE, rows)
     said = log.entries[covered - 1][1]
     assert said is not None
     of_run = [progress(partition, covered, decode(said).body, epoch=1, topic_id=topic_id)]
-    write_state(root, application, {"s": STORE.state_columns()}, of_run)
+    write_state(root, application, [STORE], of_run)
 
 
 async def _tick(gaps: list[float]) -> None:

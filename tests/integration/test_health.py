@@ -21,7 +21,7 @@ from penstock.services.local.topologies import sessions
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import Progress
-from tests.shared.common import lake_tables
+from tests import lake_tables
 
 SILENCE_MAX_MS = 1_500
 WAIT_S = 30
@@ -150,8 +150,7 @@ def write_tables(lake: Path) -> None:
     """A lake that says that `app` has a store of sessions: without one, the audit has nothing to ask Kafka about."""
     schemas = sessions().of_application("app").schemas()
     said = msgspec.json.encode(Progress("app", "exactly_once", {}, -1, {}, {}, tuple(schemas), 0))
-    columns = {schema.name: [(c.name, c.type) for c in schema.state_columns()] for schema in schemas}
-    lake_tables.write_state(lake, "app", columns, [lake_tables.progress(0, 0, said)])
+    lake_tables.write_state(lake, "app", schemas, [lake_tables.progress(0, 0, said)])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

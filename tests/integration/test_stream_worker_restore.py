@@ -24,8 +24,8 @@ from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.aggregations import CountDistinct
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec
 from penstock.shared.streams.changelog.reader import Change, ChangelogReader, Confirmed, one_by_one
+from tests import lake_tables
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, offline, running, topology
-from tests.shared.common import lake_tables
 
 BINARY = {"distinct": CountDistinct("id")}  # a sketch: state that is no number
 PARTITIONS = 2
@@ -78,7 +78,7 @@ async def write_snapshot(
     rows = {p: await partition_rows(chain, p, made_from, ahead) for p in range(chain.partitions)}
     (schema,) = topology(chain.topic, **BINARY).schemas()
     every = [row for partition in rows.values() for row in partition]
-    lake_tables.write_state(folder, chain.topic, {schema.name: schema.state_columns()}, every)
+    lake_tables.write_state(folder, chain.topic, [schema], every)
     found = {}
     for p, own in rows.items():
         ordered = sorted(own[:-1], key=itemgetter("changelog_offset"))
@@ -229,8 +229,7 @@ async def test_a_restore_whose_files_are_taken_goes_on_from_the_newer_version(
                 table.optimize.compact()
                 rows = table.to_pyarrow_table().to_pylist()
                 (schema,) = topology(topic_name, **BINARY).schemas()
-                columns = {schema.name: schema.state_columns()}
-                lake_tables.write_state(tmp_path, topic_name, columns, rows, kind="rewrite", partition=0)
+                lake_tables.write_state(tmp_path, topic_name, [schema], rows, kind="rewrite", partition=0)
                 table = DeltaTable(tmp_path / topic_name / "state")
                 assert table.vacuum(0, dry_run=False, enforce_retention_duration=False)
             return read(*arguments)

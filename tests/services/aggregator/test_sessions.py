@@ -38,7 +38,7 @@ from penstock.shared.streams.changelog.format import (
 )
 from penstock.shared.streams.changelog.reader import ChangelogReader, one_by_one
 from penstock.shared.testing.fake_broker import FakeCluster
-from tests.shared.common import lake_tables
+from tests import lake_tables
 
 STORE = StoreSchema(
     *("s", "session", "string", 10, 5, "on_close", "in", None, None, None),
@@ -146,13 +146,13 @@ def write_lake(root: Path, live: list[Window], closed: list[tuple[Window, int]])
         for i, (p, key, start, end) in enumerate(live)
     ]
     rows += [lake_tables.progress(p, 0, said, epoch=0, topic_id=None) for p in (0, 1)]
-    lake_tables.write_state(root, "app", {"s": STORE.state_columns()}, rows)
+    lake_tables.write_state(root, "app", [STORE], rows)
     of_closed = [
         {"partition": p, "key": key, "window_start": start, "window_end": end, "n": 1}
         | {"changelog_offset": offset, "state": {"n_n": 1}, "topic_id": None}
         for (p, key, start, end), offset in closed
     ]
-    lake_tables.write_closed(root, "app", "s", STORE.state_columns(), [("n", "int64")], of_closed)
+    lake_tables.write_closed(root, "app", STORE, of_closed)
 
 
 async def write_tail(cluster: FakeCluster, changes: list[tuple[str, Window]]) -> None:

@@ -20,8 +20,8 @@ from penstock.shared.common.errors import ConfigError, KafkaTimeout
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.format import decode
 from penstock.shared.testing.fake_broker import FakeCluster
+from tests.lake_tables import live, progress, write_closed, write_state
 from tests.services.aggregator.closed_logs import STORE, TOPIC, Log, records
-from tests.shared.common.lake_tables import live, progress, write_closed, write_state
 
 LOGS = (Log.of([[(f"k{t}", 100 - t)] for t in range(5)]), Log.of([[("x", 5), ("y", 6)]]))
 CLOSED_WINDOWS = [(p, *one) for p, log in enumerate(LOGS) for one in log.closed]
@@ -90,7 +90,6 @@ async def test_before_the_first_compaction_the_changelog_is_read(tmp_path: Path)
 @pytest.mark.parametrize("status", ["closed", "all"])
 async def test_closed_windows_are_the_lakes_and_the_tails(status: Any, tmp_path: Path) -> None:
     """What was compacted is read from the lake, what came after it from the changelog; each window once."""
-    columns = STORE.state_columns()
     said = LOGS[0].entries[-1][1]
     assert said is not None
     covered = 1 + 3 * 4  # the takeover, and three commits of four records
@@ -99,12 +98,12 @@ async def test_closed_windows_are_the_lakes_and_the_tails(status: Any, tmp_path:
         topic_id = str((await described(cluster)).topic_id)
         rows = [progress(0, covered, decode(said).body, epoch=1, topic_id=topic_id)]
         rows.append(live(0, "s", b"live", 3, 3, covered - 2, {"n_n": 1}))
-        write_state(tmp_path, "app", {"s": columns}, rows)
+        write_state(tmp_path, "app", [STORE], rows)
         closed = [
             {"key": key, "window_start": start, "window_end": end, "n": 1, "changelog_offset": offset}
             for offset, (key, start, end) in enumerate(LOGS[0].closed[:3])
         ]
-        write_closed(tmp_path, "app", "s", columns, [("n", "int64")], [{**c, "topic_id": topic_id} for c in closed])
+        write_closed(tmp_path, "app", STORE, [{**c, "topic_id": topic_id} for c in closed])
         pages = await all_pages(search(cluster, tmp_path), status)
         (page,) = await all_pages(search(cluster, tmp_path), "all", key="k1", rows_max=9)
     assert sorted(of(pages, "closed")) == sorted(CLOSED_WINDOWS)

@@ -7,35 +7,33 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
+from penstock.services.spark.tables import CLOSED, LATE, rows_schema, state_schema
 from penstock.shared.common import lake
 from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.common.lake_columns import CLOSED_COLUMNS, STATE_COLUMNS
-from tests.shared.common.lake_tables import (
-    closed_schema,
-    gone,
-    live,
-    progress,
-    state_schema,
-    write_closed,
-    write_state,
-)
+from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
+from penstock.shared.streams.aggregations import Count, CountDistinct, Sum
+from penstock.shared.streams.changelog.format import AggregationSchema
+from penstock.shared.streams.collecting import CollectList
+from tests.lake_tables import gone, live, progress, store_of, table_of, write_closed, write_state
 
 STORE = "ba\"n'ks"
-COLUMNS = (("n", "int64"), ("it's", "binary"))
-STORES = {STORE: COLUMNS, "other": (("x_sum", "float64"),)}
+AGGREGATIONS = {"n": Count(), "it's": CountDistinct("id")}
+STORES = (store_of(STORE, AGGREGATIONS), store_of("other", {"x": Sum("x")}))
+COUNTED = store_of("s", {"n": Count()})
 Window = tuple[bytes, int]
 
 
 def write(root: Path, offset: int, windows: list[tuple[int, bytes]]) -> None:
     """A run of two partitions that ends before `offset`."""
     rows = [
-        live(partition, STORE, key, 5, 6, offset - 1 - i, {"n": partition, "it's": key})
+        live(partition, STORE, key, 5, 6, offset - 1 - i, {"n_n": partition, "it's_hll": key})
         for i, (partition, key) in enumerate(windows)
     ]
     write_state(root, "app", STORES, [*rows, *(progress(p, offset) for p in (0, 1))])
@@ -44,11 +42,11 @@ def write(root: Path, offset: int, windows: list[tuple[int, bytes]]) -> None:
 def replayed(root: Path, partition: int, version: int, store: str = STORE) -> dict[Window, tuple[int, int]]:
     """What is live when all rows are replayed as they come: end and `n` of each key and start."""
     found: dict[Window, tuple[int, int]] = {}
-    for batch in lake.read_windows(str(root), "app", partition, store, version, ["n"]):
+    for batch in lake.read_windows(str(root), "app", partition, store, version, ["n_n"]):
         for row in batch.to_pylist():
             window = row["key"], row["start_ms"]
             if row["live"]:
-                found[window] = row["end_ms"], row["n"]
+                found[window] = row["end_ms"], row["n_n"]
             else:
                 found.pop(window, None)
     return found
@@ -63,10 +61,11 @@ def test_no_table_is_no_snapshot(tmp_path: Path) -> None:
 
 
 def test_tables_have_the_columns_that_the_lake_has() -> None:
-    """What these tests write is what names are kept free for."""
-    assert {*state_schema({}).names} == {*STATE_COLUMNS}
-    closed = {*closed_schema((), ()).names} | {*closed_schema((), (), "bytes").names}
-    assert closed == {*CLOSED_COLUMNS}
+    """What compactions write is what names are kept free for."""
+    assert {*state_schema([]).names} == {*STATE_COLUMNS}
+    for kind, columns in ((CLOSED, CLOSED_COLUMNS), (LATE, LATE_COLUMNS)):
+        of_keys = (rows_schema(kind, store_of("s", {}, "string")), rows_schema(kind, store_of("s", {}, "bytes")))
+        assert {name for schema in of_keys for name in schema.names} == {*columns}
 
 
 def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
@@ -75,8 +74,8 @@ def test_a_snapshot_stays_what_it_was(tmp_path: Path) -> None:
     snapshot = lake.read_snapshot(str(tmp_path), "app", [0, 7])
     assert snapshot == lake.Snapshot(0, {0: lake.PartitionSnapshot(0, 10, 2, b"{}", "topic")})
     write(tmp_path, 20, [(0, b"later")])
-    (batch,) = lake.read_windows(str(tmp_path), "app", 0, STORE, snapshot.version, ["it's", "n"])
-    assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "live": True, "it's": b"a", "n": 0}]
+    (batch,) = lake.read_windows(str(tmp_path), "app", 0, STORE, snapshot.version, ["it's_hll", "n_n"])
+    assert batch.to_pylist() == [{"key": b"a", "start_ms": 5, "end_ms": 6, "live": True, "it's_hll": b"a", "n_n": 0}]
     types = [pa.binary(), pa.int64(), pa.int64(), pa.bool_(), pa.binary(), pa.int64()]
     assert [field.type for field in batch.schema] == types
 
@@ -124,7 +123,9 @@ def test_the_newest_row_of_a_window_counts(
                 rows.append(gone(partition, STORE, key, start, offset))
             else:
                 windows[key, start] = (start + offset, offset)
-                rows.append(live(partition, STORE, key, start, start + offset, offset, {"n": offset, "it's": key}))
+                rows.append(
+                    live(partition, STORE, key, start, start + offset, offset, {"n_n": offset, "it's_hll": key})
+                )
             offset += 1
             rows.append(live(partition, "other", key, start, start, offset, {"x_sum": 1.5}))
         random_.shuffle(rows)
@@ -136,14 +137,14 @@ def test_the_newest_row_of_a_window_counts(
         assert replayed(tmp_path, partition, table.version()) == windows
         rows_read = lake.find_windows(str(tmp_path), "app", STORE, table.version(), KeyRange.of(), (0, 10**6), 99)
         own = [row for row in rows_read if row["partition"] == partition]
-        assert {(r["key"], r["start_ms"]): (r["end_ms"], r["state"]["n"]) for r in own} == windows
+        assert {(r["key"], r["start_ms"]): (r["end_ms"], r["state"]["n_n"]) for r in own} == windows
     assert lake.describe(str(tmp_path), "app")["live_rows"] >= sum(map(len, expected.values()))
 
 
 def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
     """One partition's rows are put anew, those of others stay, and a version from before it is read as it was."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
-    more = [live(0, STORE, b"a", 5, 9, 12, {"n": 7, "it's": b""}), gone(1, STORE, b"b", 5, 13)]
+    more = [live(0, STORE, b"a", 5, 9, 12, {"n_n": 7, "it's_hll": b""}), gone(1, STORE, b"b", 5, 13)]
     write_state(tmp_path, "app", STORES, [*more, progress(0, 20), progress(1, 20)])
     rows = [more[0], progress(0, 20)]
     table = write_state(tmp_path, "app", STORES, rows, kind="rewrite", partition=0)
@@ -154,22 +155,25 @@ def test_a_rewrite_changes_nothing(tmp_path: Path) -> None:
 
 def test_columns_that_came_later_are_null(tmp_path: Path) -> None:
     """Of rows that were written before a store had an aggregation; a store that came later has no rows."""
-    write_state(tmp_path, "app", {"s": (("a", "int64"),)}, [live(0, "s", b"k", 1, 2, 3, {"a": 4})])
-    wider = {"s": (("a", "int64"), ("b", "float64")), "t": COLUMNS}
-    table = write_state(tmp_path, "app", wider, [live(0, "s", b"l", 1, 2, 5, {"a": 6, "b": 1.5})])
-    batches = lake.read_windows(str(tmp_path), "app", 0, "s", table.version(), ["a", "b"])
-    assert [(row["a"], row["b"]) for batch in batches for row in batch.to_pylist()] == [(4, None), (6, 1.5)]
-    assert list(lake.read_windows(str(tmp_path), "app", 0, "t", table.version(), ["n"])) == []
+    write_state(tmp_path, "app", [COUNTED], [live(0, "s", b"k", 1, 2, 3, {"n_n": 4})])
+    wider = (store_of("s", {"n": Count(), "x": Sum("x")}), store_of("t", AGGREGATIONS))
+    table = write_state(tmp_path, "app", wider, [live(0, "s", b"l", 1, 2, 5, {"n_n": 6, "x_sum": 1.5})])
+    batches = lake.read_windows(str(tmp_path), "app", 0, "s", table.version(), ["n_n", "x_sum"])
+    assert [(row["n_n"], row["x_sum"]) for batch in batches for row in batch.to_pylist()] == [(4, None), (6, 1.5)]
+    assert list(lake.read_windows(str(tmp_path), "app", 0, "t", table.version(), ["n_n"])) == []
 
 
 def test_a_store_may_be_called_as_a_query_calls_its_columns(tmp_path: Path) -> None:
     """No aggregation's column hides one of the table."""
-    columns = (("key", "int64"), ("live", "int64"), ("place", "int64"))
-    table = write_state(tmp_path, "app", {"t": columns}, [live(0, "t", b"k", 1, 2, 3, {"key": 4, "live": 5})])
-    (batch,) = lake.read_windows(str(tmp_path), "app", 0, "t", table.version(), ["key", "live"])
+    named = [name.split("_") for name in ("start_ms", "end_ms", "changelog_offset")]
+    own = tuple(AggregationSchema(of, "own", None, ((column, "int64"),), "int64") for of, column in named)
+    store = msgspec.structs.replace(store_of("t", {}), aggregations=own)
+    state = {"start_ms": 4, "end_ms": 5}
+    table = write_state(tmp_path, "app", [store], [live(0, "t", b"k", 1, 2, 3, state)])
+    (batch,) = lake.read_windows(str(tmp_path), "app", 0, "t", table.version(), [*state])
     assert [column.to_pylist() for column in batch.columns] == [[b"k"], [1], [2], [True], [4], [5]]
     (row,) = lake.find_windows(str(tmp_path), "app", "t", 0, KeyRange.of(), (0, 9), 9)
-    assert row["state"] == {"key": 4, "live": 5, "place": None}
+    assert row["state"] == {**state, "changelog_offset": None}
 
 
 def test_compactions_by_the_tables_history(tmp_path: Path) -> None:
@@ -179,8 +183,8 @@ def test_compactions_by_the_tables_history(tmp_path: Path) -> None:
     write_state(tmp_path, "app", STORES, [progress(0, 1)], job="one", told=told)
     write_state(tmp_path, "app", STORES, [progress(0, 2)], job="two")
     table = write_state(tmp_path, "app", STORES, [progress(0, 2)], kind="rewrite", partition=0)
-    write_deltalake(table, pa.Table.from_pylist([progress(1, 1)], state_schema(STORES)), mode="append")
-    write_deltalake(table, pa.Table.from_pylist([progress(1, 2)], state_schema(STORES)), mode="append")
+    write_deltalake(table, table_of([progress(1, 1)], state_schema(STORES)), mode="append")
+    write_deltalake(table, table_of([progress(1, 2)], state_schema(STORES)), mode="append")
     assert table.optimize.compact()["numFilesRemoved"] > 0
     second, first = lake.compactions(str(tmp_path), "app", 5)
     assert first == lake.Compaction(0, first.ended_at_ms, "one", 5, 1.5, 2, 3)
@@ -202,9 +206,9 @@ def test_a_compaction_behind_many_rewrites_is_found(tmp_path: Path, monkeypatch:
 def test_what_the_snapshot_does_not_know(tmp_path: Path) -> None:
     """An unknown store has no windows; an unknown column or a table of another kind is refused by name."""
     write(tmp_path, 10, [(0, b"a")])
-    assert list(lake.read_windows(str(tmp_path), "app", 0, "new", 0, ["n"])) == []
+    assert list(lake.read_windows(str(tmp_path), "app", 0, "new", 0, ["n_n"])) == []
     with pytest.raises(NotASnapshot, match="sum"):
-        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n", "sum"]))
+        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n", "sum"]))
     write_deltalake(str(tmp_path / "other" / "state"), pa.table({"x": [1]}))
     with pytest.raises(NotASnapshot, match="no column row"):
         lake.read_snapshot(str(tmp_path), "other", [0])
@@ -223,10 +227,10 @@ def test_progress_that_is_none_is_refused(tmp_path: Path, odd: dict[str, Any]) -
 
 def test_a_row_without_an_offset_is_refused(tmp_path: Path) -> None:
     """Nobody knows which one of a window it would be."""
-    row: dict[str, Any] = {**live(0, STORE, b"a", 1, 2, 3, {"n": 1}), "changelog_offset": None}
+    row: dict[str, Any] = {**live(0, STORE, b"a", 1, 2, 3, {"n_n": 1}), "changelog_offset": None}
     write_state(tmp_path, "app", STORES, [row])
     with pytest.raises(NotASnapshot, match="without a changelog offset"):
-        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n"]))
+        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
 
 
 def test_a_store_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -258,11 +262,11 @@ def test_a_version_that_is_gone_can_be_tried_again(tmp_path: Path) -> None:
     """A restore that loses the ground under it gets an error that says to read the newer snapshot."""
     write(tmp_path, 10, [(0, b"a")])
     with pytest.raises(LakeUnavailable, match="at version 9"):
-        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 9, ["n"]))
+        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 9, ["n_n"]))
     for file in (tmp_path / "app" / "state").rglob("*.parquet"):
         file.unlink()
     with pytest.raises(LakeUnavailable):
-        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n"]))
+        list(lake.read_windows(str(tmp_path), "app", 0, STORE, 0, ["n_n"]))
 
 
 def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
@@ -271,7 +275,7 @@ def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
 
     def found(keys: KeyRange, rows_max: int = 9, reach: tuple[int, int] = (0, 9)) -> list[bytes]:
         rows = lake.find_windows(str(tmp_path), "app", STORE, 0, keys, reach, rows_max)
-        assert all((row["start_ms"], row["state"]["it's"]) == (5, row["key"]) for row in rows)
+        assert all((row["start_ms"], row["state"]["it's_hll"]) == (5, row["key"]) for row in rows)
         return sorted(row["key"] for row in rows)
 
     assert found(KeyRange.of("b")) == [b"b"]
@@ -282,13 +286,13 @@ def test_live_windows_of_a_range_of_keys(tmp_path: Path) -> None:
 
 def test_live_windows_by_what_they_are_now(tmp_path: Path) -> None:
     """A window that has grown into the time that is asked for is found as it is, one that is gone is not."""
-    rows = [live(0, STORE, key, 5, 6, at, {"n": 1, "it's": b""}) for at, key in enumerate((b"a", b"b"))]
+    rows = [live(0, STORE, key, 5, 6, at, {"n_n": 1, "it's_hll": b""}) for at, key in enumerate((b"a", b"b"))]
     write_state(tmp_path, "app", STORES, rows)
-    rows = [live(0, STORE, b"a", 5, 50, 7, {"n": 2, "it's": b""}), gone(0, STORE, b"b", 5, 8)]
+    rows = [live(0, STORE, b"a", 5, 50, 7, {"n_n": 2, "it's_hll": b""}), gone(0, STORE, b"b", 5, 8)]
     write_state(tmp_path, "app", STORES, rows)
     for reach in ((0, 9), (20, 90)):
         (row,) = lake.find_windows(str(tmp_path), "app", STORE, 1, KeyRange.of(), reach, 9)
-        assert (row["key"], row["end_ms"], row["state"]["n"]) == (b"a", 50, 2)
+        assert (row["key"], row["end_ms"], row["state"]["n_n"]) == (b"a", 50, 2)
 
 
 def test_live_windows_after_a_place(tmp_path: Path) -> None:
@@ -307,7 +311,7 @@ def close(root: Path, windows: list[tuple[Any, int]], key: Any = "string") -> No
         {"key": own, "window_start": start, "window_end": start + 1_000, "n": number, "changelog_offset": number}
         for number, (own, start) in enumerate(windows)
     ]
-    write_closed(root, "app", "s", (("n_n", "int64"),), (("n", "int64"),), rows, key=key)
+    write_closed(root, "app", store_of("s", {"n": Count()}, key), rows)
 
 
 def test_closed_windows_of_a_range_of_keys(tmp_path: Path) -> None:
@@ -348,7 +352,7 @@ def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
     """A window in a year of five digits is read as any other."""
     far_ms = 1_700_000_000_000_000
     row = {"key": "k", "window_start": far_ms, "window_end": far_ms, "n": 1, "closed_at": None}
-    write_closed(tmp_path, "app", "s", (("n_n", "int64"),), (("n", "int64"),), [row])
+    write_closed(tmp_path, "app", COUNTED, [row])
     (found,) = lake.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, far_ms))
     assert (found.end_ms, found.results) == (far_ms, {"n": 1})
     before = WindowPlace(far_ms - 1, far_ms - 1, 0, b"k")
@@ -359,9 +363,8 @@ def test_windows_beyond_the_years_of_python_are_found(tmp_path: Path) -> None:
 
 def test_results_may_be_called_as_other_tables_columns(tmp_path: Path) -> None:
     """What `state` has columns for is free in `closed`."""
-    results = (("start_ms", "int64"), ("live", "string"))
     row = {"key": "k", "window_start": 1, "window_end": 2, "start_ms": 3, "live": json.dumps([1])}
-    write_closed(tmp_path, "app", "s", COLUMNS, results, [row])
+    write_closed(tmp_path, "app", store_of("s", {"start_ms": Count(), "live": CollectList("x")}), [row])
     (found,) = lake.find_closed(str(tmp_path), "app", "s", ("k", "k"), (0, 9))
     assert (found.start_ms, found.results) == (1, {"start_ms": 3, "live": "[1]"})
 
@@ -369,10 +372,8 @@ def test_results_may_be_called_as_other_tables_columns(tmp_path: Path) -> None:
 def test_what_a_dashboard_shows(tmp_path: Path) -> None:
     """Windows that are live, not rows; closed ones by store."""
     write(tmp_path, 10, [(0, b"a"), (1, b"b")])
-    write_state(tmp_path, "app", STORES, [gone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n": 1})])
-    write_closed(
-        tmp_path, "app", "other", COLUMNS, (("n", "int64"),), [{"key": "k", "window_start": 1, "window_end": 2}]
-    )
+    write_state(tmp_path, "app", STORES, [gone(1, STORE, b"b", 5, 12), live(0, STORE, b"a", 5, 7, 13, {"n_n": 1})])
+    write_closed(tmp_path, "app", STORES[1], [{"key": "k", "window_start": 1, "window_end": 2}])
     told = lake.describe(str(tmp_path), "app")
     assert (told["live_rows"], told["closed_rows"]) == (1, {STORE: 0, "other": 1})
     assert (told["state_version"], told["closed_versions"]) == (1, {STORE: -1, "other": 0})
