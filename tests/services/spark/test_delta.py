@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import RemoveAction
@@ -46,6 +47,8 @@ def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
     (action,) = pa.table(newest(uri).get_add_actions(flatten=True)).to_pylist()
     bounds = (action["num_records"], action["min.at"], action["max.at"], action["partition.partition"])
     assert bounds == (2, 3, 7, 1)
+    assert pq.ParquetFile(Path(uri) / one.path).schema_arrow.names == ["at", "s"]  # the folder says the partition
+    assert table.metadata().configuration["delta.dataSkippingStatsColumns"] == "at"
     (last, *_) = delta.history(newest(uri), 5)
     assert (last["version"], last["operation"], last["kind"]) == (1, "WRITE", "compaction")
 
@@ -90,6 +93,17 @@ def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
     assert (row["at"], row["s"], row["t"]) == (4, {"n": 4, "m": None}, None)
     with pytest.raises(CompactionConflict, match="changed"):
         made(uri, pa.schema([*wider, ("u", pa.int64())]), _at(uri, 1))
+    more = pa.schema([*wider, ("u", pa.int64())])
+    assert {field.name for field in made(uri, more, wide).schema().fields} == {"partition", "at", "s", "t", "u"}
+
+
+def test_a_table_is_not_widened_beside_an_append(tmp_path: Path) -> None:
+    """Delta itself would let both pass; but the run was planned without what was appended."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
+    with pytest.raises(CompactionConflict, match="changed"):
+        made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), table)
 
 
 def _at(uri: str, version: int) -> DeltaTable:
@@ -139,3 +153,15 @@ def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
     rows: Any = pa.RecordBatch.from_pylist([{"a": 1}])
     with pytest.raises(LakeUnavailable, match="cannot be written"):
         Files(str(broken), {}, []).write("x/y.parquet", [rows])
+
+
+def test_bounds_of_a_file() -> None:
+    """To the millisecond, so that no row lies beyond them; of a column of nulls there are none."""
+    times = pa.array([1_234_000, None, 7_000], pa.timestamp("us", "UTC"))
+    table = pa.table({"at": times, "none": pa.array([None] * 3, pa.int64()), "other": [1, 2, 3]})
+    assert json.loads(delta.stats_of(table, ["at", "none", "absent"])) == {
+        "numRecords": 3,
+        "minValues": {"at": "1970-01-01T00:00:00.007Z"},
+        "maxValues": {"at": "1970-01-01T00:00:01.234Z"},
+        "nullCount": {"at": 1, "none": 3},
+    }

@@ -48,26 +48,29 @@ def topology(aggregations: dict[str, Aggregation[Any]]) -> Topology:
     return builder.build()
 
 
-def state_of(own: StoreBuilder, values: Sequence[Visit]) -> dict[str, Any]:
-    """The state of a window of these values, as a row of the struct."""
+def state_of(own: StoreBuilder, values: Sequence[Visit], at_ms: int) -> dict[str, Any]:
+    """The state of a window of these values, all of that time, as a row of the struct."""
     columns: list[Any] = []
     for aggregation in own.aggregations:
         state = aggregation.initial()
         for value in values:
-            state = aggregation.add_at(state, value, 5)
+            state = aggregation.add_at(state, value, at_ms)
         columns += aggregation.to_columns(state)
     names = [column.name for column in own.schema.state_columns()]
     return dict(zip(names, columns, strict=True))
 
 
 def of(
-    aggregations: dict[str, Aggregation[Any]], *windows: Sequence[Visit] | None, lacking: str | None = None
+    aggregations: dict[str, Aggregation[Any]],
+    *windows: Sequence[Visit] | None,
+    lacking: str | None = None,
+    at_ms: int = 5,
 ) -> dict[str, list[Any]]:
     """Results of windows of these values; a window of None has a null for a state, and all lack that aggregation."""
     own = topology(aggregations).stores["s"]
     columns_of_it = [c.name for c in own.schema.state_columns() if lacking and c.name.startswith(f"{lacking}_")]
     without = dict.fromkeys(columns_of_it)
-    rows = [None if values is None else state_of(own, values) | without for values in windows]
+    rows = [None if values is None else state_of(own, values, at_ms) | without for values in windows]
     columns = results(own.schema, pa.array(rows, state_type(own.schema)))
     return {name: column.to_pylist() for name, column in columns.items()}
 
@@ -96,8 +99,14 @@ def test_results_are_the_aggregations_own() -> None:
 def test_windows_without_a_value_have_no_result() -> None:
     """Records whose field is null are counted, and add nothing to sums, bounds and means."""
     found = of({name: ALL[name] for name in ("count", *OF_X)}, [Visit()])
-    assert found["count"] == [1]
-    assert [found[name] for name in ("sum", "least", "most", "mean")] == [[None]] * 4
+    assert found.pop("count") == [1]
+    assert found == {name: [None] for name in OF_X}
+    assert of({"first": First("x"), "last": Last("place")}, []) == {"first": [None], "last": [None]}
+
+
+def test_the_first_record_may_be_of_the_first_millisecond() -> None:
+    """A time of 0 is one like any other."""
+    assert of({"first": First("x")}, [Visit(2.5)], at_ms=0) == {"first": [2.5]}
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "count"])

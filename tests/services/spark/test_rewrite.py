@@ -82,9 +82,25 @@ def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert all(file.path.startswith("partition=2/part-job-2-") and file.partition == 2 for file in files)
     found = [row for file in files for row in pq.ParquetFile(tmp_path / file.path).read().to_pylist()]
     assert sum(file.rows for file in files) == len(found)
+    assert (len(files) > 2) == (pass_rows == 2)  # each pass writes its own, and is all that is in memory
     windows = {(row["key"], row["start_ms"], row["changelog_offset"]) for row in found if row["row"] == "window"}
     assert windows == {(f"k{i % 3}".encode(), i % 12 // 2 * 10, i) for i in range(13, 24)}
     (progress,) = [row for row in found if row["row"] == "progress"]
     assert (progress["rewritten_rows"], progress["added_rows"], progress["added_files"]) == (11, 0, 0)
     kept = [name for name in PROGRESS.names if name not in ("partition", "rewritten_rows", "added_rows", "added_files")]
     assert {name: progress[name] for name in kept} == {name: newest[name] for name in kept}
+
+
+def test_a_file_has_no_more_rows_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left comes in further files of other names, the progress row in the last."""
+    monkeypatch.setattr(of_rewrite, "FILE_ROWS", 2)
+    newest = {"row": "progress", "partition": 2, "changelog_offset": 20, "appended": "{}"}
+    folder = tmp_path / "partition=2"
+    folder.mkdir()
+    rows = pa.Table.from_pylist([window("s", f"k{i}", i, i) for i in range(5)], SCHEMA)
+    pq.write_table(rows.drop_columns(["partition"]), folder / "0.parquet")
+    crowded = Crowded(2, ["partition=2/0.parquet"], 5, newest)
+    (done,) = rewrite(str(tmp_path), {}, "job")(msgspec.msgpack.encode([crowded]))
+    files = msgspec.msgpack.decode(done, type=list[DataFile])
+    names = [f"partition=2/part-job-2-{number}.parquet" for number in range(4)]
+    assert [(file.path, file.rows) for file in files] == list(zip(names, (2, 2, 1, 1), strict=True))
