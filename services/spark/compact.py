@@ -8,11 +8,11 @@ Steps of a run:
 4. Rewrite partitions of `state` in which superseded rows are many, delete what is covered from the changelog, do the
    tables' upkeep, and call the user's own step. What fails here is said, and undoes nothing.
 
-Positions. A progress row says up to which changelog offset each other table has rows of its partition. That is the
-table's position as long as nobody else has added to it or gone back to an earlier version; else it is the highest
-offset in its rows. A higher one means that a run ended between two commits: what is there already is left out. A lower
-one means that the table was restored from a copy: its partition is read from the progress row at or before that
-position, or from the changelog's beginning. So a crash, a repeated run and a restored table all catch up.
+Positions. Each commit of `closed` and `late` says up to which changelog offset the table has rows of each partition;
+where somebody else has written to the table since, its rows say so. A progress row of `state` says the same of the
+other tables as its run left them. A table that is further means that a run ended between two commits: what is there
+already is left out. A table that is not as far was restored from a copy: its partition is read from the progress row at
+or before its position, or from the changelog's beginning. So a crash, a repeated run and a restored table all catch up.
 
 Two jobs at once. A commit makes the version after the one that was planned with, or none (see `delta`). Of two jobs
 that planned alike one goes through, and the other ends with CompactionConflict before it touches the next table.
@@ -39,7 +39,6 @@ from penstock.services.spark.aftercare import Aftercare
 from penstock.services.spark.delta import DataFile
 from penstock.services.spark.failures import translated
 from penstock.services.spark.fold import Range, Where
-from penstock.services.spark.generations import Stores, newest_of, require_successor
 from penstock.services.spark.own_step import call_step
 from penstock.services.spark.rewrite import Crowded, rewrite
 from penstock.services.spark.settings import CompactSettings
@@ -49,7 +48,8 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.streams.changelog.format import decode_progress
+from penstock.shared.streams.changelog.format import StoreSchema, decode_progress
+from penstock.shared.streams.changelog.reader import check_schema
 from penstock.shared.streams.lake_names import require_lake_names
 
 Say = Callable[[str], object]
@@ -146,12 +146,7 @@ class Compaction:
         newest = {partition: of[0] for partition, of in rows.items()}
         offsets = changelog_offsets(settings)
         self._require_same_changelog(newest, offsets)
-        versions = self._recorded_versions(tables.get(STATE))
-        positions = {
-            name: self._positions(name, table, newest, versions.get(name), offsets)
-            for name, table in tables.items()
-            if name != STATE
-        }
+        positions = {name: self._positions(name, table, offsets) for name, table in tables.items() if name != STATE}
         begins = {p: self._first(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
         return Plan(offsets, newest, tables, bounded(begins, newest, positions, offsets, settings.run_records_max))
 
@@ -167,33 +162,17 @@ class Compaction:
                     "the tables to another place to begin new ones"
                 )
 
-    def _recorded_versions(self, state: DeltaTable | None) -> dict[str, int]:
-        """The versions that the other tables had after the last run; none where `state` is not as that run left it."""
-        for commit in [] if state is None else delta.history(state, VERSIONS_MAX):
-            if commit.get("versions") is not None:
-                return {str(name): int(version) for name, version in commit["versions"].items()}
+    def _positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
+        """By partition the last changelog offset that a table has rows of."""
+        for commit in delta.history(table, VERSIONS_MAX):
+            if commit.get("topic_id") == offsets.topic_id:
+                return {int(p): int(at) for p, at in commit["positions"].items()}
             if commit["operation"] not in HARMLESS:
                 break
-        return {}
-
-    def _positions(
-        self, name: str, table: DeltaTable, newest: Mapping[int, Row], recorded: int | None, offsets: TopicOffsets
-    ) -> dict[int, int]:
-        """By partition the last changelog offset that a table has rows of."""
-        if recorded is not None and self._is_as(table, recorded):
-            said = {p: json.loads(row["appended"]).get(name) for p, row in newest.items()}
-            return {p: at for p, at in said.items() if at is not None}
         self.say(f"{name}: its positions are read from its rows")
         of_it = f"topic_id = '{offsets.topic_id}'"  # S608: nothing in it but an id that Kafka gave
         query = f"SELECT partition, max(changelog_offset) AS last FROM t WHERE {of_it} GROUP BY partition"  # noqa: S608
         return {row["partition"]: row["last"] for row in lake.rows(table, query)}
-
-    def _is_as(self, table: DeltaTable, recorded: int) -> bool:
-        """Whether nothing but what is harmless happened to a table since that version."""
-        if table.version() < recorded:
-            return False
-        since = delta.history(table, min(table.version() - recorded, VERSIONS_MAX) or 1)
-        return all(commit["operation"] in HARMLESS for commit in since if commit["version"] > recorded)
 
     def _first(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
@@ -262,15 +241,17 @@ class Compaction:
         return Summary(len(before), 0, 0, 0, 0, 0, before, before, version, 0.0)
 
     def _commit(self, plan: Plan, moved: Mapping[int, fold.Summary], appended: Mapping[str, list[DataFile]]) -> Summary:
-        stores = _newest_stores(plan.newest, moved.values())
+        stores = stores_of(plan.newest, moved.values())
         require_lake_names(stores)
-        versions = {name: table.version() for name, table in plan.tables.items() if name != STATE}
         for kind in (CLOSED, LATE):
             for store in stores:
                 name = f"{kind}/{store.name}"
                 if name in appended:
                     table = self._table(plan, name, rows_schema(kind, store))
-                    versions[name] = delta.commit(table, appended[name], (), {"job": self.job, "kind": kind})
+                    positions = {one.partition: one.positions[name] for one in plan.ranges if name in one.positions}
+                    positions |= {p: one.positions[name] for p, one in moved.items() if name in one.positions}
+                    said = {"job": self.job, "kind": kind, "topic_id": plan.offsets.topic_id, "positions": positions}
+                    delta.commit(table, appended[name], (), said)
                     self.say(f"{name}: {sum(file.rows for file in appended[name])} rows")
         before = {one.partition: one.covered for one in plan.ranges}
         files = {**appended, STATE: [file for one in moved.values() for file in one.files]}
@@ -278,17 +259,16 @@ class Compaction:
         deleted = sum(one.deleted for one in moved.values())
         live = rows[STATE] - deleted - len(moved)
         entries = sum(one.entries for one in moved.values())
-        said = {
+        run = {
             "job": self.job,
             "kind": COMPACTION,
-            "versions": versions,
             "started_at_ms": self._started_ms,
             "seconds": round(time.monotonic() - self._started, 3),
             "rows": live + deleted + rows[CLOSED] + rows[LATE],
             "entries": entries,
         }
         state = self._table(plan, STATE, state_schema(stores))
-        version = delta.commit(state, files[STATE], (), said)
+        version = delta.commit(state, files[STATE], (), run)
         after = before | {p: one.covered_offset for p, one in moved.items()}
         counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
         return Summary(len(before), *counts, before, after, version, 0.0)
@@ -346,8 +326,7 @@ class Compaction:
             )
             for file in files
         ]
-        versions = self._recorded_versions(state)
-        delta.commit(state, added, removed, {"job": self.job, "kind": REWRITE, "versions": versions})
+        delta.commit(state, added, removed, {"job": self.job, "kind": REWRITE})
         return len(wanted)
 
     def _is_crowded(self, row: Row) -> bool:
@@ -387,19 +366,18 @@ def _rows_of(kind: str, files: Mapping[str, list[DataFile]]) -> int:
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 
 
-def _newest_stores(newest: Mapping[int, Row], moved: Iterable[fold.Summary]) -> Stores:
-    """The stores as those commits have them that know most. SchemaMismatch where they contradict each other."""
-    before = {p: decode_progress(row["progress"].encode()).stores for p, row in newest.items()}
-    said = list(before.values())
-    for one in moved:
-        for stores in one.stores:
-            require_successor(before.get(one.partition, ()), stores)
-            before[one.partition] = stores
-            said.append(stores)
-    found = newest_of(said)
-    for stores in before.values():
-        require_successor(stores, found)
-    return found
+def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.Summary]) -> tuple[StoreSchema, ...]:
+    """The stores that the tables have columns of: those of the partition with the most aggregations.
+
+    Instances are upgraded one after the other, so partitions may differ in the aggregations that were added.
+    SchemaMismatch where they differ in anything else.
+    """
+    stores = {p: decode_progress(row["progress"].encode()).stores for p, row in newest.items()}
+    stores |= {one.partition: one.stores for one in moved}
+    widest = max(stores.values(), key=lambda own: sum(len(store.aggregations) for store in own), default=())
+    for own in stores.values():
+        check_schema(own, widest)
+    return widest
 
 
 def spread(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[list[T]]:

@@ -8,14 +8,14 @@ from py4j.protocol import Py4JNetworkError
 
 from penstock.services.spark.session import SparkFailed, first_line, last_cause
 from penstock.shared.common import errors
-from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, PenstockError
+from penstock.shared.common.errors import ChangelogHole, ConfigError, PenstockError
 
 _DATA_LOSS = ("KafkaDataLoss", "data may have been lost", "OffsetOutOfRangeException", "Some data may have been lost")
 _OVERFLOW = "long overflow"
 _TASK_FAILED = "Job aborted due to stage failure"
 _NO_CONNECTOR = "No FileSystem for scheme"
 _UNUSABLE = ("Mkdirs failed", "Permission denied", "AccessDenied", "No space left")
-_OURS = re.compile(r"^(?:\w+\.)*(?:errors|fold)\.(\w+): (.+)", re.MULTILINE)
+_OURS = re.compile(r"^(?:\w+\.)*errors\.(\w+): (.+)", re.MULTILINE)
 """How the last line of a traceback begins where an error of ours was raised in one of Spark's Python workers."""
 
 
@@ -49,5 +49,5 @@ def translated(error: Exception) -> PenstockError:
 
 def _ours(name: str, said: str) -> PenstockError:
     """An error that a worker raised. Records that are gone while they are read are a hole of the changelog."""
-    kind = {"CannotRead": CorruptRecord, "OffsetOutOfRange": ChangelogHole}.get(name, getattr(errors, name, None))
+    kind = ChangelogHole if name == "OffsetOutOfRange" else getattr(errors, name, None)
     return kind(said) if kind is not None else SparkFailed(f"{name}: {said}")

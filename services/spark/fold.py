@@ -43,7 +43,7 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     decode_progress,
 )
-from penstock.shared.streams.changelog.reader import ChangelogReader, Commit, Confirmed, CorruptEntry
+from penstock.shared.streams.changelog.reader import ChangelogReader, Commit, Confirmed, CorruptEntry, check_schema
 from penstock.shared.streams.restoring import changelog_consumer
 from penstock.shared.streams.windows.keys import last_of_each
 
@@ -96,8 +96,8 @@ class Where(NamedTuple):
 class Summary(msgspec.Struct, frozen=True):
     """What was found in a partition's range: where its last commit ends, and the files of `state`.
 
-    Without files nothing has moved. `deleted` of their rows are tombstones. `stores` are all that commits of the range
-    were written with, in their order.
+    Without files nothing has moved. `deleted` of their rows are tombstones. `positions` say up to which offset the
+    other tables have the partition's rows then, `stores` what the last commit was written with.
     """
 
     partition: int
@@ -106,7 +106,8 @@ class Summary(msgspec.Struct, frozen=True):
     deleted: int
     foreign_records: int
     files: list[DataFile]
-    stores: tuple[tuple[StoreSchema, ...], ...] = ()
+    positions: dict[str, int]
+    stores: tuple[StoreSchema, ...]
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -114,10 +115,6 @@ class Found(msgspec.Struct, frozen=True):
 
     ranges: list[Summary]
     files: dict[str, list[DataFile]]
-
-
-class CannotRead(CorruptRecord):
-    """The message has topic, partition and offset, and the ways out."""
 
 
 def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
@@ -130,7 +127,7 @@ def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
 
 
 async def fold_ranges(where: Where, ranges: Sequence[Range]) -> Found:
-    """Read and write. KafkaTimeout, OffsetOutOfRange, CannotRead, LakeUnavailable."""
+    """Read and write. KafkaTimeout, OffsetOutOfRange, CorruptRecord, LakeUnavailable."""
     summaries, appended = [], defaultdict[str, list[pa.RecordBatch]](list)
     for of in ranges:
         # Each with a consumer of its own: one that goes to another partition waits for its last fetch from that node.
@@ -163,21 +160,21 @@ class Folded:
 
     def __init__(self, topic: str, of: Range) -> None:
         self.topic, self.range = topic, of
-        self.reader = ChangelogReader(
-            self._apply, epoch=of.epoch, progress=None if of.progress is None else decode_progress(of.progress.encode())
-        )
+        progress = None if of.progress is None else decode_progress(of.progress.encode())
+        self.reader = ChangelogReader(self._apply, epoch=of.epoch, progress=progress)
         self.parts: list[Confirmed] = []
         self.commit: Commit | None = None
         self.covered_offset = of.first
         self.deleted = 0
-        self._stores: dict[tuple[StoreSchema, ...], None] = {}
+        self.positions = dict(of.positions)
+        self.stores: tuple[StoreSchema, ...] | None = None if progress is None else progress.stores
 
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
-        """Take the next records; CannotRead names one that claims to be an entry and is none."""
+        """Take the next records; CorruptRecord names one that claims to be an entry and is none."""
         try:
             self.reader.feed(offsets, keys, values)
         except CorruptEntry as e:
-            raise CannotRead(self.place(e.offset, f"{e.reason}. {WAYS_OUT}")) from None
+            raise CorruptRecord(self.place(e.offset, f"{e.reason}. {WAYS_OUT}")) from None
 
     def place(self, offset: int, reason: str) -> str:
         """A reason with where it is."""
@@ -194,24 +191,28 @@ class Folded:
         if confirmed.commits:
             self.commit = confirmed.commits[-1]
             self.covered_offset = self.commit.offset + 1
-            self._stores.update(dict.fromkeys(one.progress.stores for one in confirmed.commits))
+            for one in confirmed.commits:
+                if self.stores is not None:
+                    check_schema(self.stores, one.progress.stores)
+                self.stores = one.progress.stores
 
     def rows(self, where: Where) -> dict[str, list[pa.RecordBatch]]:
-        """By table its new rows; none where nothing has moved. CannotRead names an entry that is not of its store."""
-        found, last = defaultdict[str, list[pa.RecordBatch]](list), dict[str, int]()
+        """By table its new rows; none where nothing has moved. CorruptRecord names an entry that cannot be read."""
+        found = defaultdict[str, list[pa.RecordBatch]](list)
         if self.commit is None or not self._has_moved(self.commit):
             return found
         for table, rows in self._rows(where):
             found[table].append(rows)
-            last[table] = max(last.get(table, -1), int(pc.max(rows.column("changelog_offset")).as_py()))
-        found[STATE].append(self._progress_row(where, self.commit, last, sum(map(len, found[STATE]))))
+            if table != STATE:
+                last = int(pc.max(rows.column("changelog_offset")).as_py())
+                self.positions[table] = max(self.positions.get(table, -1), last)
+        found[STATE].append(self._progress_row(where, self.commit, sum(map(len, found[STATE]))))
         return found
 
     def summary(self, files: list[DataFile]) -> Summary:
         """What was found, once the files of `state` are written."""
-        reader, stores = self.reader, tuple(self._stores)
-        counts = (reader.entries_applied, self.deleted, reader.foreign_records)
-        return Summary(self.range.partition, self.covered_offset, *counts, files, stores)
+        counts = (self.reader.entries_applied, self.deleted, self.reader.foreign_records)
+        return Summary(self.range.partition, self.covered_offset, *counts, files, self.positions, self.stores or ())
 
     def _has_moved(self, commit: Commit) -> bool:
         """Whether there is anything to write: not where nothing happened but wall-clock punctuation."""
@@ -223,7 +224,7 @@ class Folded:
             before
         )
 
-    def _progress_row(self, where: Where, commit: Commit, last: Mapping[str, int], rows: int) -> pa.RecordBatch:
+    def _progress_row(self, where: Where, commit: Commit, rows: int) -> pa.RecordBatch:
         newest = self.range.newest
         row = {
             "row": "progress",
@@ -233,7 +234,7 @@ class Folded:
             "progress": msgspec.json.encode(commit.progress).decode(),
             "topic_id": where.topic_id,
             "previous_offset": 0 if newest is None else newest["changelog_offset"],
-            "appended": json.dumps(self.range.positions | {t: at for t, at in last.items() if t != STATE}),
+            "appended": json.dumps(self.positions),
             "rewritten_rows": rows if newest is None else newest["rewritten_rows"],
             "added_rows": 0 if newest is None else newest["added_rows"] + rows,
             "added_files": 0 if newest is None else newest["added_files"] + 1,
@@ -256,10 +257,12 @@ class Folded:
 
     def _live(self) -> Iterator[Confirmed]:
         """Of each store, the newest entry of each window, in parts that were written with the same stores."""
-        names = sorted({store.name for part in self.parts for store in part.stores})
-        for name in names:
-            own = [_changes_of(part, name) for part in self.parts]
+        parts = [part.of_windows() for part in self.parts]
+        for number in range(len(self.stores or ())):
+            own = [part.at(part.numbers == number) for part in parts]
             own = [part for part in own if len(part)]
+            if not own:
+                continue
             keys = binary_array(PackedBytes.joined([part.keys for part in own])).dictionary_encode()
             starts = np.concatenate([*(part.starts for part in own), np.empty(0, np.int64)])
             newest = last_of_each(keys.indices.to_numpy(), starts)
@@ -278,7 +281,7 @@ class Folded:
         try:
             found = columns(part, store)
         except (CorruptRecord, pa.ArrowInvalid) as e:
-            raise CannotRead(self._first_bad(part, store, columns, e)) from None
+            raise CorruptRecord(self._first_bad(part, store, columns, e)) from None
         found["partition"] = pa.array(np.full(len(part), self.range.partition, np.int32))
         found["changelog_offset"] = pa.array(part.offsets)
         return pa.record_batch(list(found.values()), names=list(found))
@@ -374,11 +377,3 @@ def _states(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> 
     """The states of rows; null for those that have none."""
     states = state_array(StateCodec(store.state_columns()), part.states.at(has_one))
     return states if has_one.all() else states.take(pa.array(np.cumsum(has_one) - 1, mask=~has_one))
-
-
-def _changes_of(part: Confirmed, name: str) -> Confirmed:
-    """What was done to the live windows of a store."""
-    names = [store.name for store in part.stores]
-    if name not in names:
-        return part.at(np.zeros(len(part), bool))
-    return part.at((part.numbers == names.index(name)) & (part.operations != fmt.LATE[0]))

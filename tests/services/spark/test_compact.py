@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.spark.compact import Compaction, bounded, spread
+from penstock.services.spark.compact import Compaction, bounded, spread, stores_of
+from penstock.services.spark.fold import Summary
 from penstock.services.spark.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
-from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
+from penstock.shared.streams.aggregations import Count, Max
+from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema
 
 CLOSED, LATE = "closed/s", "late/s"
 
@@ -99,3 +103,45 @@ def test_tasks_have_as_much_to_do_as_each_other(sizes: list[int], tasks: int) ->
     assert sorted(size for part in parts for size in part) == sorted(sizes)
     totals = [sum(part) for part in parts]
     assert max(totals) - min(totals) <= max(sizes, default=0)
+
+
+STORE = StoreSchema(
+    "s", "session", "string", 1, 1, "on_close", "in", None, None, None, (AggregationSchema.of("n", Count()),)
+)
+WIDER = msgspec.structs.replace(STORE, aggregations=(*STORE.aggregations, AggregationSchema.of("most", Max("delay"))))
+OTHER = AggregationSchema.of("n", Max("delay"))
+
+
+def known(*stores: StoreSchema) -> dict[str, Any]:
+    progress = Progress("app", "exactly_once", {}, 0, {}, {}, stores, 0)
+    return {"progress": msgspec.json.encode(progress).decode()}
+
+
+def moved(partition: int, *stores: StoreSchema) -> Summary:
+    return Summary(partition, 9, 1, 0, 0, [], {}, stores)
+
+
+def test_the_tables_have_what_the_widest_partition_has() -> None:
+    """What a run read of a partition counts, and not what its progress row said before."""
+    assert stores_of({}, []) == ()
+    assert stores_of({0: known(STORE)}, []) == (STORE,)
+    assert stores_of({0: known(STORE), 1: known(WIDER)}, [moved(0, STORE)]) == (WIDER,)
+    assert stores_of({0: known(STORE), 1: known(STORE)}, [moved(1, WIDER)]) == (WIDER,)
+    graces = msgspec.structs.replace(STORE, grace_ms=7)
+    assert stores_of({0: known(STORE)}, [moved(0, graces)]) == (graces,)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ((), "store"),
+        ((STORE, STORE), "store"),
+        ((msgspec.structs.replace(STORE, gap_ms=2),), "gap_ms was"),
+        ((msgspec.structs.replace(STORE, aggregations=(OTHER,)),), "the aggregations changed: "),
+    ],
+)
+def test_partitions_of_different_topologies_are_refused(other: tuple[StoreSchema, ...], said: str) -> None:
+    """Whichever of them is read in this run."""
+    for newest, run in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
+        with pytest.raises(SchemaMismatch, match=said):
+            stores_of(newest, run)

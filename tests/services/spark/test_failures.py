@@ -33,7 +33,7 @@ def test_a_task_that_failed_says_why() -> None:
     ("text", "kind", "said"),
     [
         (
-            "Traceback …\npenstock.services.spark.fold.CannotRead: log-3 at offset 7: 9 bytes",
+            "Traceback …\npenstock.shared.common.errors.CorruptRecord: log-3 at offset 7: 9 bytes",
             CorruptRecord,
             "log-3 at offset 7: 9 bytes",
         ),

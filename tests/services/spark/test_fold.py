@@ -16,13 +16,13 @@ import pytest
 
 from penstock.services.spark import fold
 from penstock.services.spark.arrow_columns import TIME_MS_MAX
-from penstock.services.spark.fold import CannotRead, Folded, Range, Where, fold_ranges, read_range, write_files
+from penstock.services.spark.fold import Folded, Range, Where, fold_ranges, read_range, write_files
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
-from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, SchemaMismatch
 from penstock.shared.common.records import RecordColumns
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations import Count, Max
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.restoring import changelog_consumer
@@ -164,7 +164,7 @@ def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
     told = [(row["start_ms"], row["end_ms"], row["s"]["n_n"], row["changelog_offset"]) for row in windows_of(found)]
     assert sorted(told) == [(10, 25, 4, 8), (50, 60, 7, 2)]
     assert found.deleted == 0
-    assert (found.covered_offset, found.summary([]).stores) == (len(entries), (STORES,))
+    assert (found.covered_offset, found.summary([]).stores) == (len(entries), STORES)
 
 
 def test_stores_are_told_apart() -> None:
@@ -184,14 +184,32 @@ def test_stores_are_told_apart() -> None:
     }
 
 
-def test_a_store_keeps_its_windows_under_another_number() -> None:
-    """A store that comes before it moves its number; a window of before is superseded all the same."""
-    swapped = TWO_STORES[::-1]
-    entries = [takeover(), live(b"a", 1, 2, 5), progress()]
-    entries += [live(b"a", 1, 3, 6, 1, store=1), live(b"a", 1, 9, 7, 1), progress(1, stores=swapped)]
-    found = folded(entries)
-    assert [(row["store"], row["end_ms"]) for row in windows_of(found)] == [("s", 3), ("t", 9)]
-    assert found.summary([]).stores == (STORES, swapped)
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (TWO_STORES, "stores"),
+        ((msgspec.structs.replace(STORES[0], name="t"),), "name was 's', is now 't'"),
+        ((msgspec.structs.replace(STORES[0], key="bytes"),), "key was 'string', is now 'bytes'"),
+        ((msgspec.structs.replace(STORES[0], aggregations=()),), "the aggregations changed: n"),
+    ],
+)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], said: str, is_known: bool) -> None:
+    """From one commit to the next, and since the progress row with which a range begins."""
+    before, changed = [takeover(), progress()], [live(b"a", 1, 2, 5, 1), progress(1, stores=later)]
+    newest = {"epoch": 1, "progress": before[1][1][log.ENVELOPE.size :].decode(), "changelog_offset": 2}
+    with pytest.raises(SchemaMismatch, match=said):
+        folded(changed, range_of(4, 2, newest)) if is_known else folded([*before, *changed])
+
+
+def test_later_commits_may_have_further_aggregations() -> None:
+    """Windows of before lack them; the tables get the columns of the last commit."""
+    more = log.AggregationSchema.of("most", Max("delay"))
+    wider = (msgspec.structs.replace(STORES[0], aggregations=(*STORES[0].aggregations, more)),)
+    entries = [takeover(), live(b"a", 1, 2, 5), progress(), live(b"a", 1, 3, 6, 1), progress(1)]
+    found = folded([*entries, progress(2, stores=wider)])
+    assert [(row["store"], row["end_ms"]) for row in windows_of(found)] == [("s", 3)]
+    assert found.summary([]).stores == wider
 
 
 def test_a_store_without_windows_closes_none() -> None:
@@ -280,14 +298,14 @@ def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch
 
 def test_an_entry_that_cannot_be_read_is_named() -> None:
     """With topic, partition and offset: one that is no entry, one whose state is none, a time that no table can say."""
-    with pytest.raises(CannotRead, match="log-3 at offset 1"):
+    with pytest.raises(CorruptRecord, match="log-3 at offset 1"):
         folded([takeover(), (b"a", log.encode_live(0, 1, 0, 1, 1, b"")[:5])])
     bad = folded([takeover(), live(b"a", 1, 1, 1), (b"b", log.encode_live(0, 1, 0, 1, 1, b"\1")), progress()])
-    with pytest.raises(CannotRead, match="log-3 at offset 2"):
+    with pytest.raises(CorruptRecord, match="log-3 at offset 2"):
         bad.rows(where())
     for start, end in ((0, 10**15), (0, TIME_MS_MAX + 1), (10**15, 0), (-1, 5)):
         beyond = folded([takeover(), final(b"a", 0, 1, 1), final(b"b", start, end, 1), progress()])
-        with pytest.raises(CannotRead, match=f"log-3 at offset 2: a closed window from {start} to"):
+        with pytest.raises(CorruptRecord, match=f"log-3 at offset 2: a closed window from {start} to"):
             beyond.rows(where())
     last = folded([takeover(), final(b"a", 0, TIME_MS_MAX, 1), progress()])
     (closed,) = row_sets(last.rows(where()))["closed/s"]
@@ -363,8 +381,8 @@ async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch
     """A range that goes beyond what the broker hands out ends in an error that says where reading stands."""
     monkeypatch.setattr(fold, "POLL_MS", 1)
     async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
-        with pytest.raises(KafkaTimeout, match="log-0: reading stands at 3 of 9 for 5 ms"):
-            await read(kafka, 9, 9, 5)
+        with pytest.raises(KafkaTimeout, match="log-0: reading stands at 3 of 9 for 300 ms"):
+            await read(kafka, 9, 9, 300)
 
 
 async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> None:
