@@ -135,8 +135,8 @@ async def sample(
     last = await admin.list_offsets(dict.fromkeys(places, "latest"))
     records = sum(last[at] - first[at] for at in places)
     committed = sum(at.offset for at in (await admin.group_offsets(APPLICATION)).values())
-    newest_ms = await asyncio.to_thread(lake.compacted_at_ms, folder, APPLICATION)
-    age_s = time.time() - newest_ms / 1000 if newest_ms is not None else time.monotonic() - started
+    newest = await asyncio.to_thread(lake.compactions, folder, APPLICATION, 1)
+    age_s = time.time() - newest[0].ended_at_ms / 1000 if newest else time.monotonic() - started
     status = await asyncio.to_thread(Path(f"/proc/{aggregator}/status").read_text)
     kib = int(status.partition("VmRSS:")[2].split()[0])
     lag = max(0, sent - committed)

@@ -70,7 +70,6 @@ def command(settings: AggregatorSettings) -> list[str]:
     assert streams.lake is not None
     given = {
         "application": streams.application_id,
-        "changelog": streams.changelog_topic,
         "lake": streams.lake,
         "spark.master": compaction.spark_master,
         "spark.driver-memory": compaction.spark_memory,

@@ -1,8 +1,7 @@
-"""What is done once a run counts: rewriting, deletion from the changelog, the tables' upkeep and the user's own step.
+"""The steps after a run: the rewrite, deletion from the changelog, the tables' upkeep and the user's own step.
 
-None of it may hide the run, nor keep the rest from being done: a step that fails is said and kept, and raised when all
-others are done and the run was told. An OPTIMIZE or VACUUM that another job got ahead of is no failure: it rewrites
-nothing that is missing, and the next run does it.
+A failed step does not undo the run and does not stop the other steps. Its error is logged, listed in the summary, and
+raised at the end. If another job commits first, OPTIMIZE, VACUUM or the rewrite is left to the next run.
 """
 
 from __future__ import annotations

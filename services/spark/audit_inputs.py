@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit_settings import SAMPLE_PARTS, AuditSettings
-from penstock.services.spark.kafka import KAFKA_SOURCE_MS_MAX, read_range
+from penstock.services.spark.kafka import KAFKA_SOURCE_MS_MAX, read_topic
 from penstock.services.spark.measures import holds_other_than_text, parsed, unchecked
 from penstock.services.spark.reading import Tables, by_partition
 from penstock.services.spark.sql import empty
@@ -84,9 +84,9 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     require_readable(settings, source)
     covered = covered_offsets(found, store, source)
     end = {p: min(latest, covered[p]) for p, latest in source.latest.items()}
-    records = read_range(spark, settings.kafka, store.source, source.earliest, end)
+    records = read_topic(spark, settings.kafka, store.source, source.earliest, end)
     records = parsed(records, store, in_sample(settings.sample)).persist()
-    beyond = read_range(spark, settings.kafka, store.source, _higher(source.earliest, covered), source.latest).count()
+    beyond = read_topic(spark, settings.kafka, store.source, _higher(source.earliest, covered), source.latest).count()
     not_compared: list[str] = []
     assumed = [f"the grace of {store.grace_ms} ms was in force for all records"]
     late = late_records(found, store, source.earliest)
@@ -110,7 +110,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         )
     recomputes = not settings.conservation_only
     progress = [one.progress for one in found.covered.values()]
-    idled = tuple(sorted(p for p, one in found.covered.items() if one.progress.idle is not msgspec.UNSET))
+    idled = tuple(sorted(p for p, one in found.covered.items() if one.progress.idle_ms))
     if not recomputes:
         not_compared.append("when windows were closed and which records were late (--conservation-only)")
     elif idled:
@@ -252,7 +252,7 @@ def dead_letters(
     require_readable(settings, held)
     if gone := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
         not_compared.append(f"dead letters that are gone: {', '.join(gone)}; their source records count as lost")
-    rows = read_range(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
+    rows = read_topic(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
     rows = rows.filter(~F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False)))
     for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", life)):
         rows = rows.filter(F.coalesce(header(name) == own, F.lit(True)))

@@ -83,7 +83,6 @@ class Summary(NamedTuple):
     skipped: int
     commits: int
     to_offsets: Offsets
-    task_seconds: dict[int, float]
     seconds: float
     compaction: dict[str, Any] | None = None
 
@@ -151,8 +150,8 @@ class Batch:
         return ask(asked, self.settings.kafka, self.settings.kafka_timeout_ms)
 
     def _compact(self, *, with_step: bool) -> compact.Summary:
-        """Compact until nothing is left; the last run's summary."""
-        settings = self.settings.compaction(with_step=with_step)
+        """Compact until nothing is left; the last run's summary. `with_step`: call the user's step after each run."""
+        settings = self.settings if with_step else self.settings.model_copy(update={"after": None})
         while True:
             summary = Compaction(self.spark, settings, self.say).run()
             if not summary.remaining_records:
@@ -340,7 +339,6 @@ def summary_of(
         sum(one.skipped for one in totals),
         sum(one.commits for one in outcomes),
         to_offsets,
-        {one.partition: one.seconds for one in outcomes},
         seconds,
         compaction,
     )

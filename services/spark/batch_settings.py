@@ -1,4 +1,4 @@
-"""What `penstock batch` is told."""
+"""Settings of `penstock batch`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.services.spark.settings import (
-    PLACES,
-    CompactSettings,
-    Place,
-    UpkeepSettings,
-    hadoop_uri,
-)
+from penstock.services.spark.settings import PLACES, Place, UpkeepSettings, hadoop_uri
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit, time_ms
@@ -116,21 +110,11 @@ class BatchSettings(UpkeepSettings, TaskSettings):
         return (self.tables,) if self.files is None else (self.tables, self.files_read)
 
     def streams(self) -> StreamsSettings:
-        """What the tasks, and the topics that they need, go by; ConfigError where the changelog is another one."""
-        streams = StreamsSettings(
+        """What the tasks, and the topics that they need, go by."""
+        return StreamsSettings(
             application_id=self.application,
             topic_wait_ms=self.kafka_timeout_ms,
             lake=self.lake,
             lake_options=self.lake_options,
             **self.model_dump(include={*TaskSettings.model_fields, "transaction_timeout_ms"}),
         )
-        if streams.changelog_topic != self.changelog_topic:
-            raise ConfigError(f"changelog: the application's is {streams.changelog_topic}")
-        return streams
-
-    def compaction(self, *, with_step: bool) -> CompactSettings:
-        """What compactions go by; the user's own step comes after the last one."""
-        own = {name: getattr(self, name) for name in CompactSettings.model_fields if hasattr(self, name)}
-        if not with_step:
-            own["after"] = None
-        return CompactSettings.model_construct(**own)

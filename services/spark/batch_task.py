@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -104,7 +103,6 @@ class Outcome(msgspec.Struct, frozen=True):
     totals: Totals = Totals(0, 0, 0, 0, 0)
     commits: int = 0
     sources: dict[str, int] = {}
-    seconds: float = 0.0
     fenced: str | None = None
     failure: Failure | None = None
 
@@ -197,7 +195,6 @@ class PartitionBatch:
         self._task: StreamTask
         self._committed = -1
         self._records = self._bytes = self._read = self._commits = 0
-        self._started = time.monotonic()
 
     @asynccontextmanager
     async def owned(self) -> AsyncIterator[PartitionBatch]:
@@ -221,7 +218,6 @@ class PartitionBatch:
             self._task.metrics.totals(),
             self._commits,
             dict(self._task.sources),
-            round(time.monotonic() - self._started, 3),
         )
 
     # --- topics ---

@@ -41,7 +41,7 @@ from penstock.services.spark.failures import translated
 from penstock.services.spark.fold import Range, Where
 from penstock.services.spark.own_step import call_step
 from penstock.services.spark.rewrite import Crowded, rewrite
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.settings import UpkeepSettings
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.topic_offsets import TopicOffsets, ask, topic_offsets
 from penstock.shared.clients.admin import Admin
@@ -105,7 +105,7 @@ class Plan(NamedTuple):
 class Compaction:
     """One run for one application. Give it a Spark session, then `run()`."""
 
-    def __init__(self, spark: SparkSession, settings: CompactSettings, say: Say) -> None:
+    def __init__(self, spark: SparkSession, settings: UpkeepSettings, say: Say) -> None:
         self.spark, self.settings, self.say = spark, settings, say
         self.options = settings.storage_options
         self.job = uuid.uuid4().hex
@@ -416,12 +416,12 @@ def bounded(
     return ranges
 
 
-def changelog_offsets(settings: CompactSettings) -> TopicOffsets:
+def changelog_offsets(settings: UpkeepSettings) -> TopicOffsets:
     """What the application's changelog holds. Errors as `topic_offsets`."""
     topic = settings.changelog_topic
     try:
         return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]
     except UnknownTopicOrPartition as e:
         raise UnknownTopicOrPartition(
-            f"{e}: application (or changelog) must be the aggregator's, which makes the topic when it first starts"
+            f"{e}: application must be the aggregator's, which makes the topic when it first starts"
         ) from None

@@ -58,8 +58,8 @@ class Range(NamedTuple):
     """What a task reads of one partition: from `first` to `end`, and on to `latest` until a commit has ended.
 
     The reader begins with `epoch` and `progress`, as the tables have them for `first`. `newest` is the partition's
-    newest progress row: changes of live windows before its covered offset are in `state` already. Each other table has
-    what comes up to `positions`.
+    newest progress row; `state` already has changes below its covered offset. `positions`: by table, the last changelog
+    offset it has.
     """
 
     partition: int
@@ -361,10 +361,10 @@ def _lasting(progress: Progress) -> Progress:
 
 
 def beyond_time(start_ms: int, end_ms: int) -> str:
-    """Why a closed window of these bounds is not taken."""
+    """Why a closed window of these bounds is refused."""
     return (
-        f"a closed window from {start_ms} to {end_ms} ms, which no timestamp before the year 10000 can say: were "
-        "nanoseconds sent as milliseconds? max_future_ms keeps such records from windows"
+        f"a closed window from {start_ms} to {end_ms} ms: timestamps end with the year 9999. Were nanoseconds sent as "
+        "milliseconds? Set max_future_ms to reject such records"
     )
 
 

@@ -53,7 +53,7 @@ def client_properties(kafka: KafkaSettings) -> dict[str, str]:
     return properties
 
 
-def read_range(
+def read_topic(
     spark: SparkSession,
     kafka: KafkaSettings,
     topic: str,
@@ -61,12 +61,10 @@ def read_range(
     end: Mapping[int, int],
     *,
     headers: bool = False,
-    split: bool = False,
 ) -> DataFrame:
     """Committed records from `start` up to `end` (exclusive) of each partition: READ_SCHEMA, and headers if asked.
 
-    Each partition is read by one task, in order, and a task reads several where they hold little. With `split`, some
-    share a partition where Spark has more cores than there are partitions, in no order.
+    Each partition is read by one task, in order; a task reads several where they hold little.
     """
     ranges = {p: (start[p], end[p]) for p in start if start[p] < end[p]}
     schema = f"{READ_SCHEMA}, {_HEADERS}" if headers else READ_SCHEMA
@@ -75,9 +73,6 @@ def read_range(
     reader = spark.read.format("kafka")
     for name, value in _reading(kafka).items():
         reader = reader.option(f"kafka.{name}", value)
-    cores, records = spark.sparkContext.defaultParallelism, sum(last - first for first, last in ranges.values())
-    if split:
-        reader = reader.option("minPartitions", max(len(ranges), min(cores, records // TASK_RECORDS)))
     frame = (
         reader.option("kafka.isolation.level", "read_committed")
         .option("assign", json.dumps({topic: sorted(ranges)}))
@@ -86,6 +81,7 @@ def read_range(
         .option("includeHeaders", str(headers).lower())
         .load()
     )
+    cores, records = spark.sparkContext.defaultParallelism, sum(last - first for first, last in ranges.values())
     frame = frame.coalesce(max(cores, records // TASK_RECORDS))
     columns = ["partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value"]
     return frame.select(*columns, "headers") if headers else frame.select(*columns)

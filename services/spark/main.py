@@ -17,21 +17,21 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from penstock.services.spark.audit_settings import AuditSettings
 from penstock.services.spark.batch_settings import BatchSettings
-from penstock.services.spark.settings import CompactSettings, UpkeepSettings
+from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
 
 if TYPE_CHECKING:
     from penstock.services.spark.audit import Report
-    from penstock.services.spark.compact import Compaction, Summary
+    from penstock.services.spark.compact import Summary
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 FENCED = 3
@@ -45,10 +45,36 @@ def compact_main(arguments: list[str]) -> int:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
+    configure(settings.log, "compact")
     # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
     from penstock.services.spark.compact import Compaction
+    from penstock.services.spark.delta import CompactionConflict
+    from penstock.services.spark.session import spark_session
 
-    return _fold("compact", settings, lambda spark: Compaction(spark, settings, _say), settings.runs_max)
+    counts = ""
+
+    def told(summary: Summary) -> None:
+        nonlocal counts
+        print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
+        counts = "the run counts, but not all that comes after it was done: "
+
+    try:
+        started = time.monotonic()
+        with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.places) as spark:
+            start_seconds = round(time.monotonic() - started, 3)
+            for run in itertools.count(1):
+                counts = ""
+                summary = Compaction(spark, settings, _say).run(told)
+                if not summary.remaining_records or run == settings.runs_max:
+                    break
+                _say(f"{summary.remaining_records} records are left")
+    except CompactionConflict as e:
+        return _say(f"{counts}{e}", CONFLICT)
+    except ConfigError as e:
+        return _say(f"{counts}{e}", WRONG_SETTINGS)
+    except PenstockError as e:
+        return _say(f"{counts}{type(e).__name__}: {e}", FAILED)
+    return DONE
 
 
 def batch_main(arguments: list[str]) -> int:
@@ -106,37 +132,6 @@ def _cancelled_by(stop: Event, spark: Any) -> Iterator[None]:
     finally:
         is_over.set()
         watcher.join()
-
-
-def _fold(name: str, settings: UpkeepSettings, make: Callable[[Any], Compaction], runs_max: int = 1) -> int:
-    configure(settings.log, name)
-    from penstock.services.spark.delta import CompactionConflict
-    from penstock.services.spark.session import spark_session
-
-    counts = ""
-
-    def told(summary: Summary) -> None:
-        nonlocal counts
-        print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
-        counts = "the run counts, but not all that comes after it was done: "
-
-    try:
-        started = time.monotonic()
-        with spark_session(settings.spark, f"penstock {name} {settings.application}", *settings.places) as spark:
-            start_seconds = round(time.monotonic() - started, 3)
-            for run in itertools.count(1):
-                job, counts = make(spark), ""
-                summary = job.run(told)
-                if not summary.remaining_records or run == runs_max:
-                    break
-                _say(f"{summary.remaining_records} records are left")
-    except CompactionConflict as e:
-        return _say(f"{counts}{e}", CONFLICT)
-    except ConfigError as e:
-        return _say(f"{counts}{e}", WRONG_SETTINGS)
-    except PenstockError as e:
-        return _say(f"{counts}{type(e).__name__}: {e}", FAILED)
-    return DONE
 
 
 def audit_main(arguments: list[str]) -> int:

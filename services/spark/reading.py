@@ -296,12 +296,10 @@ def _clustered(rows: DataFrame, gap_ms: int) -> DataFrame:
 def _merged(rows: DataFrame, store: StoreSchema) -> DataFrame:
     """One row a window. An aggregation that one of its rows does not have, being of an earlier time, is null."""
     key = rows.columns[0]
-    groups = rows.groupBy("partition", key, "session" if store.kind == "session" else "start")
     fields = [(a, column.alias(f"m{i}_{n}")) for i, a in enumerate(store.aggregations) for n, column in _merge(a)]
     bounds = [F.min("start").alias("window_start"), F.max("end").alias("window_end")]
-    if store.kind != "session":
-        groups = rows.withColumn("at", F.col("start")).groupBy("partition", key, "at")
-    merged = groups.agg(*bounds, *(column for _, column in fields))
+    own = F.col("session" if store.kind == "session" else "start").alias("own")
+    merged = rows.groupBy("partition", key, own).agg(*bounds, *(column for _, column in fields))
     if limits := {f"m{i}_json": int(a.parameters[0]) for i, a in enumerate(store.aggregations) if a.function == _SET}:
         with travelling(collected_sets):
             types = [(f.name, f.dataType.simpleString()) for f in merged.schema.fields]

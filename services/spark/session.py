@@ -41,7 +41,6 @@ SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
 ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
 ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, however big states are
-ROW_GROUP_BYTES = 16 * 1024 * 1024  # of a table's files, as they are written
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
 CAUSES_MAX = 20  # of one error: some chains are rings
@@ -143,19 +142,13 @@ def configuration(
         "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
         "spark.sql.warehouse.dir": f"{work}/warehouse",
         "spark.databricks.delta.snapshotPartitions": "2",
-        # VACUUM lists folders in as many tasks as this says; the default is 10,000, which takes half a minute.
-        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
         # What is cached is read a few times and forgotten: looking for the best encoding costs more than it saves.
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
-        # The type that every reader of Parquet has bounds of; Spark's default, INT96, has none.
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Planning again after every stage costs these jobs more than it saves: many plans over little data.
         "spark.sql.adaptive.enabled": "false",
         # A join hashes its smaller side if that fits in memory: sorting both sides costs more.
         "spark.sql.join.preferSortMergeJoin": "false",
         "spark.sql.shuffledHashJoinFactor": "1",
-        # Tasks share a file by its row groups, and Spark's default holds a million windows in one.
-        "spark.hadoop.parquet.block.size": str(ROW_GROUP_BYTES),
     }
     if settings.master.startswith("local"):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.local.dir": work}

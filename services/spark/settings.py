@@ -1,4 +1,4 @@
-"""What the Spark jobs are told."""
+"""Settings of the Spark jobs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ class JobSettings(CommandSettings):
     lake_options: dict[str, str] = Field(
         default={}, description="object store options for the lake, as deltalake takes them"
     )
-    changelog: str | None = Field(default=None, description="changelog topic; default: <application>-changelog")
     spark: SparkSettings = SparkSettings()
     kafka_timeout_ms: PositiveMs = Field(
         default=60_000, description="how long Kafka may take to answer about topics and offsets"
@@ -87,7 +86,7 @@ class JobSettings(CommandSettings):
 
     @property
     def changelog_topic(self) -> str:
-        return self.changelog or changelog_topic(self.application)
+        return changelog_topic(self.application)
 
     @property
     def tables(self) -> str:
@@ -111,17 +110,17 @@ class JobSettings(CommandSettings):
 
 
 class UpkeepSettings(JobSettings):
-    """What the jobs that compact go by, and what they do for the tables afterwards."""
+    """What a compaction reads, and the upkeep of the tables after it."""
 
     run_records_max: Annotated[int, Field(gt=0)] = Field(
-        default=RUN_RECORDS_MAX, description="changelog records that one run reads; the next one goes on where it stops"
+        default=RUN_RECORDS_MAX, description="changelog records to read in one run"
     )
     delete_covered: bool = Field(
-        default=False, description="afterwards delete changelog records that the snapshot before this one covers"
+        default=False, description="delete changelog records up to the previous run's covered offset"
     )
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         default=20,
-        description="make few files of a table's, or of a partition's of `state`, once so many more came; 0: never",
+        description="after more than this many appends, OPTIMIZE a table or rewrite a partition of `state`; 0: never",
     )
     retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
         default=None,
@@ -130,9 +129,7 @@ class UpkeepSettings(JobSettings):
     closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
         default=None, description="delete closed windows that end so many days before the newest event; default: never"
     )
-    vacuum_every: Annotated[int, Field(ge=1)] = Field(
-        default=1, description="compactions from one such removal to the next, which lists every file"
-    )
+    vacuum_every: Annotated[int, Field(ge=1)] = Field(default=1, description="run VACUUM after this many compactions")
     after: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
         default=None, description="module:function that is called as function(spark, tables) after a run"
     )
@@ -142,5 +139,5 @@ class CompactSettings(UpkeepSettings):
     """`penstock compact`: fold the changelog into Delta tables."""
 
     runs_max: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="runs after each other that the command makes; 0: as many as there are records for"
+        default=0, description="stop after this many runs; 0: run until no records are left"
     )

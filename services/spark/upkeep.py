@@ -1,8 +1,7 @@
-"""What keeps the tables readable at speed: few files, and none that nobody needs.
+"""OPTIMIZE, VACUUM and retention of the tables.
 
-Every run adds a file or a few to each table. OPTIMIZE makes large ones of the small files of `closed` and `late`;
-`state` is rewritten by the compaction itself. VACUUM removes what no version younger than the retention needs. Neither
-is part of a run: what is not done now is done after the next one.
+Every run adds a file or a few to each table. OPTIMIZE merges the small files of `closed` and `late`; `state` is
+rewritten by the compaction itself. VACUUM removes the files that no version younger than the retention needs.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
         return told
     told["state_version"] = int(state.version())
     told["live_rows"] = _count(state, f"{_newest(WINDOWS)} AND live")
-    told["compacted_at_ms"] = _ended_at_ms(_compactions(state, 1))
+    told["compacted_at_ms"] = next((one.ended_at_ms for one in _compactions(state, 1)), None)
     for store in sorted(_fields(state).keys() - {*STATE_COLUMNS}):
         closed = open_table(table_uri(lake, application, "closed", store), storage_options)
         told["closed_rows"][store] = 0 if closed is None else _count(closed, "t")
@@ -367,15 +367,6 @@ def compactions(
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
     return [] if state is None else _compactions(state, limit)
-
-
-def compacted_at_ms(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> int | None:
-    """When the newest compaction ended, ms since the epoch; None where nothing was compacted yet."""
-    return _ended_at_ms(compactions(lake, application, 1, storage_options))
-
-
-def _ended_at_ms(found: Sequence[Compaction]) -> int | None:
-    return found[0].ended_at_ms if found else None
 
 
 def _compactions(state: DeltaTable, limit: int) -> list[Compaction]:

@@ -14,9 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET, UnsetType
-
-from penstock.shared.streams.changelog.format import IdleAdvanced, IdleTime
 from penstock.shared.streams.time_marks import TimeMark, mark_record
 
 if TYPE_CHECKING:
@@ -77,26 +74,3 @@ def take_mark(task: StreamTask, topic: str, offset: int, mark: TimeMark) -> None
         task.times.take(topic, mark)
         task.sources[topic], task.needs_commit = offset + 1, True
         task.advance_time(0)
-
-
-class IdleAdvances:
-    """The advances of a task: how much there was altogether, and those that no commit holds yet."""
-
-    def __init__(self, restored: IdleTime | UnsetType = UNSET) -> None:
-        self._total_ms = 0 if restored is UNSET else restored.total_ms
-        self._noted: list[IdleAdvanced] = []
-
-    def note(
-        self, sources: Mapping[str, int], stream_time_ms: int, operator_times_ms: Mapping[str, int], ms: int
-    ) -> None:
-        """Time was moved on by `ms` at these positions, up to these times; several at the same ones are one."""
-        self._total_ms += ms
-        if self._noted and self._noted[-1].sources == sources:
-            ms += self._noted.pop().ms
-        times = dict(operator_times_ms)
-        self._noted.append(IdleAdvanced(dict(sources), stream_time_ms, times, ms, self._total_ms))
-
-    def take(self) -> IdleTime | UnsetType:
-        """What the next commit writes; nothing where time was never moved on."""
-        noted, self._noted = tuple(self._noted), []
-        return IdleTime(self._total_ms, noted) if self._total_ms else UNSET

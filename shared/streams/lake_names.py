@@ -19,8 +19,6 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.changelog.format import StoreSchema
 
-__all__ = ("CLOSED_COLUMNS", "LATE_COLUMNS", "STATE_COLUMNS", "require_column_names", "require_lake_names")
-
 _FORBIDDEN = frozenset(" ,;{}()\n\t=/\\")
 
 

@@ -21,7 +21,6 @@ from penstock.shared.streams.aggregations import Aggregation, ColumnType
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change, Confirmed, check_schema, one_by_one
 from penstock.shared.streams.changelog.states import unpack_many
-from penstock.shared.streams.idle_advance import IdleAdvances
 from penstock.shared.streams.stream_task import StreamTask
 from penstock.shared.streams.windows.keys import are_ascii
 from penstock.shared.streams.windows.window_store import WindowStore
@@ -32,7 +31,7 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
     check_schema(progress.stores, task.topology.schemas())
     task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)
     task.source_ids = dict(progress.source_ids)
-    task.idle, task.input = IdleAdvances(progress.idle), progress.input
+    task.idle_ms, task.input = progress.idle_ms, progress.input
     task.schedules.restored = dict(progress.grids_ms)
     task.times.restore(progress)
 

@@ -40,8 +40,8 @@ def require_utc(conf: dict[str, str]) -> dict[str, str]:
     """The same settings of Spark; ValueError where they give its sessions a time zone other than UTC."""
     if conf.get(_TIME_ZONE, "UTC") not in _UTC:
         raise ValueError(
-            f"{_TIME_ZONE}={conf[_TIME_ZONE]} would put closed windows under the `day` of that zone, and whoever asks "
-            "for windows looks under that of UTC and misses some: leave it out, and set a zone where tables are read"
+            f"{_TIME_ZONE}={conf[_TIME_ZONE]}: the jobs compare and write times in UTC. Leave it out, and set a zone "
+            "where the tables are read"
         )
     return conf
 

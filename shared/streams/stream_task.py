@@ -46,7 +46,6 @@ from penstock.shared.streams.changelog.format import BatchInput, StateCodec, enc
 from penstock.shared.streams.column_path import COLUMNS_MIN, ColumnPath, column_paths
 from penstock.shared.streams.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.fetch_ahead import FetchAhead
-from penstock.shared.streams.idle_advance import IdleAdvances
 from penstock.shared.streams.late_entries import LateRows, encode_late_rows
 from penstock.shared.streams.late_records import place_of
 from penstock.shared.streams.operator_times import OperatorTimes
@@ -134,7 +133,7 @@ class StreamTask:
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
         self._all_stores, self._ahead = tuple(self.stores.values()), FetchAhead(topology, self.stores)
         self.record_metadata: RecordMetadata | None = None
-        self.schedules, self.outputs, self.idle = TaskSchedules(), TaskOutputs(), IdleAdvances()
+        self.schedules, self.outputs, self.idle_ms = TaskSchedules(), TaskOutputs(), 0
         self.late_records, self._closing, self._taken, self._prepared = 0, 0, 0, self.metrics.committed
         self.max_future_ms: int | None = None
         self.has_time: HasTime = always
@@ -311,8 +310,7 @@ class StreamTask:
         self.needs_commit = True
         try:
             self.times.advance(ms)
-            if ms:
-                self.idle.note(self.sources, self.stream_time_ms, self.times.by_store(), ms)
+            self.idle_ms += ms
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
             raise self._fail(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e

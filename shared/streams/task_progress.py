@@ -23,6 +23,6 @@ def progress_of(task: StreamTask, now_ms: int) -> Progress:
         stores=task.topology.schemas(),
         wall_ms=now_ms,
         source_ids=dict(task.source_ids),
-        idle=task.idle.take(),
+        idle_ms=task.idle_ms,
         input=task.input,
     )

@@ -228,7 +228,7 @@ async def test_a_quiet_topic_closes_its_last_windows(kafka: EmbeddedKafka, topic
         assert sum(result["n"] for result in results) + len(await chain.values("late")) == 2
         progress = (await chain.confirmed(0)).progress
         assert progress is not None
-        assert progress.idle
+        assert progress.idle_ms
         assert progress.stream_time_ms > 1_050 + WINDOW_MS
 
 

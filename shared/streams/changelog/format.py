@@ -58,7 +58,6 @@ TIME_OFFSET_COUNT = struct.Struct(">qqI")
 LENGTH = struct.Struct(">I")
 
 LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"X", b"G", b"T"
-OPERATIONS = frozenset((LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER))
 EPOCH_MAX = 2**31 - 2  # the highest that an owner takes, and that readers take
 STORES_MAX = 256  # a store's number is one byte
 BODY_BYTES_MIN = {
@@ -139,27 +138,6 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
         return tuple(Column(f"{a.name}_{name}", type_) for a in self.aggregations for name, type_ in a.state)
 
 
-class IdleAdvanced(msgspec.Struct, frozen=True):
-    """Time was moved on without a record when these were the positions.
-
-    `stream_time_ms` is the task's after it, `operator_times_ms` that of each store's operator. Time was moved on by
-    `ms` there, and by `total_ms` there and before.
-    """
-
-    sources: dict[str, int]
-    stream_time_ms: int
-    operator_times_ms: dict[str, int]
-    ms: int
-    total_ms: int
-
-
-class IdleTime(msgspec.Struct, frozen=True):
-    """By how much time was ever moved on without a record, and the advances since the commit before."""
-
-    total_ms: int
-    advances: tuple[IdleAdvanced, ...] = ()
-
-
 class BatchInput(msgspec.Struct, frozen=True):
     """How far history in files is read, by a batch: `rows` of the partition's, all of them once it `is_done`.
 
@@ -179,8 +157,8 @@ class Progress(msgspec.Struct, frozen=True):
     which each store's windows were closed, none where no record came yet; `grids_ms` the next due time of each
     named punctuation schedule (see `task_schedules`); `guarantee` is the processing guarantee of the owner; `wall_ms`
     is when the commit was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic
-    without one was not recorded. `idle` is there where time was moved on without a record, `input` where a batch read
-    history from files; until that is done there are no `sources`.
+    without one was not recorded. `idle_ms` is by how much time was ever moved on without a record. `input` is there
+    where a batch read history from files; until that is done there are no `sources`.
     """
 
     application: str
@@ -193,7 +171,7 @@ class Progress(msgspec.Struct, frozen=True):
     wall_ms: int
     version: int = FORMAT_VERSION
     source_ids: dict[str, str] = {}
-    idle: IdleTime | msgspec.UnsetType = msgspec.UNSET
+    idle_ms: int = 0
     close_times_ms: dict[str, int] = {}
     input: BatchInput | msgspec.UnsetType = msgspec.UNSET
 

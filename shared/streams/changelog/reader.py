@@ -207,9 +207,8 @@ class ChangelogReader:
     """Reads one partition; `apply` is called with confirmed changes in log order.
 
     Where `stores` says what the reader's own topology has, a commit that was written under another raises
-    SchemaMismatch before any of its changes is applied. `takeover_offset` is where the epoch in force was declared: of
-    two owners that write the same epoch at once, the one whose record that is has won. What lies before
-    `covered_offset` has been applied, or counts for nobody.
+    SchemaMismatch before any of its changes is applied. If two owners declare the same epoch, the one whose record is
+    at `takeover_offset` has it. Records below `covered_offset` are applied or ignored for good.
     """
 
     def __init__(

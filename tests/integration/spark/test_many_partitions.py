@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.compact import Compaction
-from penstock.services.spark.kafka import read_range
+from penstock.services.spark.kafka import read_topic
 from penstock.services.spark.settings import CompactSettings
 from penstock.services.spark.topic_offsets import topic_offsets
 from penstock.shared.common.settings import KafkaSettings
@@ -26,7 +26,7 @@ def test_a_few_tasks_read_many_partitions(
     topics.write(simulation)
     broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
     held = topic_offsets(broker, [simulation.name], 10_000)[simulation.name]
-    rows = read_range(spark, broker, simulation.name, held.earliest, held.latest).select("partition", "value")
+    rows = read_topic(spark, broker, simulation.name, held.earliest, held.latest).select("partition", "value")
     assert rows.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism
     found: dict[int, list[bytes]] = {}
     for row in rows.collect():

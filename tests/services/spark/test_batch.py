@@ -108,7 +108,6 @@ def test_offsets_that_a_topic_does_not_have(text: str, said: str) -> None:
 
 def test_a_summary_adds_up() -> None:
     """Over the tasks; the ends are the plan's."""
-    outcomes = [Outcome(p, 10, Totals(10, 4, 1, 2, 3), 2, seconds=1.5) for p in (0, 1)]
+    outcomes = [Outcome(p, 10, Totals(10, 4, 1, 2, 3), 2) for p in (0, 1)]
     found = summary_of(outcomes, {"a": {0: 10, 1: 10}}, 3.0, None)
     assert found[:7] == (2, 20, 8, 2, 4, 6, 4)
-    assert found.task_seconds == {0: 1.5, 1: 1.5}

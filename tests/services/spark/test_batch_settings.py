@@ -45,22 +45,11 @@ def test_places_at_which_a_live_one_begins(place: str) -> None:
 
 
 def test_tasks_go_by_the_streams_settings() -> None:
-    """The application's, with what the command was told; another changelog than the application's is refused."""
+    """The application's, with what the command was told."""
     settings = load("--transaction-timeout-ms=90000", "--max-future-ms=5", "--kafka-timeout-ms=7000")
     streams = settings.streams()
     assert (streams.application_id, streams.lake, streams.changelog_topic) == ("visits", "lake", "visits-changelog")
     assert (streams.transaction_timeout_ms, streams.max_future_ms, streams.topic_wait_ms) == (90_000, 5, 7_000)
-    with pytest.raises(ConfigError, match="changelog: the application's is visits-changelog"):
-        load("--changelog=other").streams()
-
-
-def test_compactions_go_by_the_commands_settings() -> None:
-    """All but the user's own step, which is for the last one."""
-    settings = load("--after=my:step", "--delete-covered", "--run-records-max=9", "--optimize-files-max=3")
-    first, last = settings.compaction(with_step=False), settings.compaction(with_step=True)
-    assert (first.after, last.after) == (None, "my:step")
-    assert (last.delete_covered, last.run_records_max, last.optimize_files_max) == (True, 9, 3)
-    assert (last.folder, last.kafka, last.runs_max) == (settings.folder, settings.kafka, 0)
 
 
 def test_places_that_spark_needs() -> None:

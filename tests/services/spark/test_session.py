@@ -65,7 +65,7 @@ def test_days_are_those_of_utc() -> None:
         given = CompactSettings.load([*job, f"{zone}={utc}"], environ={}).spark.conf
         assert given == AggregatorSettings.load([*aggregator, f"{zone}={utc}"], environ={}).compaction.spark_conf
         assert given == {zone: utc}
-    said = f"{zone}=Europe/Berlin would put closed windows under the `day` of that zone.* leave it out"
+    said = f"{zone}=Europe/Berlin: the jobs compare and write times in UTC. Leave it out"
     with pytest.raises(ConfigError, match=f"spark.conf.*{said}"):
         CompactSettings.load([*job, f"{zone}=Europe/Berlin"], environ={})
     with pytest.raises(ConfigError, match=f"compaction.spark.conf.*{said}"):

@@ -178,7 +178,7 @@ def test_a_store_may_be_called_as_a_query_calls_its_columns(tmp_path: Path) -> N
 
 def test_compactions_by_the_tables_history(tmp_path: Path) -> None:
     """Those that a job noted, newest first; rewrites, upkeep and what others append are none."""
-    assert lake.compacted_at_ms(str(tmp_path), "app") is None
+    assert lake.compactions(str(tmp_path), "app", 1) == []
     told = {"started_at_ms": 5, "seconds": 1.5, "rows": 2, "entries": 3}
     write_state(tmp_path, "app", STORES, [progress(0, 1)], job="one", told=told)
     write_state(tmp_path, "app", STORES, [progress(0, 2)], job="two")
@@ -190,7 +190,7 @@ def test_compactions_by_the_tables_history(tmp_path: Path) -> None:
     assert first == lake.Compaction(0, first.ended_at_ms, "one", 5, 1.5, 2, 3)
     assert second == lake.Compaction(1, second.ended_at_ms, "two", None, None, None, None)
     assert lake.compactions(str(tmp_path), "app", 1) == [second]
-    assert lake.compacted_at_ms(str(tmp_path), "app") == second.ended_at_ms >= first.ended_at_ms
+    assert second.ended_at_ms >= first.ended_at_ms
     assert lake.describe(str(tmp_path), "app")["compacted_at_ms"] == second.ended_at_ms
 
 
@@ -247,13 +247,17 @@ def test_a_path_that_is_none_is_a_wrong_setting(path: str, said: str) -> None:
         lake.read_snapshot(path, "app", [0])
 
 
+def ended(root: str, application: str) -> list[lake.Compaction]:
+    return lake.compactions(root, application, 1)
+
+
 def test_a_log_that_is_none_is_unavailable(tmp_path: Path) -> None:
     """A table whose log was damaged cannot be read, by any of the ways in."""
     write(tmp_path, 10, [(0, b"a")])
     (log,) = (tmp_path / "app" / "state" / "_delta_log").glob("*.json")
     for text in ("nonsense", "", log.read_text().replace('"minReaderVersion":1', '"minReaderVersion":99')):
         log.write_text(text)
-        for read in (lake.compacted_at_ms, lake.describe, lambda root, app: lake.read_snapshot(root, app, [0])):
+        for read in (ended, lake.describe, lambda root, app: lake.read_snapshot(root, app, [0])):
             with pytest.raises(LakeUnavailable, match="cannot be read"):
                 read(str(tmp_path), "app")
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 
-from msgspec import UNSET
-
 from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.changelog.format import PROGRESS, IdleAdvanced, IdleTime, Progress, decode, decode_progress
+from penstock.shared.streams.changelog.format import PROGRESS, Progress, decode, decode_progress
 from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.idle_advance import IdleAdvance, IdleAdvances, take_mark
+from penstock.shared.streams.idle_advance import IdleAdvance, take_mark
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.time_marks import TimeMark
@@ -68,40 +66,26 @@ def test_what_comes_after_an_advance_is_late_for_it() -> None:
     assert driver.task.stream_time_ms == 120
 
 
-def test_each_advance_is_in_the_changelog_with_its_positions() -> None:
-    """The commit after an advance says at which offsets it happened; the sum of all stays from then on."""
+def test_the_changelog_says_how_much_time_was_moved_on() -> None:
+    """Nothing before the first advance; the sum of all from then on, also after a restore."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
     driver.advance_wall_clock(100)
     driver.crash()
     driver.restore()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=500)
-    first, advanced, last = progress(driver)
-    assert (first.idle, last.idle) == (UNSET, IdleTime(100))
-    assert isinstance(advanced.idle, IdleTime)
-    assert advanced.idle.advances == (IdleAdvanced({"in": 1}, 120, {"w": 120, "s": 120}, 100, 100),)
-
-
-def test_advances_at_the_same_positions_are_one() -> None:
-    """The last time counts, and by how much time was moved on there adds up; commit by commit, and after a restore."""
-    advances = IdleAdvances(IdleTime(3))
-    for at, ms in ((1, 5), (1, 7), (2, 1)):
-        advances.note({"in": at}, 100 + ms, {"w": 90 + ms}, ms)
-    said = (IdleAdvanced({"in": 1}, 107, {"w": 97}, 12, 15), IdleAdvanced({"in": 2}, 101, {"w": 91}, 1, 16))
-    assert advances.take() == IdleTime(16, said)
-    advances.note({"in": 2}, 110, {"w": 99}, 9)
-    assert advances.take() == IdleTime(25, (IdleAdvanced({"in": 2}, 110, {"w": 99}, 9, 25),))
+    driver.advance_wall_clock(250)
+    assert [one.idle_ms for one in progress(driver)] == [0, 100, 100, 350]
 
 
 def test_an_operator_has_a_time_of_its_own() -> None:
-    """A record without a key moves the task's time and not the windows': an advance says both."""
+    """A record without a key moves the task's time and not the windows': an advance moves both."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
     driver.pipe("in", key=None, value=b"{}", timestamp=70)
     driver.advance_wall_clock(100)
     (*_, newest) = progress(driver)
-    assert isinstance(newest.idle, IdleTime)
-    assert newest.idle.advances == (IdleAdvanced({"in": 2}, 170, {"w": 120, "s": 120}, 100, 100),)
+    assert (newest.stream_time_ms, newest.operator_times_ms) == (170, {"w": 120, "s": 120})
 
 
 def test_there_is_no_time_to_move_before_the_first_record() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.changelog.format import StoreSchema
 from penstock.shared.streams.dsl import StreamsBuilder
 from penstock.shared.streams.grouped_stream import RESERVED_RESULTS
-from penstock.shared.streams.lake_names import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS, require_lake_names
+from penstock.shared.streams.lake_names import require_lake_names
 
 
 def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:

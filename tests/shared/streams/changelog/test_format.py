@@ -59,7 +59,7 @@ PROGRESS_JSON = (
     b'"late":"flights-late","dead_letters":"flights-dlq","aggregations":[{"name":"n","function":"count","field":null,'
     b'"state":[["n","int64"]],"result":"int64"},{"name":"delay","function":"mean","field":"dep_delay",'
     b'"state":[["sum","float64"],["n","int64"]],"result":"float64"}]}],"wall_ms":1000,"version":1,"source_ids":{"flights":"2ia3basOR-KblWWPsTuLbw"},'
-    b'"close_times_ms":{"banks":53}}'
+    b'"idle_ms":0,"close_times_ms":{"banks":53}}'
 )
 TAKEOVER_JSON = b'{"application":"app","instance":"host-1","wall_ms":5,"version":1}'
 
