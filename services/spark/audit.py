@@ -30,7 +30,6 @@ from penstock.services.spark.audit_checks import (
     RECOMPUTED,
     Compared,
     compare,
-    within,
 )
 from penstock.services.spark.audit_inputs import Read, read_inputs
 from penstock.services.spark.audit_settings import AuditSettings
@@ -139,7 +138,7 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
         sessions_closed=kinds.get(True, 0),
         sessions_open=kinds.get(False, 0),
         batch_sessions=compared.batch.count(),
-        split_sessions=_split(compared) if is_session else 0,
+        split_sessions=_split(compared),
         checks=_listed(compared.differences, claims, settings.differences_max),
         not_compared=[*read.not_compared, *compared.not_compared],
         assumed=read.assumed,
@@ -186,7 +185,9 @@ def _listed(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -
 
 def _split(compared: Compared) -> int:
     """Batch sessions that are more than one session of the stream."""
-    held = within(compared.stream, compared.batch).filter(F.col("batch_ms").isNotNull())
+    if compared.contained is None:
+        return 0
+    held = compared.contained.filter(F.col("batch_ms").isNotNull())
     return int(held.groupBy("partition", "key", "batch_ms").count().filter("count > 1").count())
 
 

@@ -6,8 +6,8 @@ can be several of the stream:
 
 1. Conservation. A batch session is made of the records that are neither late nor dead letters nor without a key. The
    stream's sessions within it must have the same numbers together, and every session of the stream lies in one.
-2. Recomputation. A batch session in which no record met a close time above its start cannot have been cut, and is a
-   session of the stream. The others are computed by the plain rule, record by record (`sessions`).
+2. Recomputation. The plain rule, record by record (`audit_sessions`), says which records are late and which sessions
+   there are; Spark computes their numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from penstock.services.spark import audit_sessions
 from penstock.services.spark.audit_inputs import KEY, PLACE, WINDOW, Inputs, in_sample
 from penstock.services.spark.measures import (
     FIELDS,
@@ -28,7 +29,6 @@ from penstock.services.spark.measures import (
     contradictions,
     measures,
 )
-from penstock.services.spark.sessions import replay
 from penstock.shared.streams.changelog.format import StoreSchema
 
 ACCEPTED, LATE, DEAD, NULL_KEY, LEFT_OUT = "accepted", "late", "dead", "null key", "left out"
@@ -53,13 +53,17 @@ OF_WINDOWS = {
 
 
 class Compared(NamedTuple):
-    """All differences (check, partition, key, at_ms, detail), and what there was to compare."""
+    """All differences (check, partition, key, at_ms, detail), and what there was to compare.
+
+    `contained` are the stream's sessions, each with the batch session that holds it.
+    """
 
     differences: DataFrame
     labelled: DataFrame
     batch: DataFrame
     stream: DataFrame
     not_compared: Sequence[str] = ()
+    contained: DataFrame | None = None
 
 
 def compare(inputs: Inputs) -> Compared:
@@ -67,7 +71,10 @@ def compare(inputs: Inputs) -> Compared:
     store = inputs.store
     numbers = measures(store)
     labelled = settled(label(inputs))
-    batch = settled(batch_sessions(labelled, store, numbers))
+    # Where every session is recomputed, sketches are compared there: they cost more than all other numbers.
+    is_all_recomputed = inputs.recomputes and not inputs.idled
+    kept = [m for m in numbers if not (m.is_sketch and is_all_recomputed)]
+    batch = settled(batch_sessions(labelled, store, kept))
     stream = settled(stream_sessions(inputs, numbers))
     if inputs.known_ms:
         labelled, batch, stream = (settled(rows) for rows in known_sessions(inputs, labelled, batch, stream))
@@ -75,15 +82,18 @@ def compare(inputs: Inputs) -> Compared:
     found = [
         unknown_coordinates(inputs),
         repeated_coordinates(labelled, inputs.once),
-        unbalanced(contained, batch, numbers),
+        unbalanced(contained, batch, kept),
         outside(contained),
     ]
     if inputs.recomputes:
-        replayed = settled(replay_groups(labelled, batch, store))
-        expected = expected_windows(labelled, batch, replayed, numbers)
-        recomputed = [windows(expected, stream, numbers), closing(stream, store), lateness(labelled, replayed)]
+        placed = settled(placed_records(labelled, store))
+        recomputed = [
+            windows(rule_sessions(placed, numbers), stream, numbers),
+            closing(stream, store),
+            lateness(placed),
+        ]
         found += [of_known_times(inputs, one) for one in recomputed]
-    return Compared(all_differences(found), labelled, batch, stream)
+    return Compared(all_differences(found), labelled, batch, stream, contained=contained)
 
 
 def known_sessions(
@@ -202,18 +212,16 @@ def stream_sessions(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
     return rows.select(*WINDOW, "closed", "closed_ms", *(m.of_state.alias(m.name) for m in numbers))
 
 
-def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str, *, after: bool = False) -> DataFrame:
-    """`rows` with `marks`' greatest `mark` that is not above `at` for the same key (`after`: the least one above)."""
+def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame:
+    """`rows` with `batch_ms`: the greatest `mark` of `marks` that is not above `at`, for the same key."""
     # An as-of join by one sort: joining by key and range would compare every pair of a key's sessions.
     both = (
         rows.withColumn("_at", F.col(at)).withColumn("_row", F.lit(1)).withColumn("_mark", F.lit(None).cast("bigint"))
     )
     own = marks.select(*KEY, F.col(mark).alias("_at"), F.lit(0).alias("_row"), F.col(mark).alias("_mark"))
-    order = (F.col("_at").desc(), F.col("_row").desc()) if after else (F.col("_at"), F.col("_row"))
-    frame = SparkWindow.partitionBy(*KEY).orderBy(*order).rowsBetween(SparkWindow.unboundedPreceding, 0)
-    name = "after_ms" if after else "batch_ms"
+    frame = SparkWindow.partitionBy(*KEY).orderBy("_at", "_row").rowsBetween(SparkWindow.unboundedPreceding, 0)
     found = both.unionByName(own, allowMissingColumns=True).withColumn(
-        name, F.last("_mark", ignorenulls=True).over(frame)
+        "batch_ms", F.last("_mark", ignorenulls=True).over(frame)
     )
     return found.filter("_row = 1").drop("_at", "_row", "_mark")
 
@@ -287,50 +295,19 @@ def outside(contained: DataFrame) -> DataFrame:
     return difference(contained.filter(F.col("batch_ms").isNull()), "outside", "start_ms", detail)
 
 
-def is_simple(near_late: SparkColumn) -> SparkColumn:
-    """Batch sessions that no closing can have cut: no record met a close time above the earliest event or was late."""
-    return (F.col("close_ms") <= F.col("start_ms")) & ~near_late
-
-
-def replay_groups(labelled: DataFrame, batch: DataFrame, store: StoreSchema) -> DataFrame:
-    """Records of all batch sessions that are not simple, as the plain reference places them.
-
-    One row a record and group: partition, offset, batch_ms (of its group), start_ms and end_ms, null for late. A late
-    record takes part in each group within whose reach it lies (two at most), an accepted one in its own.
-    """
+def placed_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
+    """Accepted and late records with the rule's `start_ms` and `end_ms` of their session, null where it has none."""
     keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
-    columns = (*KEY, "offset", "timestamp_ms", "close_ms", "fate")
-    accepted = previous(keyed.filter(F.col("fate") == ACCEPTED).select(*columns), "timestamp_ms", batch, "start_ms")
-    late = previous(keyed.filter(F.col("fate") == LATE).select(*columns), "timestamp_ms", batch, "start_ms")
-    late = previous(late, "timestamp_ms", batch, "start_ms", after=True)
-    ends = batch.select(*KEY, F.col("start_ms").alias("batch_ms"), F.col("end_ms").alias("batch_end_ms"))
-    reach = F.col("timestamp_ms") <= F.col("batch_end_ms") + store.gap_ms
-    before = late.drop("after_ms").join(ends, [*KEY, "batch_ms"]).filter(reach).drop("batch_end_ms")
-    follows = late.filter(F.col("after_ms") <= F.col("timestamp_ms") + store.gap_ms)
-    follows = follows.drop("batch_ms").withColumnRenamed("after_ms", "batch_ms")
-    near = before.unionByName(follows)
-    touched = near.select(*KEY, "batch_ms").distinct().withColumn("touched", F.lit(True))
-    starts = batch.select(*KEY, F.col("start_ms"), F.col("start_ms").alias("batch_ms"), "close_ms")
-    chosen = starts.join(touched, [*KEY, "batch_ms"], "left").filter(~is_simple(F.col("touched").isNotNull()))
-    chosen = chosen.select(*KEY, "batch_ms")
-    members = accepted.unionByName(near).join(chosen, [*KEY, "batch_ms"])
-    one = F.struct("offset", "timestamp_ms", "close_ms")
-    groups = members.groupBy(*KEY, "batch_ms").agg(F.sort_array(F.collect_list(one)).alias("records"))
-    placed = groups.select("partition", "batch_ms", "records").mapInArrow(
-        replay(store.gap_ms), "partition int, batch_ms bigint, offset bigint, start_ms bigint, end_ms bigint"
-    )
-    return placed.join(keyed.select("partition", "offset", "key", "fate"), ["partition", "offset"])
+    in_order = keyed.select(*KEY, "offset", "timestamp_ms", "close_ms").repartition(*KEY)
+    in_order = in_order.sortWithinPartitions(*KEY, "offset")
+    placed = in_order.mapInArrow(audit_sessions.replay(store.gap_ms), audit_sessions.COLUMNS)
+    return keyed.join(placed, PLACE)
 
 
-def expected_windows(labelled: DataFrame, batch: DataFrame, replayed: DataFrame, numbers: list[Measure]) -> DataFrame:
-    """The sessions that the stream must have: simple batch sessions as they are, the others as the rule cuts them."""
-    accepted = labelled.filter(F.col("fate") == ACCEPTED).select("partition", "offset", FIELDS, TEXTS)
-    placed = replayed.filter((F.col("fate") == ACCEPTED) & F.col("start_ms").isNotNull())
-    placed = placed.join(accepted, ["partition", "offset"])
-    cut = placed.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
-    replaced = replayed.select(*KEY, F.col("batch_ms").alias("start_ms")).distinct()
-    simple = batch.join(replaced, [*KEY, "start_ms"], "left_anti").select(*WINDOW, *(m.name for m in numbers))
-    return simple.unionByName(cut)
+def rule_sessions(placed: DataFrame, numbers: list[Measure]) -> DataFrame:
+    """The sessions that the stream must have, with the numbers of the records that it accepted."""
+    own = placed.filter((F.col("fate") == ACCEPTED) & F.col("start_ms").isNotNull())
+    return own.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
 
 
 def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> DataFrame:
@@ -357,15 +334,9 @@ def closing(stream: DataFrame, store: StoreSchema) -> DataFrame:
     return difference(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))
 
 
-def lateness(labelled: DataFrame, replayed: DataFrame) -> DataFrame:
+def lateness(placed: DataFrame) -> DataFrame:
     """Late records that the rule takes in, and accepted ones that it does not."""
-    taken = F.max(F.when(F.col("start_ms").isNotNull(), 1).otherwise(0)).alias("taken")
-    verdict = replayed.groupBy("partition", "offset").agg(taken)
-    keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE)).join(verdict, ["partition", "offset"], "left")
-    # One that no session lies within reach of is late exactly if its own time is.
-    alone = F.when(F.col("timestamp_ms") >= F.col("close_ms"), 1).otherwise(0)
-    taken_in = F.coalesce(F.col("taken"), F.when(F.col("fate") == LATE, alone).otherwise(1)) == 1
-    wrong = (F.col("fate") == LATE) == taken_in
+    wrong = (F.col("fate") == LATE) == F.col("start_ms").isNotNull()
     text = "offset %s is %s, though its time is %s and the close time was %s"
     detail = F.format_string(text, "offset", "fate", "timestamp_ms", "close_ms")
-    return difference(keyed.filter(wrong), "lateness", "timestamp_ms", detail)
+    return difference(placed.filter(wrong), "lateness", "timestamp_ms", detail)

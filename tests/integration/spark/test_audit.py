@@ -190,7 +190,7 @@ FORGED: dict[Callable[[str, Rows], None], tuple[set[str], set[str]]] = {
     lost: {"unbalanced", "windows"},
     moved: {"unbalanced", "windows", "outside"},
     changed: {"unbalanced", "windows"},
-    other_tags: {"unbalanced", "windows"},
+    other_tags: {"windows"},
     late_lost: {"unbalanced", "lateness"},
     late_doubled: {"twice"},
     late_moved: {"unknown", "unbalanced", "lateness"},

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.spark.sessions import Assigned, assign, replay
+from penstock.services.spark.audit_sessions import Assigned, assign, replay
 
 GAP_MS = 10
 LONG_SECONDS_MAX = 20  # of CPU; a second is usual, and what grows with the square takes half an hour
@@ -77,16 +77,38 @@ def test_a_late_record_is_one_that_can_only_reach_closed_sessions(times: list[in
     assert assign(kept, GAP_MS) == [p for p in placed if p[0] not in late]
 
 
-def test_replay_gives_one_row_a_record() -> None:
-    """Groups stay apart, and a batch without groups gives an empty batch of the same columns."""
-    record = pa.struct([("offset", pa.int64()), ("timestamp_ms", pa.int64()), ("close_ms", pa.int64())])
-    schema = pa.schema([("partition", pa.int32()), ("batch_ms", pa.int64()), ("records", pa.list_(record))])
-    groups = [
-        {"partition": 0, "batch_ms": 5, "records": [{"offset": 1, "timestamp_ms": 5, "close_ms": 0}]},
-        {"partition": 1, "batch_ms": 5, "records": [{"offset": 1, "timestamp_ms": 6, "close_ms": 7}]},
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=25), st.integers(1, 30))
+def test_replay_gives_one_row_a_record(records: list[tuple[str, int]], rows: int) -> None:
+    """Keys and partitions stay apart, however records come in batches; what a batch has not closed comes later."""
+    names = ("partition", "key", "offset", "timestamp_ms", "close_ms")
+    highest = [at - GAP_MS for at in itertools.accumulate((at for _, at in records), max)]
+    given_rows = [
+        dict(zip(names, (p, key.encode(), i, at, highest[i]), strict=True))
+        for p in (0, 1)
+        for i, (key, at) in enumerate(records)
     ]
-    run = replay(GAP_MS)
-    (rows,) = run(iter([pa.RecordBatch.from_pylist(groups, schema)]))
-    assert [tuple(row.values()) for row in rows.to_pylist()] == [(0, 5, 1, 5, 5), (1, 5, 1, None, None)]
-    (empty,) = run(iter([pa.RecordBatch.from_pylist([], schema)]))
-    assert empty.schema == rows.schema
+    given_rows.sort(key=lambda row: (row["partition"], row["key"], row["offset"]))
+    types = (pa.int32(), pa.binary(), pa.int64(), pa.int64(), pa.int64())
+    table = pa.Table.from_pylist(given_rows, pa.schema(list(zip(names, types, strict=True))))
+    found = list(replay(GAP_MS)(iter(table.to_batches(max_chunksize=rows))))
+    expected = []
+    for p in (0, 1):
+        for key in "abc":
+            own = [(i, at, highest[i]) for i, (name, at) in enumerate(records) if name == key]
+            expected += [(p, *placed) for placed in assign(own, GAP_MS)]
+    placed = [tuple(row.values()) for batch in found for row in batch.to_pylist()]
+    assert sorted(placed) == sorted(expected)
+    assert {batch.schema for batch in found} == {found[0].schema}
+
+
+def test_replay_forgets_what_is_closed() -> None:
+    """A record whose session the close time has passed comes with the batch in which that happened."""
+    schema = pa.schema(
+        [("partition", pa.int32()), ("key", pa.binary()), *((n, pa.int64()) for n in ("offset", "at", "close"))]
+    )
+    batches = [
+        pa.RecordBatch.from_pylist([dict(zip(schema.names, (0, b"k", *row), strict=True))], schema)
+        for row in ((0, 5, -5), (1, 6, -4), (2, 50, 40), (3, 41, 40))
+    ]
+    rows = [[tuple(row.values()) for row in batch.to_pylist()] for batch in replay(GAP_MS)(iter(batches))]
+    assert rows == [[], [], [(0, 0, 5, 6), (0, 1, 5, 6)], [], [(0, 2, 41, 50), (0, 3, 41, 50)]]

@@ -1,0 +1,102 @@
+"""Kafka's session rule, record by record: the audit's own plain reference.
+
+It runs in Spark's Python workers over records in the order of key and arrival. It says where each record belongs, not
+what the session's values are: those are summed by Spark. With a gap of 10 and no grace, records at 0, 8 and 25 meet
+close times of -10, -2 and 15; after them one at 12 is late, and one at 16 is not, and joins [25, 25]:
+
+>>> assign([(0, 0, -10), (1, 8, -2), (2, 25, 15), (3, 12, 15), (4, 16, 15)], 10)
+[(0, 0, 8), (1, 0, 8), (2, 16, 25), (3, None, None), (4, 16, 25)]
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+COLUMNS = "partition int, offset bigint, start_ms bigint, end_ms bigint"
+"""What `replay` gives, in SQL."""
+_PLACED = pa.schema(
+    [("partition", pa.int32()), ("offset", pa.int64()), ("start_ms", pa.int64()), ("end_ms", pa.int64())]
+)
+Assigned = tuple[int, int | None, int | None]
+
+
+class OpenSessions:
+    """One key's sessions that the close time has not passed.
+
+    They are more than the gap apart, which puts them in one order by start and by end: those in reach of a record lie
+    together. Merging moves the members of the smaller ones, so n records take n log n steps.
+    """
+
+    def __init__(self, gap_ms: int) -> None:
+        self._gap_ms = gap_ms
+        self._starts, self._ends, self._members = list[int](), list[int](), list[list[int]]()
+
+    def take(self, offset: int, time: int, close: int) -> Iterator[Assigned]:
+        """Take a record that met this close time: what is placed for good by then, as (offset, start, end).
+
+        A late record has None and None.
+        """
+        if self._ends and self._ends[0] < close:
+            yield from self.close(bisect_left(self._ends, close))
+        first = bisect_left(self._ends, time - self._gap_ms)
+        last = bisect_right(self._starts, time + self._gap_ms, first)
+        start, end, members = time, time, [offset]
+        if first < last:
+            start, end = min(time, self._starts[first]), max(time, self._ends[last - 1])
+            lists = sorted(self._members[first:last], key=len)
+            members = lists.pop()
+            members.append(offset)
+            for more in lists:
+                members += more
+        if end < close:
+            yield offset, None, None
+            return
+        self._starts[first:last], self._ends[first:last], self._members[first:last] = [start], [end], [members]
+
+    def close(self, count: int | None = None) -> Iterator[Assigned]:
+        """Place the records of the first `count` sessions, of all by default, and forget those."""
+        for start, end, members in zip(self._starts[:count], self._ends[:count], self._members[:count], strict=True):
+            for offset in members:
+                yield offset, start, end
+        del self._starts[:count], self._ends[:count], self._members[:count]
+
+
+def assign(records: Iterable[tuple[int, int, int]], gap_ms: int) -> list[Assigned]:
+    """One key's records (offset, time, close time on arrival) in arrival order to (offset, start, end), by offset."""
+    sessions, placed = OpenSessions(gap_ms), list[Assigned]()
+    for record in records:
+        placed.extend(sessions.take(*record))
+    return sorted([*placed, *sessions.close()], key=lambda one: one[0])
+
+
+def replay(gap_ms: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: records (partition, key, offset, timestamp_ms, close_ms) in the order of partition, key and
+    offset, to COLUMNS, one row a record. It holds the records of one key's open sessions."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        key, sessions = None, OpenSessions(gap_ms)
+        for batch in batches:
+            placed = list[tuple[Any, ...]]()
+            for partition, name, *record in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if (partition, name) != key:
+                    placed += _of(key, sessions.close())
+                    key, sessions = (partition, name), OpenSessions(gap_ms)
+                placed += _of(key, sessions.take(*record))
+            yield _batch(placed)
+        yield _batch(_of(key, sessions.close()))
+
+    return run
+
+
+def _of(key: tuple[int, bytes] | None, placed: Iterable[Assigned]) -> list[tuple[Any, ...]]:
+    return [] if key is None else [(key[0], *one) for one in placed]
+
+
+def _batch(rows: list[tuple[Any, ...]]) -> Any:
+    columns = list(zip(*rows, strict=True)) or [()] * len(_PLACED)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _PLACED, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_PLACED)
