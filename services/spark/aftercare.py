@@ -35,9 +35,9 @@ class Aftercare:
         self.failed: list[tuple[str, PenstockError]] = []
 
     def __repr__(self) -> str:
-        return f"Aftercare({self.told()})"
+        return f"Aftercare({self.failures()})"
 
-    def told(self) -> tuple[str, ...]:
+    def failures(self) -> tuple[str, ...]:
         """What failed, a line each."""
         return tuple(f"{what}: {type(error).__name__}: {error}" for what, error in self.failed)
 

@@ -25,6 +25,7 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.services.spark import compact, delta
+from penstock.services.spark.aftercare import Aftercare
 from penstock.services.spark.batch_files import fingerprint_of, partitioned_rows
 from penstock.services.spark.batch_settings import BatchSettings
 from penstock.services.spark.batch_task import (
@@ -94,6 +95,8 @@ class Batch:
         """ConfigError where the topology cannot be run partition by partition, or the lake cannot have its names."""
         self.spark, self.settings, self.say = spark, settings, say
         self.streams = settings.streams()
+        self.after = Aftercare(settings, say)
+        """What came after the last compaction: `require_done()` raises what failed of it."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
         require_whole_partitions(self.topology)
         require_lake_names(self.topology.schemas())
@@ -153,7 +156,8 @@ class Batch:
         """Compact until nothing is left; the last run's summary. `with_step`: call the user's step after each run."""
         settings = self.settings if with_step else self.settings.model_copy(update={"after": None})
         while True:
-            summary = Compaction(self.spark, settings, self.say).run()
+            job = Compaction(self.spark, settings, self.say)
+            summary, self.after = job.run(), job.after
             if not summary.remaining_records:
                 return summary
 

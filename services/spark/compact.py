@@ -8,11 +8,12 @@ Steps of a run:
 4. Rewrite partitions of `state` in which superseded rows are many, delete what is covered from the changelog, do the
    tables' upkeep, and call the user's own step. What fails here is said, and undoes nothing.
 
-Positions. Each commit of `closed` and `late` says up to which changelog offset the table has rows of each partition;
-where somebody else has written to the table since, its rows say so. A progress row of `state` says the same of the
-other tables as its run left them. A table that is further means that a run ended between two commits: what is there
-already is left out. A table that is not as far was restored from a copy: its partition is read from the progress row at
-or before its position, or from the changelog's beginning. So a crash, a repeated run and a restored table all catch up.
+Positions. Each commit of `closed` and `late` says up to which changelog offset the table has what there is of each
+partition; where somebody else has written to the table since, its rows say so. A progress row of `state` says which
+rows the other tables had after its run. A table that is further means that a run ended between two commits: what is
+there already is left out. A table that is not as far was restored from a copy: its partition is read from the progress
+row at or before its position, or from the changelog's beginning, and nothing of it is deleted until the table has
+caught up. So a crash, a repeated run and a restored table all catch up.
 
 Two jobs at once. A commit makes the version after the one that was planned with, or none (see `delta`). Of two jobs
 that planned alike one goes through, and the other ends with CompactionConflict before it touches the next table.
@@ -57,10 +58,8 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 REWRITE_ROWS_MIN = 10_000  # added to a partition of `state` before it is worth a rewrite
-VERSIONS_MAX = 200  # of a table's log that are looked at for what happened since a run
 COMPACTION, REWRITE = "compaction", "rewrite"  # what a commit of `state` says it is
-HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
-"""What leaves a table's position what it was: upkeep, and what its owner deletes or changes by hand."""
+PROGRESS_ROWS_MAX = 100  # of a partition that a rewrite keeps: from where a table that was put back can go on
 WAY_OUT = (
     "Put back tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
     "`penstock batch` for the history)"
@@ -101,6 +100,10 @@ class Plan(NamedTuple):
     tables: dict[str, DeltaTable]
     ranges: list[Range]
 
+    @property
+    def state_version(self) -> int | None:
+        return self.tables[STATE].version() if STATE in self.tables else None
+
 
 class Compaction:
     """One run for one application. Give it a Spark session, then `run()`."""
@@ -110,17 +113,18 @@ class Compaction:
         self.options = settings.storage_options
         self.job = uuid.uuid4().hex
         self.after = Aftercare(settings, say)
+        self._behind = set[int]()
         self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
 
     def path(self, table: str) -> str:
         """Where a table is: `state`, `closed/visits`."""
         return f"{self.settings.folder}/{table}"
 
-    def run(self, told: Callable[[Summary], object] = lambda summary: None) -> Summary:
-        """Compact once; `told` is called with what the run did as soon as it counts and all that comes after was tried.
+    def run(self) -> Summary:
+        """Compact once. What failed after the run counts is in `failed`, and `after.require_done()` raises it.
 
         Raises CorruptRecord, ChangelogHole, SchemaMismatch (nothing was changed), CompactionConflict (another job was
-        first), LakeUnavailable, or an error of Kafka's or Spark's. After `told`: what failed behind the run.
+        first), LakeUnavailable, or an error of Kafka's or Spark's.
         """
         try:
             plan = self.plan()
@@ -129,10 +133,7 @@ class Compaction:
             raise translated(e) from e
         summary = self._after(plan, summary)
         seconds = round(time.monotonic() - self._started, 3)
-        summary = summary._replace(failed=self.after.told(), seconds=seconds)
-        told(summary)
-        self.after.require_done()
-        return summary
+        return summary._replace(failed=self.after.failures(), seconds=seconds)
 
     # --- plan ---
 
@@ -145,7 +146,8 @@ class Compaction:
         rows = {} if STATE not in tables else delta.progress_rows(tables[STATE])
         newest = {partition: of[0] for partition, of in rows.items()}
         offsets = changelog_offsets(settings)
-        self._require_same_changelog(newest, offsets)
+        for row in newest.values():
+            self._require_same_changelog(STATE, row["topic_id"], offsets)
         positions = {name: self._positions(name, table, offsets) for name, table in tables.items() if name != STATE}
         begins = {p: self._first(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
         return Plan(offsets, newest, tables, bounded(begins, newest, positions, offsets, settings.run_records_max))
@@ -153,26 +155,24 @@ class Compaction:
     def _stores(self, kind: str) -> list[str]:
         return delta.folders(self.path(kind), self.options)
 
-    def _require_same_changelog(self, newest: Mapping[int, Row], offsets: TopicOffsets) -> None:
-        for partition, row in newest.items():
-            if row["topic_id"] != offsets.topic_id:
-                raise ChangelogHole(
-                    f"the tables at {self.settings.folder} were made from {offsets.topic} with id {row['topic_id']}, "
-                    f"but its id is {offsets.topic_id} (partition {partition}): it was deleted and created again. Move "
-                    "the tables to another place to begin new ones"
-                )
+    def _require_same_changelog(self, table: str, topic_id: str, offsets: TopicOffsets) -> None:
+        if topic_id != offsets.topic_id:
+            raise ChangelogHole(
+                f"{self.path(table)} was made from {offsets.topic} with id {topic_id}, but its id is "
+                f"{offsets.topic_id}: it was deleted and created again. Move the tables to another place to begin new "
+                "ones"
+            )
 
     def _positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
         """By partition the last changelog offset that a table has rows of."""
-        for commit in delta.history(table, VERSIONS_MAX):
-            if commit.get("topic_id") == offsets.topic_id:
-                return {int(p): int(at) for p, at in commit["positions"].items()}
-            if commit["operation"] not in HARMLESS:
-                break
+        if (found := delta.positions(table)) is not None:
+            self._require_same_changelog(name, found["topic_id"], offsets)
+            return {int(p): int(at) for p, at in found["positions"].items()}
         self.say(f"{name}: its positions are read from its rows")
-        of_it = f"topic_id = '{offsets.topic_id}'"  # S608: nothing in it but an id that Kafka gave
-        query = f"SELECT partition, max(changelog_offset) AS last FROM t WHERE {of_it} GROUP BY partition"  # noqa: S608
-        return {row["partition"]: row["last"] for row in lake.rows(table, query)}
+        rows = lake.rows(table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2")
+        for row in rows:
+            self._require_same_changelog(name, row["topic_id"], offsets)
+        return {row["partition"]: row["last"] for row in rows}
 
     def _first(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
@@ -209,7 +209,6 @@ class Compaction:
     def _fold(self, plan: Plan) -> Summary:
         """Read, write and commit."""
         wanted = [one for one in plan.ranges if one.first < one.end]
-        left = sum(one.latest - one.end for one in wanted)
         if not wanted:
             return self._nothing_new(plan)
         self.say(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
@@ -219,6 +218,8 @@ class Compaction:
         done = self._in_tasks(wanted, lambda one: one.end - one.first, fold.fold(where))
         found = [msgspec.msgpack.decode(one, type=fold.Found) for one in done]
         foreign = sum(one.foreign_records for task in found for one in task.ranges)
+        reached = {one.partition: one.read_to for task in found for one in task.ranges}
+        left = sum(one.latest - reached[one.partition] for one in wanted)
         moved = {one.partition: one for task in found for one in task.ranges if one.files}
         if not moved:
             return self._nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
@@ -237,22 +238,24 @@ class Compaction:
     def _nothing_new(self, plan: Plan) -> Summary:
         self.say("nothing new")
         before = {one.partition: one.covered for one in plan.ranges}
-        version = plan.tables[STATE].version() if STATE in plan.tables else None
-        return Summary(len(before), 0, 0, 0, 0, 0, before, before, version, 0.0)
+        return Summary(len(before), 0, 0, 0, 0, 0, before, before, plan.state_version, 0.0)
 
     def _commit(self, plan: Plan, moved: Mapping[int, fold.Summary], appended: Mapping[str, list[DataFile]]) -> Summary:
         stores = stores_of(plan.newest, moved.values())
         require_lake_names(stores)
+        self._behind = {one.partition for one in plan.ranges if one.partition in moved and is_behind(one, moved)}
+        behind = {name for one in plan.ranges if one.partition in moved for name in one.lagging}
         for kind in (CLOSED, LATE):
             for store in stores:
                 name = f"{kind}/{store.name}"
-                if name in appended:
+                if name in appended or name in behind:
                     table = self._table(plan, name, rows_schema(kind, store))
                     positions = {one.partition: one.positions[name] for one in plan.ranges if name in one.positions}
-                    positions |= {p: one.positions[name] for p, one in moved.items() if name in one.positions}
+                    for p, one in moved.items():
+                        positions[p] = max(positions.get(p, -1), one.covered_offset - 1)
                     said = {"job": self.job, "kind": kind, "topic_id": plan.offsets.topic_id, "positions": positions}
-                    delta.commit(table, appended[name], (), said)
-                    self.say(f"{name}: {sum(file.rows for file in appended[name])} rows")
+                    delta.commit(table, appended.get(name, ()), (), said)
+                    self.say(f"{name}: {sum(file.rows for file in appended.get(name, ()))} rows")
         before = {one.partition: one.covered for one in plan.ranges}
         files = {**appended, STATE: [file for one in moved.values() for file in one.files]}
         rows = {kind: _rows_of(kind, files) for kind in (STATE, CLOSED, LATE)}
@@ -269,7 +272,7 @@ class Compaction:
         }
         state = self._table(plan, STATE, state_schema(stores))
         version = delta.commit(state, files[STATE], (), run)
-        after = before | {p: one.covered_offset for p, one in moved.items()}
+        after = before | {p: max(before[p], one.covered_offset) for p, one in moved.items()}
         counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
         return Summary(len(before), *counts, before, after, version, 0.0)
 
@@ -284,8 +287,8 @@ class Compaction:
 
     def _after(self, plan: Plan, summary: Summary) -> Summary:
         attempt, settings = self.after.attempt, self.settings
-        if summary.to_offsets != summary.from_offsets:
-            rewritten = attempt("the rewrite of `state`", self._rewrite, 0, is_upkeep=True)
+        if summary.state_version != plan.state_version:
+            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite(plan), 0, is_upkeep=True)
             summary = summary._replace(rewritten_partitions=rewritten)
             if settings.delete_covered:
                 attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
@@ -301,20 +304,22 @@ class Compaction:
         names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)]
         return {name: self.path(name) for name in names}
 
-    def _rewrite(self) -> int:
+    def _rewrite(self, plan: Plan) -> int:
         """Rewrite the partitions of `state` in which more rows came since than half of what was there."""
         state = lake.open_table(self.path(STATE), self.options)
         assert state is not None
-        newest = {p: of[0] for p, of in delta.progress_rows(state).items()}
-        crowded = {p: row for p, row in newest.items() if self._is_crowded(row)}
+        crowded = {p: rows for p, rows in delta.progress_rows(state).items() if self._is_crowded(rows[0])}
         if not crowded:
             return 0
         actions = pa.table(state.get_add_actions(flatten=True))
         files = [file for file in actions.to_pylist() if int(file["partition.partition"]) in crowded]
         wanted = []
-        for p, row in crowded.items():
+        for p, rows in crowded.items():
             own = [file for file in files if int(file["partition.partition"]) == p]
-            wanted.append(Crowded(p, [file["path"] for file in own], sum(file["num_records"] for file in own), row))
+            size, count = (sum(file[name] for file in own) for name in ("size_bytes", "num_records"))
+            kept = [row for row in rows[1:] if row["changelog_offset"] >= plan.offsets.earliest[p]]
+            paths = [file["path"] for file in own]
+            wanted.append(Crowded(p, paths, count, size, rows[:1] + kept[: PROGRESS_ROWS_MAX - 1]))
         self.say(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
         step = rewrite(self.path(STATE), self.options, f"{self.job}-r")
         done = self._in_tasks(wanted, lambda one: one.rows, step)
@@ -335,12 +340,12 @@ class Compaction:
         return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
 
     def _delete_covered(self, plan: Plan) -> None:
-        """Delete from the changelog what the run before this one covers."""
+        """Delete from the changelog what the run before this one covers, and no table lacks."""
         offsets, topic = plan.offsets, plan.offsets.topic
         before = {
             TopicPartition(topic, p): int(row["changelog_offset"])
             for p, row in plan.newest.items()
-            if row["changelog_offset"] > offsets.earliest.get(p, 0)
+            if row["changelog_offset"] > offsets.earliest.get(p, 0) and p not in self._behind
         }
         if before:
             self.say(f"deleting changelog records of {len(before)} partitions")
@@ -378,6 +383,11 @@ def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.Summary]) -> tuple
     for own in stores.values():
         check_schema(own, widest)
     return widest
+
+
+def is_behind(one: Range, moved: Mapping[int, fold.Summary]) -> bool:
+    """Whether tables lack rows of a partition after a run that was to catch up."""
+    return bool(one.lagging) and moved[one.partition].covered_offset < one.covered
 
 
 def spread(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[list[T]]:

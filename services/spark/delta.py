@@ -29,6 +29,9 @@ from penstock.shared.common.lake import DELTA_ERRORS, one_line
 
 ROW_GROUP_ROWS = 100_000
 COMPRESSION = "zstd"
+VERSIONS_MAX = 200  # of a table's log that are looked at for its positions
+HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
+"""What leaves a table's position what it was: upkeep, and what its owner deletes or changes by hand."""
 Options = Mapping[str, str]
 
 
@@ -128,7 +131,7 @@ def ensure_table(
                 storage_options=dict(options) or None,
             )
         if _lacks(pa.schema(table.schema().to_arrow()), schema):
-            once = CommitProperties(max_commit_retries=0)
+            once = CommitProperties(custom_metadata=metadata_of(positions(table)), max_commit_retries=0)
             wider = schema.empty_table()
             write_deltalake(table, wider, mode="append", schema_mode="merge", partition_by=by, commit_properties=once)
     except CommitFailedError as e:
@@ -176,7 +179,7 @@ def commit(
         actions.append(AddAction(one.path, one.size, values, now_ms, True, one.stats))
     version = table.version()
     by = table.metadata().partition_columns or None
-    properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(said)}, max_commit_retries=0)
+    properties = CommitProperties(custom_metadata=metadata_of(said), max_commit_retries=0)
     try:
         table.create_write_transaction(actions, "append", table.schema(), partition_by=by, commit_properties=properties)
     except CommitFailedError as e:
@@ -203,6 +206,25 @@ def _said(text: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def positions(table: DeltaTable) -> dict[str, Any] | None:
+    """`topic_id` and `positions` by the newest commit that says them; None where somebody else has written since.
+
+    The upkeep's own commits say them again, so that no number of these hides them.
+    """
+    for limit in (5, VERSIONS_MAX):
+        for commit in history(table, limit):
+            if "positions" in commit:
+                return {name: commit[name] for name in ("topic_id", "positions")}
+            if commit["operation"] not in HARMLESS:
+                return None
+    return None
+
+
+def metadata_of(said: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """What a commit says, as Delta keeps it."""
+    return None if said is None else {"userMetadata": json.dumps(said)}
 
 
 def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from penstock.services.spark.arrow_columns import TIME_MS_MAX, state_array, time_array
@@ -72,6 +71,12 @@ class Range(NamedTuple):
     positions: dict[str, int]
 
     @property
+    def lagging(self) -> list[str]:
+        """The tables that lack rows of the partition which they had once."""
+        said = {} if self.newest is None else json.loads(self.newest["appended"])
+        return sorted(table for table, last in said.items() if self.positions.get(table, -1) < last)
+
+    @property
     def covered(self) -> int:
         """The first offset whose changes of live windows `state` does not have."""
         return self.first if self.newest is None else int(self.newest["changelog_offset"])
@@ -96,8 +101,8 @@ class Where(NamedTuple):
 class Summary(msgspec.Struct, frozen=True):
     """What was found in a partition's range: where its last commit ends, and the files of `state`.
 
-    Without files nothing has moved. `deleted` of their rows are tombstones. `positions` say up to which offset the
-    other tables have the partition's rows then, `stores` what the last commit was written with.
+    Without files nothing has moved. `deleted` of their rows are tombstones. `read_to` is how far the range was read,
+    `stores` what the last commit was written with.
     """
 
     partition: int
@@ -105,8 +110,8 @@ class Summary(msgspec.Struct, frozen=True):
     entries: int
     deleted: int
     foreign_records: int
+    read_to: int
     files: list[DataFile]
-    positions: dict[str, int]
     stores: tuple[StoreSchema, ...]
 
 
@@ -166,7 +171,8 @@ class Folded:
         self.commit: Commit | None = None
         self.covered_offset = of.first
         self.deleted = 0
-        self.positions = dict(of.positions)
+        self.appended = json.loads(of.newest["appended"]) if of.newest is not None else {}
+        self.read_to = of.first
         self.stores: tuple[StoreSchema, ...] | None = None if progress is None else progress.stores
 
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
@@ -179,11 +185,6 @@ class Folded:
     def place(self, offset: int, reason: str) -> str:
         """A reason with where it is."""
         return f"{self.topic}-{self.range.partition} at offset {offset}: {reason}"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether a commit has ended, or nothing waits for one."""
-        return self.commit is not None or self.reader.is_between_commits
 
     def _apply(self, confirmed: Confirmed) -> None:
         if len(confirmed):
@@ -203,21 +204,23 @@ class Folded:
             return found
         for table, rows in self._rows(where):
             found[table].append(rows)
-            if table != STATE:
-                last = int(pc.max(rows.column("changelog_offset")).as_py())
-                self.positions[table] = max(self.positions.get(table, -1), last)
         found[STATE].append(self._progress_row(where, self.commit, sum(map(len, found[STATE]))))
         return found
 
     def summary(self, files: list[DataFile]) -> Summary:
         """What was found, once the files of `state` are written."""
         counts = (self.reader.entries_applied, self.deleted, self.reader.foreign_records)
-        return Summary(self.range.partition, self.covered_offset, *counts, files, self.positions, self.stores or ())
+        return Summary(self.range.partition, self.covered_offset, *counts, self.read_to, files, self.stores or ())
 
     def _has_moved(self, commit: Commit) -> bool:
-        """Whether there is anything to write: not where nothing happened but wall-clock punctuation."""
-        newest = self.range.newest
+        """Whether there is anything to write: not where nothing happened but wall-clock punctuation.
+
+        A range that others follow always moves, and so does one that tables catch up with: the next begins behind it.
+        """
+        newest, of = self.range.newest, self.range
         if newest is None or self.reader.entries_applied or commit.epoch != newest["epoch"]:
+            return True
+        if of.end < of.latest or self.covered_offset < of.covered:
             return True
         before = decode_progress(newest["progress"].encode())
         return self.covered_offset - self.range.covered > IDLE_RECORDS_MAX or _lasting(commit.progress) != _lasting(
@@ -234,7 +237,7 @@ class Folded:
             "progress": msgspec.json.encode(commit.progress).decode(),
             "topic_id": where.topic_id,
             "previous_offset": 0 if newest is None else newest["changelog_offset"],
-            "appended": json.dumps(self.positions),
+            "appended": json.dumps(self.appended),
             "rewritten_rows": rows if newest is None else newest["rewritten_rows"],
             "added_rows": 0 if newest is None else newest["added_rows"] + rows,
             "added_files": 0 if newest is None else newest["added_files"] + 1,
@@ -249,8 +252,11 @@ class Folded:
                 for number, store in enumerate(part.stores):
                     table = f"{kind}/{store.name}"
                     is_own = (part.operations == operation[0]) & (part.numbers == number)
+                    if store.kind not in WINDOWED or not is_own.any():
+                        continue
+                    self.appended[table] = max(self.appended.get(table, -1), int(part.offsets[is_own].max()))
                     is_own &= part.offsets > self.range.positions.get(table, -1)
-                    if is_own.any() and store.kind in WINDOWED:
+                    if is_own.any():
                         rows = self._batch(part.at(is_own), columns, number)
                         topic_id = pa.array([where.topic_id] * len(rows), pa.string())
                         yield table, rows.append_column("topic_id", topic_id)
@@ -344,7 +350,7 @@ async def read_range(consumer: Consumer, where: Where, of: Range) -> Folded:
     consumer.seek(at, of.first)
     loop = asyncio.get_running_loop()
     position, moved = of.first, loop.time()
-    while position < of.end or (position < of.latest and not folded.is_whole):
+    while position < of.end or (position < of.latest and folded.commit is None):
         end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
         for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
             folded.feed(columns.offsets, columns.keys, columns.values)
@@ -353,6 +359,7 @@ async def read_range(consumer: Consumer, where: Where, of: Range) -> Folded:
             moved = loop.time()
         elif (loop.time() - moved) * 1000 > where.idle_ms_max:
             raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {where.idle_ms_max} ms")
+    folded.read_to = position
     return folded
 
 

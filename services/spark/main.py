@@ -4,7 +4,8 @@ Progress goes to standard error, the result to standard output (of `compact` and
 `compact`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at
 the same time and won. A run whose line of output is there counts, whatever the status: then something after it
 (deletion, upkeep, the user's own step) was not done.
-Of `batch`: 0 done, 1 refused or failed, 2 wrong settings, 3 fenced by a live instance that started meanwhile.
+Of `batch`: 0 done, 1 refused or failed, 2 wrong settings, 3 fenced by a live instance that started meanwhile. What
+fails after a run does not end `--every`: the line of output lists it (`failed`).
 Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
 the window make Spark's sessions say nothing about the stream's: the message names them), or there was no window to
 compare.
@@ -31,7 +32,6 @@ from penstock.shared.common.log import configure
 
 if TYPE_CHECKING:
     from penstock.services.spark.audit import Report
-    from penstock.services.spark.compact import Summary
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 FENCED = 3
@@ -52,19 +52,16 @@ def compact_main(arguments: list[str]) -> int:
     from penstock.services.spark.session import spark_session
 
     counts = ""
-
-    def told(summary: Summary) -> None:
-        nonlocal counts
-        print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
-        counts = "the run counts, but not all that comes after it was done: "
-
     try:
         started = time.monotonic()
         with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.places) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
-                counts = ""
-                summary = Compaction(spark, settings, _say).run(told)
+                job, counts = Compaction(spark, settings, _say), ""
+                summary = job.run()
+                print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
+                counts = "the run counts, but not all that comes after it was done: "
+                job.after.require_done()
                 if not summary.remaining_records or run == settings.runs_max:
                     break
                 _say(f"{summary.remaining_records} records are left")
@@ -101,6 +98,7 @@ def batch_main(arguments: list[str]) -> int:
                     done = batch.run()
                 print(json.dumps({**done._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 if settings.every is None:
+                    batch.after.require_done()
                     break
                 stop.wait(max(0.0, parse_ms(settings.every) / 1000 - (time.monotonic() - began)))
     except BatchFenced as e:

@@ -1,4 +1,4 @@
-"""A partition of `state` rewritten: one row a live window, and the newest progress row. A Spark task does one."""
+"""A partition of `state` rewritten: one row a live window, and progress rows. A Spark task does one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from penstock.services.spark.tables import INDEXED, PROGRESS, STATE
 from penstock.shared.streams.windows.keys import last_of_each
 
 FILE_ROWS = 1_000_000
-PASS_ROWS = 5_000_000  # read at once; a partition with more is read in several passes
+PASS_ROWS = 5_000_000  # handled at once; a partition with more is read in several passes
+PASS_BYTES = 256 * 1024 * 1024  # the same in bytes of its files, which are compressed
 SPREAD = -7046029254386353131  # an odd number whose product spreads starts evenly over passes
 
 
 class Crowded(NamedTuple):
-    """A partition to rewrite: its files, how many rows they have, and its newest progress row."""
+    """A partition to rewrite: its files, their rows and bytes, and the progress rows to keep, the newest first."""
 
     partition: int
     paths: list[str]
     rows: int
-    newest: dict[str, Any]
+    size: int
+    progress: list[dict[str, Any]]
 
 
 def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[bytes], Iterator[bytes]]:
@@ -39,7 +41,7 @@ def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[byte
 
 
 def _rewritten(files: Files, one: Crowded, job: str) -> Iterator[DataFile]:
-    passes = one.rows // PASS_ROWS + 1
+    passes = max(one.rows // PASS_ROWS, one.size // PASS_BYTES) + 1
     number = total = 0
     for nth in range(passes):
         parts = [_own(files.read(path), nth, passes) for path in one.paths]
@@ -50,8 +52,8 @@ def _rewritten(files: Files, one: Crowded, job: str) -> Iterator[DataFile]:
             name = f"part-{job}-{one.partition}-{number}.parquet"
             yield files.write(name, live.slice(at, FILE_ROWS).to_batches(), one.partition)
             number += 1
-    row = one.newest | {"rewritten_rows": total, "added_rows": 0, "added_files": 0}
-    progress = pa.RecordBatch.from_pylist([row], PROGRESS)
+    newest = one.progress[0] | {"rewritten_rows": total, "added_rows": 0, "added_files": 0}
+    progress = pa.RecordBatch.from_pylist([newest, *one.progress[1:]], PROGRESS)
     yield files.write(f"part-{job}-{one.partition}-{number}.parquet", [progress], one.partition)
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 
+from penstock.services.spark import delta
 from penstock.services.spark.delta import CompactionConflict
 from penstock.shared.common.errors import LakeUnavailable
 from penstock.shared.common.lake import DELTA_ERRORS, one_line
@@ -53,20 +54,27 @@ def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
 
 def optimize(table: DeltaTable) -> None:
     """Make few files of many. CompactionConflict, LakeUnavailable."""
-    _do(table, lambda: table.optimize.compact(target_size=FILE_BYTES))
+    _do(table, lambda: table.optimize.compact(target_size=FILE_BYTES, commit_properties=_again(table)))
 
 
 def expire(table: DeltaTable, newest_ms: int, days: int) -> int:
     """Delete closed windows that end more than `days` before `newest_ms`; how many those were."""
     limit = datetime.fromtimestamp(newest_ms / 1000, UTC) - timedelta(days=days)
-    before = f"arrow_cast('{limit:%Y-%m-%dT%H:%M:%S}Z', 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    done: dict[str, Any] = _do(table, lambda: table.delete(f"window_end < {before}"))
+    text = limit.replace(tzinfo=None).isoformat(timespec="seconds")
+    before = f"arrow_cast('{text}Z', 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    done: dict[str, Any] = _do(table, lambda: table.delete(f"window_end < {before}", commit_properties=_again(table)))
     return int(done.get("num_deleted_rows") or 0)
 
 
 def vacuum(table: DeltaTable, retention_hours: int) -> None:
     """Remove the files that no version younger than the retention needs. CompactionConflict, LakeUnavailable."""
-    _do(table, lambda: table.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False))
+    how: dict[str, Any] = {"dry_run": False, "enforce_retention_duration": False, "commit_properties": _again(table)}
+    _do(table, lambda: table.vacuum(retention_hours, **how))
+
+
+def _again(table: DeltaTable) -> CommitProperties:
+    """A commit that says the table's positions again."""
+    return CommitProperties(custom_metadata=delta.metadata_of(delta.positions(table)))
 
 
 def _do(table: DeltaTable, step: Any) -> Any:

@@ -93,7 +93,9 @@ def _compact(spark: Any, settings: CompactSettings) -> None:
 
     for attempt in range(ATTEMPTS_MAX):
         try:
-            _print(Compaction(spark, settings, _say).run())
+            job = Compaction(spark, settings, _say)
+            _print(job.run())
+            job.after.require_done()
             return
         except CompactionConflict as e:
             if attempt == ATTEMPTS_MAX - 1:

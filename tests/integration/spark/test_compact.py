@@ -21,7 +21,8 @@ from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark import delta
-from penstock.services.spark.compact import Compaction, Summary
+from penstock.services.spark.compact import Compaction
+from penstock.services.spark.own_step import StepFailed
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
@@ -334,10 +335,6 @@ def test_twenty_years_of_event_time_are_few_files(simulate: Any, topics: Any, jo
     assert (np.diff(starts.astype(np.int64)) >= 0).all()
 
 
-class Told(list[Summary]):
-    """What runs told of themselves."""
-
-
 def test_the_users_own_step(
     simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,16 +349,17 @@ def test_the_users_own_step(
     simulation = simulate()
     simulation.feed(60, seed=1)
     topics.write(simulation)
-    told = Told()
-    with pytest.raises(Exception, match="AssertionError: too few"):
-        job(simulation, after="steps_after_compactions:after").run(told.append)
-    assert "AssertionError: too few" in told[0].failed[0]
+    first_job = job(simulation, after="steps_after_compactions:after")
+    first = first_job.run()
+    assert "AssertionError: too few" in first.failed[0]
+    with pytest.raises(StepFailed, match="AssertionError: too few"):
+        first_job.after.require_done()
     assert is_right(tmp_path, simulation)
     simulation.feed(200, seed=2)
     topics.write(simulation)
-    job(simulation, after="steps_after_compactions:after").run(told.append)
-    assert told[1].failed == ()
-    counts = [one.closed_rows for one in told]
+    second = job(simulation, after="steps_after_compactions:after").run()
+    assert second.failed == ()
+    counts = [first.closed_rows, second.closed_rows]
     assert (tmp_path / "counted").read_text() == f"{counts[0]} {sum(counts)} "
 
 

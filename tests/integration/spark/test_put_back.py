@@ -11,8 +11,10 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark import delta, upkeep
 from penstock.services.spark.compact import Compaction
 from penstock.services.spark.settings import CompactSettings
+from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.test_compact import closed_in_lake, is_right
@@ -35,7 +37,10 @@ class Lake:
         self.simulation.feed(records, self.seed)
         self.topics.write(self.simulation)
         self.said = []
-        return Compaction(self.spark, self.settings.model_copy(update=more), self.said.append).run()
+        job = Compaction(self.spark, self.settings.model_copy(update=more), self.said.append)
+        summary = job.run()
+        job.after.require_done()
+        return summary
 
     def copy(self, table: str, to: str) -> None:
         shutil.copytree(self.folder / table, self.root / to)
@@ -160,3 +165,65 @@ def test_rows_that_somebody_else_added_are_compared(tables_of: Callable[[], Lake
     of.compact()
     assert of.reads_positions
     assert of.is_right()
+
+
+def test_a_table_catches_up_in_several_runs(tables_of: Callable[[], Lake]) -> None:
+    """Each run goes on where the one before ended; nothing that a table lacks is deleted from the changelog."""
+    of = tables_of()
+    of.copy(CLOSED, "backup")
+    for _ in range(3):
+        of.compact()
+    of.put_back("backup", CLOSED)
+    runs = 0
+    while of.compact(records=0, run_records_max=60, delete_covered=True).remaining_records:
+        runs += 1
+        assert runs < 50, "it does not come to an end"
+    assert runs > 2
+    assert of.is_right()
+    of.compact(delete_covered=True)
+    assert not of.reads_positions
+    assert of.is_right()
+
+
+def test_a_table_that_is_older_than_a_rewrite_catches_up(tables_of: Callable[[], Lake]) -> None:
+    """The rewrite keeps the progress rows from which the changelog can be read."""
+    of = tables_of()
+    of.compact(delete_covered=True)
+    of.copy(CLOSED, "backup")
+    assert of.compact(optimize_files_max=1).rewritten_partitions > 0
+    of.put_back("backup", CLOSED)
+    of.compact(delete_covered=True)
+    assert of.is_right()
+
+
+def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], Lake]) -> None:
+    """Neither after many deletions, nor OPTIMIZE and VACUUM: each commit of the upkeep says the positions again."""
+    of = tables_of()
+    of.compact(delete_covered=True)
+    table = of.table(CLOSED)
+    for days in (400_000, 1):
+        upkeep.expire(table, 2_000_000_000_000 if days == 1 else 1, days)
+        upkeep.optimize(table)
+        upkeep.vacuum(table, 24)
+    assert lake.rows(of.table(CLOSED), "SELECT * FROM t") == []
+    before = delta.positions(of.table(CLOSED))
+    assert before is not None
+    of.compact(delete_covered=True)
+    assert not of.reads_positions
+    after = delta.positions(of.table(CLOSED))
+    assert after is not None
+    assert all(after["positions"][p] >= at for p, at in before["positions"].items())
+
+
+def test_a_changelog_that_was_made_again_is_refused(tables_of: Callable[[], Lake], topics: Any) -> None:
+    """Also where `state` is gone: the rows of both topics in one table would count twice."""
+    of = tables_of()
+    topic = f"{of.simulation.name}-changelog"
+    topics.delete(topic)
+    topics.make(of.simulation.name)
+    for without in ((), ("state",)):
+        for table in without:
+            shutil.rmtree(of.folder / table)
+        job = Compaction(of.spark, of.settings, of.said.append)
+        with pytest.raises(ChangelogHole, match="it was deleted and created again"):
+            job.run()

@@ -74,9 +74,8 @@ def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held
 
 def test_another_changelog_is_refused() -> None:
     """A topic of that name with another id is not the one that the tables were made from."""
-    newest = {0: row(5) | {"topic_id": "id-0"}}
-    with pytest.raises(ChangelogHole, match="with id id-0, but its id is id-1"):
-        job()._require_same_changelog(newest, offsets(0, 9))
+    with pytest.raises(ChangelogHole, match="lake/app/closed/s was made from log with id id-0, but its id is id-1"):
+        job()._require_same_changelog(CLOSED, "id-0", offsets(0, 9))
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), min_size=1, max_size=6), st.integers(1, 100))
@@ -118,7 +117,7 @@ def known(*stores: StoreSchema) -> dict[str, Any]:
 
 
 def moved(partition: int, *stores: StoreSchema) -> Summary:
-    return Summary(partition, 9, 1, 0, 0, [], {}, stores)
+    return Summary(partition, 9, 1, 0, 0, 9, [], stores)
 
 
 def test_the_tables_have_what_the_widest_partition_has() -> None:

@@ -197,7 +197,12 @@ def test_stores_are_told_apart() -> None:
 def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], said: str, is_known: bool) -> None:
     """From one commit to the next, and since the progress row with which a range begins."""
     before, changed = [takeover(), progress()], [live(b"a", 1, 2, 5, 1), progress(1, stores=later)]
-    newest = {"epoch": 1, "progress": before[1][1][log.ENVELOPE.size :].decode(), "changelog_offset": 2}
+    newest = {
+        "epoch": 1,
+        "progress": before[1][1][log.ENVELOPE.size :].decode(),
+        "changelog_offset": 2,
+        "appended": "{}",
+    }
     with pytest.raises(SchemaMismatch, match=said):
         folded(changed, range_of(4, 2, newest)) if is_known else folded([*before, *changed])
 
@@ -235,10 +240,10 @@ def test_what_no_commit_confirmed_is_not_there() -> None:
     found = folded(entries)
     rows = row_sets(found.rows(where()))["state"]
     assert [row["key"] for row in rows if row["row"] == "window"] == [b"a"]
-    assert (found.covered_offset, found.is_whole) == (3, True)
+    assert (found.covered_offset, found.commit is None) == (3, False)
     old = folded([takeover(), live(b"a", 1, 1, 1), takeover(2), progress(0, epoch=1)])
-    assert (old.rows(where()), old.covered_offset, old.is_whole) == ({}, 0, True)
-    assert not folded(entries[:2]).is_whole
+    assert (old.rows(where()), old.covered_offset, old.commit) == ({}, 0, None)
+    assert folded(entries[:2]).commit is None
 
 
 def test_a_progress_row_says_how_far_the_tables_are() -> None:
@@ -369,12 +374,32 @@ async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
     first = [takeover(), live(b"a", 1, 1, 1), live(b"b", 1, 1, 1), progress()]
     async with broker([*first, live(b"c", 1, 1, 1, 1), progress(1), live(b"d", 1, 1, 1, 2), progress(2)]) as kafka:
         within = await read(kafka, 2, 8)
-        assert (within.covered_offset, within.is_whole) == (4, True)
+        assert (within.covered_offset, within.read_to) == (4, 4)
         assert {row["key"] for row in windows_of(within)} == {b"a", b"b"}
         whole = await read(kafka, 4, 8)
         assert whole.covered_offset == 4
         cut = await read(kafka, 2, 2)  # nothing more was there when the run began
-        assert (cut.covered_offset, cut.is_whole) == (0, False)
+        assert (cut.covered_offset, cut.commit) == (0, None)
+
+
+async def test_records_that_count_for_nobody_are_read_past() -> None:
+    """A range of foreign records goes on to the next commit, or to where the partition ended when it was planned."""
+    foreign = [(None, b"{}")] * 20
+    async with broker([*foreign, takeover(), live(b"a", 1, 1, 1), progress(), *foreign]) as kafka:
+        found = await read(kafka, 5, 43)
+        assert (found.covered_offset, found.reader.foreign_records >= 20) == (23, True)
+        none = await read(kafka, 5, 20)
+        assert (none.commit, none.read_to, none.summary([]).read_to) == (None, 20, 20)
+
+
+def test_a_range_moves_where_another_follows() -> None:
+    """Wall-clock punctuation alone moves nothing, but for what is read in several ranges, or again."""
+    first = [takeover(), live(b"a", 1, 1, 1), progress()]
+    newest = progress_of(folded(first))
+    idle = [progress(n, grids_ms={"w": n}) for n in range(1, 6)]
+    for latest, covered, moves in ((8, 3, False), (9, 3, True), (8, 9, True)):
+        of = range_of(8, 3, newest | {"changelog_offset": covered})._replace(latest=latest)
+        assert bool(folded(idle, of).rows(where())) is moves
 
 
 async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,8 @@ def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     for nth in (0, 1):
         own = pa.Table.from_pylist(rows[nth::2], SCHEMA).drop_columns(["partition"])
         pq.write_table(own, folder / f"{nth}.parquet")
-    crowded = Crowded(2, ["partition=2/0.parquet", "partition=2/1.parquet"], len(rows), newest)
+    older = newest | {"changelog_offset": 9}
+    crowded = Crowded(2, ["partition=2/0.parquet", "partition=2/1.parquet"], len(rows), 9, [newest, older])
     (done,) = rewrite(str(tmp_path), {}, "job")(msgspec.msgpack.encode([crowded]))
     files = msgspec.msgpack.decode(done, type=list[DataFile])
     assert all(file.path.startswith("partition=2/part-job-2-") and file.partition == 2 for file in files)
@@ -85,7 +86,8 @@ def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert (len(files) > 2) == (pass_rows == 2)  # each pass writes its own, and is all that is in memory
     windows = {(row["key"], row["start_ms"], row["changelog_offset"]) for row in found if row["row"] == "window"}
     assert windows == {(f"k{i % 3}".encode(), i % 12 // 2 * 10, i) for i in range(13, 24)}
-    (progress,) = [row for row in found if row["row"] == "progress"]
+    progress, before = [row for row in found if row["row"] == "progress"]
+    assert (before["changelog_offset"], before["added_rows"]) == (9, 6), "from where a table put back can go on"
     assert (progress["rewritten_rows"], progress["added_rows"], progress["added_files"]) == (11, 0, 0)
     kept = [name for name in PROGRESS.names if name not in ("partition", "rewritten_rows", "added_rows", "added_files")]
     assert {name: progress[name] for name in kept} == {name: newest[name] for name in kept}
@@ -99,7 +101,7 @@ def test_a_file_has_no_more_rows_than_it_may(tmp_path: Path, monkeypatch: pytest
     folder.mkdir()
     rows = pa.Table.from_pylist([window("s", f"k{i}", i, i) for i in range(5)], SCHEMA)
     pq.write_table(rows.drop_columns(["partition"]), folder / "0.parquet")
-    crowded = Crowded(2, ["partition=2/0.parquet"], 5, newest)
+    crowded = Crowded(2, ["partition=2/0.parquet"], 5, 9, [newest])
     (done,) = rewrite(str(tmp_path), {}, "job")(msgspec.msgpack.encode([crowded]))
     files = msgspec.msgpack.decode(done, type=list[DataFile])
     names = [f"partition=2/part-job-2-{number}.parquet" for number in range(4)]
