@@ -95,6 +95,7 @@ def progress(
         "rewritten_rows": 0,
         "added_rows": 0,
         "added_files": 0,
+        "expired_ms": -1,
     }
 
 

@@ -15,13 +15,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 
 from penstock.services.spark import delta, upkeep
-from penstock.services.spark.arrow_columns import TIME_MS_MAX
 from penstock.services.spark.delta import CompactionConflict
 from penstock.services.spark.failures import translated
 from penstock.services.spark.settings import UpkeepSettings
 from penstock.shared.common import lake
 from penstock.shared.common.errors import PenstockError
-from penstock.shared.streams.changelog.format import decode_progress
 
 T = TypeVar("T")
 VERSIONS_MORE = 50  # of a table's log that are looked at beyond those of the runs that a policy counts
@@ -105,16 +103,14 @@ class Aftercare:
         return True
 
     def _expire(self, state: str, others: Mapping[str, str]) -> None:
-        """Delete closed windows by the retention."""
+        """Delete closed windows that end before what `state` says, and late records that are as much older again."""
         days, table = self.settings.closed_retention_days, self._open(state)
         if days is None or table is None:
             return
-        rows = (of[0] for of in delta.progress_rows(table).values())
-        times = (decode_progress(row["progress"].encode()).stream_time_ms for row in rows)
-        newest_ms = max((time_ms for time_ms in times if time_ms <= TIME_MS_MAX), default=-1)
-        if newest_ms < 0:
-            return
+        limit_ms = max((of[0]["expired_ms"] for of in delta.progress_rows(table).values()), default=-1)
+        limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * upkeep.DAY_MS)}
         for name, path in others.items():
-            closed = self._open(path) if name.startswith("closed/") else None
-            if closed is not None and (expired := upkeep.expire(closed, newest_ms, days)):
-                self.say(f"{name}: {expired} windows deleted: retention is {days} days")
+            column, before_ms = limits[name.partition("/")[0]]
+            own = self._open(path) if before_ms > 0 else None
+            if own is not None and (expired := upkeep.expire(own, column, before_ms)):
+                self.say(f"{name}: {expired} rows deleted: retention is {days} days")

@@ -49,10 +49,10 @@ class CheckResult(NamedTuple):
 class Report(msgspec.Struct, frozen=True):
     """What an audit found. Every record that was read is in one of six places, so their numbers add up to `records`.
 
-    `in_sessions` is counted by the stream's windows themselves, or, where they count nothing or overlap, is the number
-    of records that are in none of the other places. `skipped` had no key, `uncovered` lie beyond what the lake covers,
-    and `left_out` may share windows with records that are gone. `not_compared` names what could not be compared, and
-    why; `assumed` what was taken for granted.
+    `in_sessions` is counted by the stream's windows themselves. Where they count nothing or overlap, it is the number
+    of records in none of the other places, and conservation is not checked. `skipped` had no key, `uncovered` lie
+    beyond what the lake covers, and `left_out` may share windows with records that are gone. `not_compared` names what
+    could not be compared, and why; `assumed` what was taken for granted.
     """
 
     records: int
@@ -148,18 +148,24 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
         sample=settings.sample,
     )
     expected = _expected(read.records, settings.expect_records)
-    checks = [_conserved(report), *([] if expected is None else [expected]), *report.checks]
+    conserved = [_conserved(report)] if _count_of(read) is not None else []
+    checks = [*conserved, *([] if expected is None else [expected]), *report.checks]
     return msgspec.structs.replace(report, checks=checks)
 
 
 def _counted(compared: Compared, read: Read, accepted: int) -> int:
     """How many records the stream's windows say they hold; `accepted` if they do not count or overlap."""
-    if read.inputs.store.kind not in ("session", "tumbling"):
+    if (count := _count_of(read)) is None:
         return accepted
-    counts = [i for i, a in enumerate(read.inputs.store.aggregations) if a.function == "count"]
-    if not counts:
-        return accepted
-    return int(compared.stream.agg(F.coalesce(F.sum(f"m{counts[0]}"), F.lit(0)).alias("n")).collect()[0].n)
+    return int(compared.stream.agg(F.coalesce(F.sum(f"m{count}"), F.lit(0)).alias("n")).collect()[0].n)
+
+
+def _count_of(read: Read) -> int | None:
+    """Which aggregation counts the records, each of which is in one window; None if none does."""
+    store = read.inputs.store
+    if store.kind not in ("session", "tumbling"):
+        return None
+    return next((i for i, a in enumerate(store.aggregations) if a.function == "count"), None)
 
 
 def _conserved(report: Report) -> CheckResult:

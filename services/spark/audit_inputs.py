@@ -119,6 +119,11 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
             f"when windows of partitions {', '.join(map(str, idled))} were closed and which of their records were "
             "late: time was moved on while they were idle, which the records do not show"
         )
+    if store.kind == "sliding" and not recomputes:
+        raise NotAuditable(
+            f"store {store.name!r}: which sliding windows there are depends on when records came, and that is not "
+            f"compared: {not_compared[-1]}. Nothing was compared"
+        )
     once = all(one.guarantee == "exactly_once" for one in progress)
     inputs = Inputs(records, late, dead, stream, store, recomputes, idled, once, settings.sample, known)
     return Read(inputs, records.count() + beyond, beyond, not_compared, assumed if recomputes else [])

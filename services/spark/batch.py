@@ -45,9 +45,9 @@ from penstock.services.spark.settings import NO_TIME
 from penstock.services.spark.tables import STATE
 from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, ask, offsets_at, topic_offsets
 from penstock.shared.clients.admin import Admin
-from penstock.shared.common import errors, lake
+from penstock.shared.common import lake
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import ConfigError, FatalError, PenstockError
+from penstock.shared.common.errors import ConfigError, FatalError
 from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
 from penstock.shared.streams.lake_names import require_lake_names
@@ -114,7 +114,7 @@ class Batch:
                 ends = self._ends(held)
                 outcomes = self._run_parts(prepared, parts_of(ends, held, known))
             else:
-                ends = {topic: self._place(of, self.settings.live_from or "") for topic, of in held.items()}
+                ends = self._live_from(held, known)
                 outcomes = self._run_files(prepared, held, known, ends)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
@@ -170,6 +170,13 @@ class Batch:
 
     def _at(self, held: Held, time: str) -> Offsets:
         return offsets_at(self.settings.kafka, held, time_ms(time), self.settings.kafka_timeout_ms)
+
+    def _live_from(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
+        """Where the live one begins: where an earlier attempt at these files found it, else by the settings."""
+        for progress in known.values():
+            if isinstance(progress.input, BatchInput) and progress.input.live_from:
+                return progress.input.live_from
+        return {topic: self._place(of, self.settings.live_from or "") for topic, of in held.items()}
 
     def _place(self, held: TopicOffsets, text: str) -> dict[int, int]:
         """`live_from` as an offset of each partition of a topic; ConfigError for one that the topic does not have."""
@@ -230,24 +237,13 @@ class Batch:
         failed = [one for one in outcomes if one.failure is not None]
         fenced = [one for one in outcomes if one.fenced is not None]
         if failed and failed[0].failure is not None:
-            names, said = failed[0].failure.names, failed[0].failure.said
-            kinds = (getattr(errors, name, None) for name in names)
-            kind = next(kind for kind in kinds if kind is not None)
-            raise error_of(kind, f"partition {failed[0].partition}: {said}")
+            raise failed[0].failure.error(f"partition {failed[0].partition}: ")
         if fenced:
             at = ", ".join(str(one.partition) for one in sorted(fenced, key=lambda one: one.partition))
             raise BatchFenced(
                 f"a live instance has started, partitions {at} are its own now: {fenced[0].fenced}. What was committed "
                 "before counts, and the live instance goes on from there"
             )
-
-
-def error_of(kind: type[PenstockError], said: str) -> PenstockError:
-    """An error of that class; one that takes more than a text is a FatalError."""
-    try:
-        return kind(said)
-    except TypeError:
-        return FatalError(said)
 
 
 def require_whole_partitions(topology: Topology) -> None:

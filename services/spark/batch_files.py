@@ -129,7 +129,7 @@ def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, par
     """
     found = _listed(spark, settings, settings.reader_options).selectExpr("path", "length", CHANGED_AT).collect()
     files = sorted((row.path, row.length, row.at) for row in found)
-    names = ("format", "reader_options", "key_column", "timestamp_column", "time_unit", "value_column")
+    names = ("format", "reader_options", "key_column", "timestamp_column", "time_unit", "value_column", "live_from")
     read = {name: getattr(settings, name) for name in names} | {"topic": topic, "partitions": partitions}
     return hashlib.sha256(msgspec.json.encode([files, read], order="sorted")).hexdigest()[:DIGEST_CHARACTERS]
 

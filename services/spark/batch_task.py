@@ -28,6 +28,7 @@ import pyarrow as pa
 from prometheus_client import CollectorRegistry
 from pyspark import TaskContext
 
+from penstock.services.spark.task_errors import Failure
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.arrow_arrays import packed
@@ -87,12 +88,9 @@ class FileInput(msgspec.Struct, frozen=True):
     source_ids: dict[str, str]
     done: tuple[int, ...]
 
-
-class Failure(msgspec.Struct, frozen=True):
-    """An error that would come again: the names of its classes, its own first."""
-
-    names: tuple[str, ...]
-    said: str
+    def reached(self, rows: int, *, is_done: bool = False) -> BatchInput:
+        """What a commit says after so many rows of its partition."""
+        return BatchInput(self.fingerprint, rows, is_done, self.live_from)
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -172,8 +170,7 @@ async def _outcome(job: Job, partition: int, work: Work) -> Outcome:
     except PenstockError as e:
         if isinstance(e, RetriableError):
             raise
-        names = tuple(kind.__name__ for kind in type(e).__mro__)
-        return Outcome(partition, failure=Failure(names, str(e)))
+        return Outcome(partition, failure=Failure.of(e))
 
 
 class PartitionBatch:
@@ -276,10 +273,10 @@ class PartitionBatch:
                 columns = columns[len(part) :]
                 self._count(part)
                 if self._is_due():
-                    await self._commit_rows(BatchInput(source.fingerprint, task.sources[source.topic], is_done=False))
+                    await self._commit_rows(source.reached(task.sources[source.topic]))
         own = {topic: offsets[self._partition] for topic, offsets in source.live_from.items()}
         task.source_ids = dict(source.source_ids)
-        await self._commit_rows(BatchInput(source.fingerprint, row, is_done=True), own)
+        await self._commit_rows(source.reached(row, is_done=True), own)
 
     async def _commit_rows(self, reached: BatchInput, live_from: Mapping[str, int] | None = None) -> None:
         """Commit without source offsets, which rows have none of, or with those at which the live one begins."""

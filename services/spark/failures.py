@@ -48,6 +48,6 @@ def translated(error: Exception) -> PenstockError:
 
 
 def _ours(name: str, said: str) -> PenstockError:
-    """An error that a worker raised. Records that are gone while they are read are a hole of the changelog."""
-    kind = ChangelogHole if name == "OffsetOutOfRange" else getattr(errors, name, None)
+    """An error that a worker raised."""
+    kind = getattr(errors, name, None)
     return kind(said) if kind is not None else SparkFailed(f"{name}: {said}")

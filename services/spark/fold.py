@@ -25,9 +25,10 @@ from penstock.services.spark.arrow_columns import TIME_MS_MAX, state_array, time
 from penstock.services.spark.delta import DataFile, Files
 from penstock.services.spark.results import results
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, PROGRESS, STATE
+from penstock.services.spark.task_errors import Failure
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.arrow_arrays import binary_array
-from penstock.shared.common.errors import CorruptRecord, KafkaTimeout
+from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, PenstockError, RetriableError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
@@ -48,6 +49,7 @@ from penstock.shared.streams.windows.keys import last_of_each
 
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
 FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
+SORT_BYTES = 1024 * 1024 * 1024  # ordered at once
 POLL_MS = 500
 POLL_RECORDS = 50_000
 START_BYTES = 8
@@ -92,6 +94,7 @@ class Where(NamedTuple):
     folder: str
     options: Mapping[str, str]
     job: str
+    expired_ms: int = -1
 
     def files(self, table: str) -> Files:
         """Writes a table's files."""
@@ -120,13 +123,20 @@ class Found(msgspec.Struct, frozen=True):
 
     ranges: list[Summary]
     files: dict[str, list[DataFile]]
+    failure: Failure | None = None
 
 
 def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
     """What a task does: a list of ranges to a Found, both in the form of msgpack."""
 
     def run(ranges: bytes) -> Iterator[bytes]:
-        yield msgspec.msgpack.encode(asyncio.run(fold_ranges(where, msgspec.msgpack.decode(ranges, type=list[Range]))))
+        try:
+            found = asyncio.run(fold_ranges(where, msgspec.msgpack.decode(ranges, type=list[Range])))
+        except RetriableError:
+            raise
+        except PenstockError as e:
+            found = Found([], {}, Failure.of(e))
+        yield msgspec.msgpack.encode(found)
 
     return run
 
@@ -150,14 +160,29 @@ def write_files(where: Where, table: str, batches: Sequence[pa.RecordBatch], par
     """Write one table's rows, which may be of several layouts of its store: the last one is the widest."""
     if not batches:
         return
-    rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="permissive")
-    kind, files = table.partition("/")[0], where.files(table)
+    kind, files, nth = table.partition("/")[0], where.files(table), 0
     by_time = {CLOSED: "window_start", LATE: "event_time"}.get(kind)
-    if by_time is not None:
-        rows = rows.sort_by(by_time)
-    for nth, at in enumerate(range(0, len(rows), FILE_ROWS)):
-        name = f"part-{where.job}-{partition}-{nth}.parquet"
-        yield files.write(name, rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
+    for own in in_parts(batches):
+        rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
+        if by_time is not None:
+            rows = rows.sort_by(by_time)
+        for at in range(0, len(rows), FILE_ROWS):
+            name = f"part-{where.job}-{partition}-{nth}.parquet"
+            yield files.write(name, rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
+            nth += 1
+
+
+def in_parts(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Batches in lists of SORT_BYTES and not much more, since Arrow sorts no column of over 2 GiB."""
+    part, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        if part and size + batch.nbytes > SORT_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(batch)
+        size += batch.nbytes
+    if part:
+        yield part
 
 
 class Folded:
@@ -241,6 +266,7 @@ class Folded:
             "rewritten_rows": rows if newest is None else newest["rewritten_rows"],
             "added_rows": 0 if newest is None else newest["added_rows"] + rows,
             "added_files": 0 if newest is None else newest["added_files"] + 1,
+            "expired_ms": where.expired_ms,
         }
         return pa.RecordBatch.from_pylist([row], PROGRESS)
 

@@ -53,11 +53,15 @@ _WINDOWS, _LATE = 0, 1  # the order in which a window's rows are merged
 
 
 class Coverage(NamedTuple):
-    """How far `state` covers one partition: the next changelog offset, the topic's id and the newest commit."""
+    """How far `state` covers one partition: the next changelog offset, the topic's id and the newest commit.
+
+    Closed windows that end before `expired_ms` of any partition are deleted, or about to be.
+    """
 
     offset: int
     topic_id: str | None
     progress: Progress
+    expired_ms: int
 
 
 class Tables:
@@ -194,7 +198,8 @@ def corrected(spark: SparkSession, lake: str, application: str, store: str) -> D
 
     Sessions are joined by the gap. Tumbling and hopping windows are added up, in the order in which records came.
     Columns as of `live`. Takes Count, Sum, Min, Max, Mean, CountDistinct and CollectSet; ConfigError names anything
-    else: sliding windows, other aggregations, a store that has no windows. Other errors as `closed`.
+    else: sliding windows, other aggregations, a store that has no windows. Other errors as `closed`. Windows that
+    retention deleted, or may have deleted a part of, are left out.
     """
     found = _tables(spark, lake, application)
     schema = found.store(store)
@@ -203,7 +208,16 @@ def corrected(spark: SparkSession, lake: str, application: str, store: str) -> D
     rows = _rows(found, schema)
     if schema.kind == "session":
         rows = _clustered(rows, schema.gap_ms)
-    return _merged(rows, schema)
+    return _kept(_merged(rows, schema), schema, max(one.expired_ms for one in found.covered.values()))
+
+
+def _kept(windows: DataFrame, store: StoreSchema, expired_ms: int) -> DataFrame:
+    """Windows of which nothing was deleted: of one whose closed row is gone, late records alone would be left."""
+    if expired_ms < 0:
+        return windows
+    if store.kind == "session":
+        return windows.filter(F.unix_millis("window_start") >= expired_ms + store.gap_ms)
+    return windows.filter(F.unix_millis("window_end") >= expired_ms)
 
 
 def uncorrectable(store: StoreSchema) -> str | None:
@@ -232,13 +246,14 @@ def _tables(spark: SparkSession, lake: str, application: str) -> Tables:
 
 def _covered(state: DataFrame) -> dict[int, Coverage]:
     """By partition its newest progress row. SchemaMismatch if the table is not one of Penstock's."""
-    columns = ("row", "partition", "changelog_offset", "topic_id", "progress")
+    columns = ("row", "partition", "changelog_offset", "topic_id", "progress", "expired_ms")
     if missing := set(columns) - set(state.columns):
         raise SchemaMismatch(f"the lake's table `state` has no column {', '.join(sorted(missing))}: not Penstock's")
     found: dict[int, Coverage] = {}
     rows = state.filter("row = 'progress'").select(*columns[1:]).collect()
     for row in sorted(rows, key=lambda row: (row.partition, row.changelog_offset)):
-        found[row.partition] = Coverage(row.changelog_offset, row.topic_id, decode_progress(row.progress.encode()))
+        progress = decode_progress(row.progress.encode())
+        found[row.partition] = Coverage(row.changelog_offset, row.topic_id, progress, row.expired_ms)
     return found
 
 

@@ -16,7 +16,7 @@ from penstock.shared.streams.windows.keys import last_of_each
 
 FILE_ROWS = 1_000_000
 PASS_ROWS = 5_000_000  # handled at once; a partition with more is read in several passes
-PASS_BYTES = 256 * 1024 * 1024  # the same in bytes of its files, which are compressed
+PASS_BYTES = 128 * 1024 * 1024  # the same in bytes of its files, which are compressed
 SPREAD = -7046029254386353131  # an odd number whose product spreads starts evenly over passes
 
 

@@ -49,6 +49,8 @@ _MEANINGS = {
     "JAVA_GATEWAY_EXITED": "Java ended at once, see what it said before (spark.driver_memory, spark.conf?)",
 }
 """Of what is said once Spark, or its launcher, has given up."""
+TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)\])?")
 _CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
@@ -86,7 +88,7 @@ def spark_session(settings: SparkSettings, application: str, *places: str) -> It
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with scratch_folder() as work:
         conf = configuration(settings, work, places, java)
-        builder = SparkSession.builder.appName(application).master(settings.master)
+        builder = SparkSession.builder.appName(application).master(with_attempts(settings.master))
         # What was given may hold secrets, which a JVM that is yet to be started would have on its command line.
         is_started = SparkContext._gateway is not None
         hidden = {} if is_started else {n: conf[n] for n in settings.conf if n != JAVA_OPTIONS}
@@ -164,6 +166,16 @@ def configuration(
     if JAVA_OPTIONS in given:
         given[JAVA_OPTIONS] = f"{conf[JAVA_OPTIONS]} {given[JAVA_OPTIONS]}"
     return conf | given
+
+
+def with_attempts(master: str) -> str:
+    """A local master that tries a failed task again, as a cluster does; Spark's own local one does not.
+
+    >>> with_attempts("local[*]"), with_attempts("local[2,1]"), with_attempts("spark://host:7077")
+    ('local[*,4]', 'local[2,1]', 'spark://host:7077')
+    """
+    found = _LOCAL.fullmatch(master)
+    return f"local[{found[1] or 1},{TASK_ATTEMPTS}]" if found else master
 
 
 def first_line(error: BaseException) -> str:

@@ -29,12 +29,13 @@ PROGRESS = pa.schema(
         *(("row", pa.string()), ("partition", pa.int32()), ("changelog_offset", pa.int64()), ("epoch", pa.int32())),
         *(("progress", pa.string()), ("topic_id", pa.string()), ("previous_offset", pa.int64())),
         *(("appended", pa.string()), ("rewritten_rows", pa.int64()), ("added_rows", pa.int64())),
-        ("added_files", pa.int32()),
+        *(("added_files", pa.int32()), ("expired_ms", pa.int64())),
     ]
 )
 """What a progress row has: `changelog_offset` is the covered offset, the next one to read, `previous_offset` that of
 the run before. `appended` is JSON: by table its last changelog offset of this partition. `rewritten_rows` is how many
-rows the partition had when it was last rewritten, `added_rows` and `added_files` are what came since."""
+rows the partition had when it was last rewritten, `added_rows` and `added_files` are what came since. Closed windows
+that end before the highest `expired_ms` of all partitions are deleted, or about to be."""
 
 
 def state_type(store: StoreSchema) -> pa.DataType:

@@ -7,7 +7,7 @@ rewritten by the compaction itself. VACUUM removes the files that no version you
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from deltalake import CommitProperties, DeltaTable
@@ -19,6 +19,7 @@ from penstock.shared.common.errors import LakeUnavailable
 from penstock.shared.common.lake import DELTA_ERRORS, one_line
 
 OPTIMIZE, VACUUM_ENDED, WRITE = "OPTIMIZE", "VACUUM END", "WRITE"  # as Delta's history calls them
+DAY_MS = 86_400_000
 FILE_BYTES = 256 * 1024 * 1024  # files of this size and more stay as they are
 
 
@@ -57,12 +58,11 @@ def optimize(table: DeltaTable) -> None:
     _do(table, lambda: table.optimize.compact(target_size=FILE_BYTES, commit_properties=_again(table)))
 
 
-def expire(table: DeltaTable, newest_ms: int, days: int) -> int:
-    """Delete closed windows that end more than `days` before `newest_ms`; how many those were."""
-    limit = datetime.fromtimestamp(newest_ms / 1000, UTC) - timedelta(days=days)
-    text = limit.replace(tzinfo=None).isoformat(timespec="seconds")
+def expire(table: DeltaTable, column: str, before_ms: int) -> int:
+    """Delete the rows whose time in a column is before `before_ms`; how many those were."""
+    text = datetime.fromtimestamp(before_ms / 1000, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
     before = f"arrow_cast('{text}Z', 'Timestamp(Microsecond, Some(\"UTC\"))')"
-    done: dict[str, Any] = _do(table, lambda: table.delete(f"window_end < {before}", commit_properties=_again(table)))
+    done: dict[str, Any] = _do(table, lambda: table.delete(f"{column} < {before}", commit_properties=_again(table)))
     return int(done.get("num_deleted_rows") or 0)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 STATE_COLUMNS = (
     *("row", "partition", "store", "key", "start_ms", "end_ms", "live", "changelog_offset"),
     *("epoch", "progress", "topic_id", "previous_offset", "appended"),
-    *("rewritten_rows", "added_rows", "added_files"),
+    *("rewritten_rows", "added_rows", "added_files", "expired_ms"),
 )
 CLOSED_COLUMNS = (
     *("key", "key_bytes", "window_start", "window_end", "closed_at", "state"),

@@ -141,12 +141,14 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 class BatchInput(msgspec.Struct, frozen=True):
     """How far history in files is read, by a batch: `rows` of the partition's, all of them once it `is_done`.
 
-    `fingerprint` tells these files, read in this way, from others.
+    `fingerprint` tells these files, read in this way, from others. `live_from` is where the live one begins, by topic
+    and partition, of all partitions: an attempt that follows begins there too, whatever was written meanwhile.
     """
 
     fingerprint: str
     rows: int
     is_done: bool
+    live_from: dict[str, dict[int, int]] = {}
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -181,7 +181,7 @@ class ChangelogPartition:
         if self.exactly_once:
             async with self._producer.transaction():
                 last = await self._write(*outputs, entries, progress)
-                self._others(len(entries), last)
+                await self._require_in_force(self._others(len(entries), last))
                 if offsets:
                     await self._producer.send_offsets_to_transaction(offsets, group)
         else:

@@ -443,7 +443,7 @@ async def test_files_that_were_not_read_to_their_end(
     files = write_files(folder, "parquet", rows_of_events([(0, KEYS[i % 7], i * 13, i) for i in range(100)]))
     async with chain_of(kafka, topic_name, partitions=1) as chain:
         options = {"mark": str(folder / "mark"), "number": "55", "error": "not this one"}
-        of_files = {"files": str(files), "key_column": "who", "timestamp_column": "at", "live_from": "0:0"}
+        of_files = {"files": str(files), "key_column": "who", "timestamp_column": "at", "live_from": "latest"}
         given = of_files | {"topology_options": options, "commit_records": 10}
         with pytest.raises(ProcessingFailed, match="not this one"):
             await batch(spark, settings_of(chain, folder, "fatal", processing_exception_handler="fail", **given))
@@ -457,7 +457,9 @@ async def test_files_that_were_not_read_to_their_end(
         with pytest.raises(ConfigError, match="ended after 50 rows"):
             async with running(worker := chain.worker(lake=str(folder / "lake"))) as loop:
                 await or_its_error(loop, chain.wait_processed(worker))
-        with pytest.raises(ConfigError, match="holds 50 rows of other files"):
-            await batch(spark, settings_of(chain, folder, **of_files | {"time_unit": "s"}))
+        for other in ({"time_unit": "s"}, {"live_from": "0:1"}):
+            with pytest.raises(ConfigError, match="holds 50 rows of other files"):
+                await batch(spark, settings_of(chain, folder, **of_files | other))
         done = await batch(spark, settings_of(chain, folder, "fatal", **given))
         assert (done.read, done.dead_letters) == (50, 1)
+        assert done.to_offsets == {topic_name: {0: 0}}, "what came between the attempts is the live one's"

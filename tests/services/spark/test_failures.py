@@ -37,7 +37,6 @@ def test_a_task_that_failed_says_why() -> None:
             CorruptRecord,
             "log-3 at offset 7: 9 bytes",
         ),
-        ("…\npenstock.shared.common.errors.OffsetOutOfRange: log-3", ChangelogHole, "log-3"),
         ("…\npenstock.shared.common.errors.KafkaTimeout: log-3: reading", KafkaTimeout, "log-3: reading"),
         ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),
         ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is beyond"),

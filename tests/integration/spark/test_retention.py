@@ -1,0 +1,57 @@
+"""Closed windows that retention deletes: what stays, and what is corrected then."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import spark as penstock_spark
+from penstock.services.local.kafka import EmbeddedKafka
+from penstock.services.spark.compact import Compaction
+from penstock.services.spark.settings import CompactSettings
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+HOUR, DAY = 3_600_000, 86_400_000
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "session"])
+def test_late_records_of_deleted_windows_make_none(
+    spark: Any, topics: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, kind: str
+) -> None:
+    """A window whose closed row was deleted is not corrected to what was late for it; those that are kept are."""
+    grouped = StreamsBuilder()
+    by_key = grouped.stream("in").group_by_key()
+    window = by_key.tumbling_window(HOUR) if kind == "tumbling" else by_key.session_window(HOUR)
+    window.aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(grouped.build(), max_future_ms=None)
+    driver.task.keeps_late = True
+    asyncio.run(topics.create(topic_name, 1))
+    broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+    settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker, closed_retention_days=3)
+
+    def compact(*days: float) -> None:
+        for day in days:
+            driver.pipe("in", key=b"k", value=b"{}", timestamp=int(day * DAY))
+        topics.send_changelog(topic_name, driver.changelog)
+        assert Compaction(spark, settings, print).run().failed == ()
+
+    def counted(rows: Any) -> dict[float, int]:
+        return {row.window_start.replace(tzinfo=UTC).timestamp() * 1000 / DAY: row.n for row in rows.collect()}
+
+    compact(1, 1, 9, 1, 9.5, 9, 10)
+    before = counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s"))
+    assert before == {1: 3, 9: 2, 9.5: 1, 10: 1}
+    compact(11)
+    assert counted(penstock_spark.closed(spark, str(tmp_path), topic_name, "s")) == {9: 1, 9.5: 1, 10: 1}
+    late = penstock_spark.late(spark, str(tmp_path), topic_name, "s").collect()
+    assert [row.event_time.day for row in late] == [10], "those of deleted windows are gone too"
+    assert counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s")) == {9: 2, 9.5: 1, 10: 1, 11: 1}
+    compact(11.5)
+    assert 1 not in counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s"))
