@@ -57,6 +57,11 @@ def sessions(topic):
     return builder.build()
 
 
+def raising(spark, tables):
+    """A step after a run."""
+    raise ValueError("no such luck")
+
+
 def fatal(topic, mark, number, error=""):
     """The same, and the process of the record of that number ends, once; or its user's code raises."""
 
@@ -290,7 +295,10 @@ async def test_a_record_that_cannot_be_handled_is_named(
         assert (done.read, done.dead_letters) == (20, 1)
 
 
-async def test_a_live_start_fences_a_batch(spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+async def test_a_live_start_fences_a_batch(
+    spark: Any, kafka: EmbeddedKafka, topic_name: str, folder: Path, guarantee: str
+) -> None:
     """A batch whose partitions a live instance takes over ends, and says so; everything is there once."""
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
@@ -299,7 +307,8 @@ async def test_a_live_start_fences_a_batch(spark: Any, kafka: EmbeddedKafka, top
         job = asyncio.create_task(batch(spark, settings))
         await until(exists(Path(f"{mark}-waits")), 120.0)
         options = {"topic": topic_name, "mark": str(folder / "none"), "seconds": "0"}
-        worker = chain.worker(load_topology(f"{MODULE}:slow", options), lake=str(folder / "lake"))
+        given = {"lake": str(folder / "lake"), "processing_guarantee": guarantee}
+        worker = chain.worker(load_topology(f"{MODULE}:slow", options), **given)
         async with running(worker) as loop:
             await or_its_error(loop, chain.wait_processed(worker))
             mark.touch()
@@ -333,7 +342,7 @@ async def test_a_task_that_dies_is_tried_again(kafka: EmbeddedKafka, topic_name:
         await chain.send(300)
         mark = folder / "mark"
         options = {"topic": topic_name, "mark": str(mark), "number": "201"}
-        async with command(kafka, folder, "fatal", options, "--spark.master=local[2,4]") as process:
+        async with command(kafka, folder, "fatal", options) as process:
             told, _ = await process.communicate()
         assert process.returncode == 0
         assert mark.exists()
@@ -349,7 +358,7 @@ async def test_a_task_that_dies_at_a_commit(kafka: EmbeddedKafka, topic_name: st
     async with chain_of(kafka, topic_name) as chain:
         await chain.send(300)
         options = {"topic": topic_name, "mark": str(folder / "mark"), "point": point}
-        async with command(kafka, folder, "dying", options, "--spark.master=local[2,4]") as process:
+        async with command(kafka, folder, "dying", options) as process:
             told, _ = await process.communicate()
         assert process.returncode == 0
         assert await exists(folder / "mark")()
@@ -358,15 +367,18 @@ async def test_a_task_that_dies_at_a_commit(kafka: EmbeddedKafka, topic_name: st
 
 
 async def test_batches_every_so_often(kafka: EmbeddedKafka, topic_name: str, folder: Path) -> None:
-    """In one session, each over what came since the one before, until SIGTERM."""
+    """In one session, each over what came since the one before, until SIGTERM; a step that fails does not end it."""
     async with chain_of(kafka, topic_name) as chain:
-        async with command(kafka, folder, "sessions", {"topic": topic_name}, "--every=500ms") as process:
+        step = f"--after={MODULE}:raising"
+        async with command(kafka, folder, "sessions", {"topic": topic_name}, "--every=500ms", step) as process:
             assert process.stdout is not None
             read = 0
             for wanted in (100, 200):
                 await chain.send(100)
                 while read < wanted:
-                    read += msgspec.json.decode(await process.stdout.readline())["read"]
+                    done = msgspec.json.decode(await process.stdout.readline())
+                    read += done["read"]
+                    assert "no such luck" in done["compaction"]["failed"][0]
             process.terminate()
             assert await process.wait() == 0
         assert read == 200

@@ -69,6 +69,7 @@ def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(of_rewrite, "PASS_ROWS", pass_rows)
     newest = {"row": "progress", "partition": 2, "changelog_offset": 20, "epoch": 4, "progress": "{}", "topic_id": "id"}
     newest |= {"previous_offset": 7, "appended": "{}", "rewritten_rows": 1, "added_rows": 6, "added_files": 2}
+    newest["expired_ms"] = 5
     rows = [window("s", f"k{i % 3}", i % 12 // 2 * 10, i) for i in range(24)]  # each window twice
     rows += [window("s", "k0", 0, 30, live=False), newest]
     folder = tmp_path / "partition=2"
