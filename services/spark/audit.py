@@ -49,22 +49,22 @@ class CheckResult(NamedTuple):
 class Report(msgspec.Struct, frozen=True):
     """What an audit found. Every record that was read is in one of six places, so their numbers add up to `records`.
 
-    `in_sessions` is counted by the stream's windows themselves. Where they count nothing or overlap, it is the number
+    `in_windows` is counted by the stream's windows themselves. Where they count nothing or overlap, it is the number
     of records in none of the other places, and conservation is not checked. `skipped` had no key, `uncovered` lie
     beyond what the lake covers, and `left_out` may share windows with records that are gone. `not_compared` names what
     could not be compared, and why; `assumed` what was taken for granted.
     """
 
     records: int
-    in_sessions: int
+    in_windows: int
     late: int
     dead_letters: int
     skipped: int
     uncovered: int
     left_out: int
-    sessions_closed: int
-    sessions_open: int
-    batch_sessions: int
+    windows_closed: int
+    windows_open: int
+    spark_windows: int
     split_sessions: int
     checks: list[CheckResult]
     not_compared: list[str]
@@ -78,7 +78,7 @@ class Report(msgspec.Struct, frozen=True):
     def unaccounted(self) -> int:
         """Records that are in no place; below zero where some are in two."""
         others = self.late + self.dead_letters + self.skipped + self.uncovered + self.left_out
-        return self.records - self.in_sessions - others
+        return self.records - self.in_windows - others
 
     @property
     def differs(self) -> bool:
@@ -87,7 +87,7 @@ class Report(msgspec.Struct, frozen=True):
     @property
     def is_empty(self) -> bool:
         """Whether there was no window to compare, on either side, and nothing else differed."""
-        return not self.differs and not (self.sessions_closed or self.sessions_open or self.batch_sessions)
+        return not self.differs and not (self.windows_closed or self.windows_open or self.spark_windows)
 
     @property
     def ok(self) -> bool:
@@ -129,15 +129,15 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
     uncovered = read.uncovered if settings.sample == 1 else 0
     report = Report(
         records=sum(fates.values()) + uncovered,
-        in_sessions=_counted(compared, read, fates.get(ACCEPTED, 0)),
+        in_windows=_counted(compared, read, fates.get(ACCEPTED, 0)),
         late=fates.get(LATE, 0),
         dead_letters=fates.get(DEAD, 0),
         skipped=fates.get(NULL_KEY, 0),
         uncovered=uncovered,
         left_out=fates.get(LEFT_OUT, 0),
-        sessions_closed=kinds.get(True, 0),
-        sessions_open=kinds.get(False, 0),
-        batch_sessions=compared.batch.count(),
+        windows_closed=kinds.get(True, 0),
+        windows_open=kinds.get(False, 0),
+        spark_windows=compared.batch.count(),
         split_sessions=_split(compared),
         checks=_listed(compared.differences, claims, settings.differences_max),
         not_compared=[*read.not_compared, *compared.not_compared],

@@ -17,8 +17,8 @@ NOTHING = "nothing was compared"
 
 def as_object(report: Report) -> dict[str, Any]:
     """The report as JSON has it; `differences` counts them by check."""
-    names = ["records", "in_sessions", "late", "dead_letters", "skipped", "uncovered", "left_out"]
-    names += ["sessions_closed", "sessions_open", "batch_sessions", "split_sessions"]
+    names = ["records", "in_windows", "late", "dead_letters", "skipped", "uncovered", "left_out"]
+    names += ["windows_closed", "windows_open", "spark_windows", "split_sessions"]
     numbers = {name: getattr(report, name) for name in names}
     differences = {check.name: check.differences for check in report.checks}
     more: dict[str, Any] = {"store": report.store, "kind": report.kind, "sample": report.sample}
@@ -31,7 +31,7 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
     """Print the checks, the first differences of each, and the JSON object as the last line if it is asked for."""
     console = console or console_for()
     console.print(
-        f"{report.records} records {'=' if report.unaccounted == 0 else '≠'} {report.in_sessions} in windows "
+        f"{report.records} records {'=' if report.unaccounted == 0 else '≠'} {report.in_windows} in windows "
         f"+ {report.late} late + {report.dead_letters} dead letters + {report.skipped} skipped (without a key) "
         f"+ {report.uncovered} not covered yet" + f" + {report.left_out} left out" * bool(report.left_out)
     )
@@ -39,8 +39,8 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
     if report.kind != "session":
         what, split = f"{report.kind} windows", ""
     console.print(
-        f"{report.sessions_closed} closed and {report.sessions_open} open {what}; "
-        f"Spark makes {report.batch_sessions}{split}"
+        f"{report.windows_closed} closed and {report.windows_open} open {what}; "
+        f"Spark makes {report.spark_windows}{split}"
     )
     if report.sample < 1:
         console.print(f"a sample: {report.sample:.4%} of the keys")

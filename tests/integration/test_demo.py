@@ -47,7 +47,7 @@ def test_a_users_own_csv_goes_the_same_way(tmp_path: Path) -> None:
     assert result["audit_ok"] is True
     assert (result["events_sent"], result["events_acked"], result["events_refused"]) == (400, 400, 0)
     assert result["dead_letters"] == result["dead_letters_expected"] == result["audit"]["dead_letters"] == 3
-    assert result["audit"]["in_sessions"] + result["late_records"] == 397
+    assert result["audit"]["in_windows"] + result["late_records"] == 397
     assert result["restored_windows"] > 0
     assert result["restored_changelog_windows"] > 0
     assert result["compactions"] == 2

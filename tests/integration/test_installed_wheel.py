@@ -72,7 +72,7 @@ def test_flights_go_through_the_whole_chain_and_a_crash(python: Path, tmp_path: 
     result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     assert result["audit_ok"] is True
     assert result["events_sent"] == result["events_acked"] == result["audit"]["records"] == 20_000
-    placed = result["audit"]["in_sessions"] + result["late_records"] + result["dead_letters"]
+    placed = result["audit"]["in_windows"] + result["late_records"] + result["dead_letters"]
     assert placed == 20_000
     assert result["sessions_closed"] > 5_000
     assert result["late_records"] > 0

@@ -124,7 +124,7 @@ def test_what_the_engine_made_passes(lake: Lake, kind: str) -> None:
     report = lake.audit(expect_records=306)
     assert (differences(report), status_of(report)) == ({}, AUDIT_OK)
     assert (report.records, report.uncovered, report.unaccounted, report.left_out) == (306, 6, 0, 0)
-    assert min(report.late, report.dead_letters, report.skipped, report.sessions_closed, report.sessions_open) > 0
+    assert min(report.late, report.dead_letters, report.skipped, report.windows_closed, report.windows_open) > 0
     assert (report.kind, report.store, as_object(report)["audit_ok"]) == (kind, "s", True)
     assert report.assumed == [f"the grace of {GRACE} ms was in force for all records"]
     assert [check.name for check in report.checks if check.name in ("windows", "lateness")] == ["windows", "lateness"]

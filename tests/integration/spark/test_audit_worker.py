@@ -57,7 +57,7 @@ async def test_what_a_worker_leaves_passes(kafka: EmbeddedKafka, spark: Any, top
             assert report.ok, report
             assert (report.records, report.unaccounted, report.uncovered) == (350, 0, 50)
             assert kind == "sliding" or report.late > 0
-            assert report.sessions_closed > 20
+            assert report.windows_closed > 20
     for kind in ("session", "tumbling", "hopping"):
         rows = await asyncio.to_thread(lake.corrected(spark, str(tmp_path), topic_name, kind).collect)
         records = sum(row.n for row in rows)

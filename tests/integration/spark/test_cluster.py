@@ -142,4 +142,4 @@ def test_compact_audit_and_batch_on_a_cluster(
     assert replayed["live_rows"] == told["live_rows"]
     audit = job("audit", "--json", application=again)
     assert audit["audit_ok"], audit
-    assert audit["sessions_closed"] == compacted["closed_rows"]
+    assert audit["windows_closed"] == compacted["closed_rows"]

@@ -28,7 +28,7 @@ def test_the_last_line_is_json(differences: int, capsys: pytest.CaptureFixture[s
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["audit_ok"] is (differences == 0)
     assert told["differences"] == {"windows": differences, "twice": 0}
-    assert (told["records"], told["in_sessions"], told["sessions_closed"]) == (9, 5 - differences, 3)
+    assert (told["records"], told["in_windows"], told["windows_closed"]) == (9, 5 - differences, 3)
     assert (told["skipped"], told["not_compared"]) == (1, ["means: why"])
     assert ("[red]" in text.getvalue()) is (differences > 0)
     assert "not compared: means: why" in text.getvalue()
@@ -57,7 +57,7 @@ def test_records_beside_those_that_are_gone_are_left_out() -> None:
 
 def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a window on either side the report says so, unless something else differs."""
-    none = {"sessions_closed": 0, "sessions_open": 0, "batch_sessions": 0, "split_sessions": 0}
+    none = {"windows_closed": 0, "windows_open": 0, "spark_windows": 0, "split_sessions": 0}
     empty = msgspec.structs.replace(report(0), **none)
     assert (empty.is_empty, empty.differs, empty.ok) == (True, False, False)
     assert [status_of(one) for one in (report(0), report(1), empty)] == [AUDIT_OK, AUDIT_DIFFERENCES, AUDIT_FAILED]
@@ -66,7 +66,7 @@ def test_nothing_compared_is_no_success(capsys: pytest.CaptureFixture[str]) -> N
     assert text.getvalue().count("nothing was compared") == 2
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["audit_ok"], told["nothing_compared"]) == (False, True)
-    for name in ("sessions_closed", "sessions_open", "batch_sessions"):
+    for name in ("windows_closed", "windows_open", "spark_windows"):
         assert msgspec.structs.replace(empty, **{name: 1}).ok
     assert not msgspec.structs.replace(report(2), **none).is_empty
 
