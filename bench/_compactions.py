@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from bench._changelogs import ChangelogWriter, Kind
 from bench._processes import own_tree_cpu_s
-from penstock.services.spark.compact import Compaction, Summary
-from penstock.services.spark.rewrite import Crowded
+from penstock.services.spark.compact import Compaction, Plan, Summary
+from penstock.services.spark.rewrite import RewriteInput
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.partition import ChangelogPartition
@@ -55,14 +55,14 @@ class _Observed(Compaction):
 
     rewrite_rows, rewrite_s = 0, 0.0
 
-    def _rewrite(self) -> int:
+    def _rewrite(self, plan: Plan) -> int:
         started = time.monotonic()
-        done = super()._rewrite()
+        done = super()._rewrite(plan)
         self.rewrite_s = time.monotonic() - started
         return done
 
     def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
-        if isinstance(items[0], Crowded):
+        if isinstance(items[0], RewriteInput):
             self.rewrite_rows = sum(map(size, items))
         return super()._in_tasks(items, size, step)
 

@@ -58,7 +58,7 @@ class Aftercare:
             self.failed.append((what, error))
         return otherwise
 
-    def look_after(self, state: str, others: Mapping[str, str]) -> dict[str, Any]:
+    def run_upkeep(self, state: str, others: Mapping[str, str]) -> dict[str, Any]:
         """OPTIMIZE and VACUUM, each where its policy says so; `others` are the paths of `closed` and `late` tables.
 
         What was done, as a summary has it.

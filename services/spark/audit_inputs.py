@@ -19,7 +19,12 @@ from penstock.services.spark.kafka import KAFKA_SOURCE_MS_MAX, read_topic
 from penstock.services.spark.measures import holds_other_than_text, parsed, unchecked
 from penstock.services.spark.reading import Tables, by_partition
 from penstock.services.spark.sql import empty
-from penstock.services.spark.topic_offsets import TopicOffsets, offsets_at, settled_offsets, topic_offsets
+from penstock.services.spark.topic_offsets import (
+    TopicOffsets,
+    offsets_after_open_transactions,
+    offsets_at,
+    topic_offsets,
+)
 from penstock.shared.clients.consumer.dead_letters import NODE
 from penstock.shared.common.errors import FatalError
 from penstock.shared.streams.changelog.format import WINDOWED, BatchInput, StoreSchema
@@ -253,7 +258,7 @@ def dead_letters(
 
     if store.dead_letters is None:
         return empty(spark, "partition INT, offset BIGINT")
-    held = settled_offsets(settings.kafka, store.dead_letters, settings.kafka_timeout_ms)
+    held = offsets_after_open_transactions(settings.kafka, store.dead_letters, settings.kafka_timeout_ms)
     require_readable(settings, held)
     if gone := [f"{store.dead_letters}-{p} before offset {first}" for p, first in held.earliest.items() if first]:
         not_compared.append(f"dead letters that are gone: {', '.join(gone)}; their source records count as lost")

@@ -41,8 +41,8 @@ from penstock.services.spark.arrow_columns import TIME_MS_MAX
 from penstock.services.spark.delta import DataFile
 from penstock.services.spark.failures import translated
 from penstock.services.spark.fold import Range, Where
-from penstock.services.spark.own_step import call_step
-from penstock.services.spark.rewrite import Crowded, rewrite
+from penstock.services.spark.own_step import call_hook
+from penstock.services.spark.rewrite import RewriteInput, rewrite
 from penstock.services.spark.settings import UpkeepSettings
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.topic_offsets import TopicOffsets, ask, topic_offsets
@@ -305,10 +305,10 @@ class Compaction:
             if settings.delete_covered:
                 attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
             others = attempt("upkeep", self._others, dict[str, str]())
-            summary = summary._replace(**self.after.look_after(self.path(STATE), others))
+            summary = summary._replace(**self.after.run_upkeep(self.path(STATE), others))
         if settings.after is not None:
             step = settings.after
-            attempt(f"after={step}", lambda: call_step(self.spark, step, settings.tables), None)
+            attempt(f"after={step}", lambda: call_hook(self.spark, step, settings.tables), None)
         return summary
 
     def _others(self) -> dict[str, str]:
@@ -331,7 +331,7 @@ class Compaction:
             size, count = (sum(file[name] for file in own) for name in ("size_bytes", "num_records"))
             kept = [row for row in rows[1:] if row["changelog_offset"] >= plan.offsets.earliest[p]]
             paths = [file["path"] for file in own]
-            wanted.append(Crowded(p, paths, count, size, rows[:1] + kept[: PROGRESS_ROWS_MAX - 1]))
+            wanted.append(RewriteInput(p, paths, count, size, rows[:1] + kept[: PROGRESS_ROWS_MAX - 1]))
         self.say(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
         step = rewrite(self.path(STATE), self.options, f"{self.job}-r")
         done = self._in_tasks(wanted, lambda one: one.rows, step)

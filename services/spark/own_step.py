@@ -15,16 +15,16 @@ from penstock.shared.common.errors import ConfigError, FatalError
 from penstock.shared.streams.topology_loading import import_function
 
 
-class StepFailed(FatalError):
+class AfterHookFailed(FatalError):
     """The user's own step raised; the run that it came after counts all the same."""
 
 
-def call_step(spark: SparkSession, name: str, folder: str) -> None:
-    """Call the function of that name; ConfigError where there is none such, StepFailed for what it raises."""
+def call_hook(spark: SparkSession, name: str, folder: str) -> None:
+    """Call the function of that name; ConfigError where there is none such, AfterHookFailed for what it raises."""
     function: Any = import_function(name, "after")
     try:
         function(spark, Tables(spark, folder).frames())
     except ConfigError:
         raise
     except Exception as e:
-        raise StepFailed(f"{name}: {type(e).__name__}: {e}") from e
+        raise AfterHookFailed(f"{name}: {type(e).__name__}: {e}") from e

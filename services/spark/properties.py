@@ -25,7 +25,7 @@ def properties(conf: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def handed_over(conf: Mapping[str, str], folder: str) -> Iterator[None]:
+def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
     """Have a JVM of Spark's that is started meanwhile take this from a file in `folder` that only its owner reads."""
     before = os.environ.get(SUBMIT)
     file = Path(folder) / "spark.properties"

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.spark import collected_sets
 from penstock.services.spark.arrow_columns import TIME_MS_MAX
-from penstock.services.spark.session import spark_session, travelling
+from penstock.services.spark.session import pickled_by_value, spark_session
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
 from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, state_type
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
@@ -316,7 +316,7 @@ def _merged(rows: DataFrame, store: StoreSchema) -> DataFrame:
     own = F.col("session" if store.kind == "session" else "start").alias("own")
     merged = rows.groupBy("partition", key, own).agg(*bounds, *(column for _, column in fields))
     if limits := {f"m{i}_json": int(a.parameters[0]) for i, a in enumerate(store.aggregations) if a.function == _SET}:
-        with travelling(collected_sets):
+        with pickled_by_value(collected_sets):
             types = [(f.name, f.dataType.simpleString()) for f in merged.schema.fields]
             schema = ", ".join(f"{quoted(n)} {'binary' if n in limits else type_}" for n, type_ in types)
             merged = merged.mapInArrow(collected_sets.merged(limits), schema)

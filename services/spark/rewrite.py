@@ -20,7 +20,7 @@ PASS_BYTES = 128 * 1024 * 1024  # the same in bytes of its files, which are comp
 SPREAD = -7046029254386353131  # an odd number whose product spreads starts evenly over passes
 
 
-class Crowded(NamedTuple):
+class RewriteInput(NamedTuple):
     """A partition to rewrite: its files, their rows and bytes, and the progress rows to keep, the newest first."""
 
     partition: int
@@ -31,16 +31,16 @@ class Crowded(NamedTuple):
 
 
 def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[bytes], Iterator[bytes]]:
-    """What a task does: a list of `Crowded` to lists of DataFile, all in the form of msgpack."""
+    """What a task does: a list of `RewriteInput` to lists of DataFile, all in the form of msgpack."""
 
     def run(crowded: bytes) -> Iterator[bytes]:
-        for one in msgspec.msgpack.decode(crowded, type=list[Crowded]):
+        for one in msgspec.msgpack.decode(crowded, type=list[RewriteInput]):
             yield msgspec.msgpack.encode(list(_rewritten(Files(folder, options, INDEXED[STATE]), one, job)))
 
     return run
 
 
-def _rewritten(files: Files, one: Crowded, job: str) -> Iterator[DataFile]:
+def _rewritten(files: Files, one: RewriteInput, job: str) -> Iterator[DataFile]:
     passes = max(one.rows // PASS_ROWS, one.size // PASS_BYTES) + 1
     number = total = 0
     for nth in range(passes):

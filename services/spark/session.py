@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 
 from penstock.services.spark import class_archive, s3
 from penstock.services.spark.masters import silence
-from penstock.services.spark.properties import handed_over
+from penstock.services.spark.properties import properties_file
 from penstock.services.spark.scratch import scratch_folder
 from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.errors import FatalError
@@ -95,7 +95,7 @@ def spark_session(settings: SparkSettings, application: str, *places: str) -> It
         for name, value in conf.items():
             builder = builder if name in hidden else builder.config(name, value)
         try:
-            with handed_over(hidden, work) if hidden else nullcontext():
+            with properties_file(hidden, work) if hidden else nullcontext():
                 spark = builder.getOrCreate()
         except (PySparkException, Py4JError, RuntimeError, OSError) as e:
             said = last_cause(e)
@@ -109,7 +109,7 @@ def spark_session(settings: SparkSettings, application: str, *places: str) -> It
 
 
 @contextmanager
-def travelling(*modules: ModuleType) -> Iterator[None]:
+def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
     """Have what is handed to Spark meanwhile carry these modules' functions and classes with it, to workers that lack
     them."""
     for module in modules:

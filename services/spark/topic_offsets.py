@@ -62,7 +62,7 @@ def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) 
     return ask(find(), kafka, timeout_ms, ", ".join(names))
 
 
-def settled_offsets(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
+def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
     """What a topic holds, once each transaction is decided that has written to it by now.
 
     A transaction that another one's open one hides would else be seen in one topic and not in the other. Raises

@@ -67,7 +67,7 @@ class BeforeState(Compaction):
 class BeforeRewrite(Compaction):
     """Killed with the run committed and `state` not rewritten."""
 
-    def _rewrite(self) -> int:
+    def _rewrite(self, plan: Plan) -> int:
         die()
         return 0
 
@@ -77,7 +77,7 @@ class DuringRewrite(Compaction):
 
     def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
         done = super()._in_tasks(items, size, step)
-        if type(items[0]).__name__ == "Crowded":
+        if type(items[0]).__name__ == "RewriteInput":
             die()
         return done
 

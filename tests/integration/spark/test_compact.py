@@ -22,7 +22,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark import delta
 from penstock.services.spark.compact import Compaction
-from penstock.services.spark.own_step import StepFailed
+from penstock.services.spark.own_step import AfterHookFailed
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
@@ -205,7 +205,7 @@ def test_a_rewrite_that_another_job_overtakes(
     class Overtaken(Compaction):
         def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
             done = super()._in_tasks(items, size, step)
-            if type(items[0]).__name__ == "Crowded":
+            if type(items[0]).__name__ == "RewriteInput":
                 simulation.feed(60, 9)
                 topics.write(simulation)
                 job(simulation).run()
@@ -352,7 +352,7 @@ def test_the_users_own_step(
     first_job = job(simulation, after="steps_after_compactions:after")
     first = first_job.run()
     assert "AssertionError: too few" in first.failed[0]
-    with pytest.raises(StepFailed, match="AssertionError: too few"):
+    with pytest.raises(AfterHookFailed, match="AssertionError: too few"):
         first_job.after.require_done()
     assert is_right(tmp_path, simulation)
     simulation.feed(200, seed=2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.spark.own_step import StepFailed, call_step
+from penstock.services.spark.own_step import AfterHookFailed, call_hook
 from penstock.shared.common.errors import ConfigError
 from tests.lake_tables import small_lake
 
@@ -27,9 +27,9 @@ def test_the_step_gets_the_tables(spark: Any, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     Path("steps_of_test_own_step.py").write_text(STEPS)
     folder = small_lake(tmp_path)
-    call_step(spark, "steps_of_test_own_step:count", folder)
+    call_hook(spark, "steps_of_test_own_step:count", folder)
     assert Path("counts").read_text() == "{'closed/s': 3, 'late/s': 0, 'live/s': 2}"
-    with pytest.raises(StepFailed, match=r"steps_of_test_own_step:fail: KeyError: 'visits'"):
-        call_step(spark, "steps_of_test_own_step:fail", folder)
+    with pytest.raises(AfterHookFailed, match=r"steps_of_test_own_step:fail: KeyError: 'visits'"):
+        call_hook(spark, "steps_of_test_own_step:fail", folder)
     with pytest.raises(ConfigError, match="after: steps_of_test_own_step:nothing"):
-        call_step(spark, "steps_of_test_own_step:nothing", folder)
+        call_hook(spark, "steps_of_test_own_step:nothing", folder)

@@ -19,7 +19,7 @@ DONE = Summary(1, 5, 4, 1, 2, 0, {0: 0}, {0: 9}, 7, 0.0)
 class Steps(Aftercare):
     """Upkeep that another job got ahead of."""
 
-    def look_after(self, *paths: Any) -> dict[str, Any]:
+    def run_upkeep(self, *paths: Any) -> dict[str, Any]:
         return {"optimized_tables": self.attempt("OPTIMIZE of x", lost, 0, is_upkeep=True)}
 
 

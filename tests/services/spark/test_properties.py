@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.spark.properties import SUBMIT, handed_over, properties
+from penstock.services.spark.properties import SUBMIT, properties, properties_file
 
 
 def test_what_java_would_take_for_something_else_is_escaped() -> None:
@@ -23,7 +23,7 @@ def test_only_the_owner_reads_the_file(tmp_path: Path, monkeypatch: pytest.Monke
     folder.mkdir()
     for before, after in ((None, "pyspark-shell"), ("--verbose pyspark-shell", "--verbose pyspark-shell")):
         monkeypatch.delenv(SUBMIT, raising=False) if before is None else monkeypatch.setenv(SUBMIT, before)
-        with handed_over({"spark.hadoop.fs.s3a.secret.key": "hunter2"}, str(folder)):
+        with properties_file({"spark.hadoop.fs.s3a.secret.key": "hunter2"}, str(folder)):
             told = shlex.split(os.environ[SUBMIT])
             file = Path(told[told.index("--properties-file") + 1])
             assert " ".join(told).endswith(after)

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.services.spark import rewrite as of_rewrite
 from penstock.services.spark.delta import DataFile
-from penstock.services.spark.rewrite import Crowded, live_rows, rewrite
+from penstock.services.spark.rewrite import RewriteInput, live_rows, rewrite
 from penstock.services.spark.tables import PROGRESS, state_schema
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
@@ -78,7 +78,7 @@ def test_a_rewritten_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         own = pa.Table.from_pylist(rows[nth::2], SCHEMA).drop_columns(["partition"])
         pq.write_table(own, folder / f"{nth}.parquet")
     older = newest | {"changelog_offset": 9}
-    crowded = Crowded(2, ["partition=2/0.parquet", "partition=2/1.parquet"], len(rows), 9, [newest, older])
+    crowded = RewriteInput(2, ["partition=2/0.parquet", "partition=2/1.parquet"], len(rows), 9, [newest, older])
     (done,) = rewrite(str(tmp_path), {}, "job")(msgspec.msgpack.encode([crowded]))
     files = msgspec.msgpack.decode(done, type=list[DataFile])
     assert all(file.path.startswith("partition=2/part-job-2-") and file.partition == 2 for file in files)
@@ -102,7 +102,7 @@ def test_a_file_has_no_more_rows_than_it_may(tmp_path: Path, monkeypatch: pytest
     folder.mkdir()
     rows = pa.Table.from_pylist([window("s", f"k{i}", i, i) for i in range(5)], SCHEMA)
     pq.write_table(rows.drop_columns(["partition"]), folder / "0.parquet")
-    crowded = Crowded(2, ["partition=2/0.parquet"], 5, 9, [newest])
+    crowded = RewriteInput(2, ["partition=2/0.parquet"], 5, 9, [newest])
     (done,) = rewrite(str(tmp_path), {}, "job")(msgspec.msgpack.encode([crowded]))
     files = msgspec.msgpack.decode(done, type=list[DataFile])
     names = [f"partition=2/part-job-2-{number}.parquet" for number in range(4)]

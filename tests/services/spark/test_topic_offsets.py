@@ -7,7 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.services.spark.topic_offsets import TopicOffsets, Undecided, offsets_at, settled_offsets, topic_offsets
+from penstock.services.spark.topic_offsets import (
+    TopicOffsets,
+    Undecided,
+    offsets_after_open_transactions,
+    offsets_at,
+    topic_offsets,
+)
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import KafkaTimeout, UnknownTopicOrPartition
@@ -63,7 +69,7 @@ async def test_an_end_counts_once_open_transactions_are_decided(kafka: KafkaSett
         await producer.send_and_wait("b", b"v", partition=0)
         await send(kafka, ("b", 0, 100))
         with pytest.raises(Undecided, match="b-0 at offset 0: a transaction has been open for more than 200 ms"):
-            await asyncio.to_thread(settled_offsets, kafka, "b", 200)
-        asked = asyncio.create_task(asyncio.to_thread(settled_offsets, kafka, "b", LIMIT_MS))
+            await asyncio.to_thread(offsets_after_open_transactions, kafka, "b", 200)
+        asked = asyncio.create_task(asyncio.to_thread(offsets_after_open_transactions, kafka, "b", LIMIT_MS))
         await producer.abort_transaction()
         assert (await asked).latest == {0: 3}, "two records and the mark of the end"
