@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.shared.common import errors
-from penstock.shared.common.errors import ChangelogHole, FatalError, OffsetOutOfRange, PenstockError
+from penstock.shared.common.errors import ChangelogHole, OffsetOutOfRange, PenstockError
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -21,11 +21,7 @@ class Failure(msgspec.Struct, frozen=True):
         return cls(tuple(one.__name__ for one in kind.__mro__), str(error))
 
     def error(self, where: str = "") -> PenstockError:
-        """The error again, of its first class in `errors`; a FatalError where that takes more than a text."""
+        """The error again, of its first class in `errors`; each of them takes a text."""
         kinds = (getattr(errors, name, None) for name in self.names)
-        kind = next(kind for kind in kinds if kind is not None)
-        try:
-            made: PenstockError = kind(f"{where}{self.said}")
-        except TypeError:
-            made = FatalError(f"{where}{self.said}")
-        return made
+        kind: type[PenstockError] = next(kind for kind in kinds if kind is not None)
+        return kind(f"{where}{self.said}")

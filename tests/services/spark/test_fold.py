@@ -410,6 +410,23 @@ async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch
             await read(kafka, 9, 9, 300)
 
 
+def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ordered by time; no row is left out, whatever the size of a batch."""
+    batches = [
+        pa.RecordBatch.from_pylist([{"window_start": start, "n": n} for start in (n + 5, n)]) for n in range(0, 50, 10)
+    ]
+    size = batches[0].nbytes
+    for most, rows in ((1, [2] * 5), (2 * size, [4, 4, 2]), (100 * size, [10])):
+        monkeypatch.setattr(fold, "SORT_BYTES", most)
+        files = list(write_files(where(str(tmp_path)), "closed/s", batches, 0))
+        assert [file.rows for file in files] == rows
+        starts = [pa.parquet.read_table(tmp_path / "closed/s" / file.path)["window_start"] for file in files]
+        assert all(own.to_pylist() == sorted(own.to_pylist()) for own in starts)
+        assert sorted(start for own in starts for start in own.to_pylist()) == list(range(0, 50, 5))
+
+
 async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> None:
     """Files of `state` are of one partition; those of `closed` have the rows of all, and the first one's name."""
     entries = [takeover(), live(b"a", 1, 1, 1), final(b"b", 1, 2, 1), progress()]
