@@ -35,9 +35,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import delta, fold, upkeep
+from penstock.services.spark import delta, fold
 from penstock.services.spark.aftercare import Aftercare
-from penstock.services.spark.arrow_columns import TIME_MS_MAX
 from penstock.services.spark.delta import DataFile
 from penstock.services.spark.failures import translated
 from penstock.services.spark.fold import Range, Where
@@ -214,7 +213,7 @@ class Compaction:
             return self._nothing_new(plan)
         self.say(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
         settings, offsets = self.settings, plan.offsets
-        common = (settings.kafka_timeout_ms, settings.folder, self.options, self.job, self._expired_ms(plan.newest))
+        common = (settings.kafka_timeout_ms, settings.folder, self.options, self.job, settings.closed_retention_days)
         where = Where(settings.kafka, offsets.topic, offsets.topic_id, *common)
         done = self._in_tasks(wanted, lambda one: one.end - one.first, fold.fold(where))
         found = [msgspec.msgpack.decode(one, type=fold.Found) for one in done]
@@ -229,14 +228,6 @@ class Compaction:
             return self._nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
         summary = self._commit(plan, moved, _by_table(found))
         return summary._replace(remaining_records=left, foreign_records=foreign)
-
-    def _expired_ms(self, newest: Mapping[int, Row]) -> int:
-        """Before which time windows are not kept, by the retention; it never goes back. -1 for none."""
-        days = self.settings.closed_retention_days
-        expired = max((row["expired_ms"] for row in newest.values()), default=-1)
-        times = (decode_progress(row["progress"].encode()).stream_time_ms for row in newest.values())
-        now_ms = max((time_ms for time_ms in times if time_ms <= TIME_MS_MAX), default=-1)
-        return expired if days is None else max(expired, now_ms - days * upkeep.DAY_MS)
 
     def _in_tasks(
         self, items: list[T], size: Callable[[T], int], step: Callable[[bytes], Iterable[bytes]]

@@ -50,6 +50,7 @@ from penstock.shared.streams.windows.keys import last_of_each
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
 FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
 SORT_BYTES = 1024 * 1024 * 1024  # ordered at once
+DAY_MS = 86_400_000
 POLL_MS = 500
 POLL_RECORDS = 50_000
 START_BYTES = 8
@@ -94,7 +95,7 @@ class Where(NamedTuple):
     folder: str
     options: Mapping[str, str]
     job: str
-    expired_ms: int = -1
+    retention_days: int | None = None
 
     def files(self, table: str) -> Files:
         """Writes a table's files."""
@@ -266,9 +267,16 @@ class Folded:
             "rewritten_rows": rows if newest is None else newest["rewritten_rows"],
             "added_rows": 0 if newest is None else newest["added_rows"] + rows,
             "added_files": 0 if newest is None else newest["added_files"] + 1,
-            "expired_ms": where.expired_ms,
+            "expired_ms": self._expired_ms(where, commit.progress.stream_time_ms),
         }
         return pa.RecordBatch.from_pylist([row], PROGRESS)
+
+    def _expired_ms(self, where: Where, time_ms: int) -> int:
+        """Before which time closed windows are not kept; it never goes back. -1 for none."""
+        expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
+        if where.retention_days is None or time_ms > TIME_MS_MAX:
+            return expired
+        return max(expired, time_ms - where.retention_days * DAY_MS)
 
     def _rows(self, where: Where) -> Iterator[tuple[str, pa.RecordBatch]]:
         for part in self._live():

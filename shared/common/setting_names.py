@@ -29,7 +29,6 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "batch_records_max",
         "broker",
         "buffered_records_max",
-        "changelog",
         "closed_retention_days",
         "commit_bytes",
         "commit_interval_ms",

@@ -34,18 +34,21 @@ def test_late_records_of_deleted_windows_make_none(
     driver.task.keeps_late = True
     asyncio.run(topics.create(topic_name, 1))
     broker = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-    settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker, closed_retention_days=3)
+    settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker)
 
-    def compact(*days: float) -> None:
+    def compact(*days: float, retention: int | None = 3) -> None:
         for day in days:
             driver.pipe("in", key=b"k", value=b"{}", timestamp=int(day * DAY))
         topics.send_changelog(topic_name, driver.changelog)
-        assert Compaction(spark, settings, print).run().failed == ()
+        assert (
+            Compaction(spark, settings.model_copy(update={"closed_retention_days": retention}), print).run().failed
+            == ()
+        )
 
     def counted(rows: Any) -> dict[float, int]:
         return {row.window_start.replace(tzinfo=UTC).timestamp() * 1000 / DAY: row.n for row in rows.collect()}
 
-    compact(1, 1, 9, 1, 9.5, 9, 10)
+    compact(1, 1, 9, 1, 9.5, 9, 10, retention=None)
     before = counted(penstock_spark.corrected(spark, str(tmp_path), topic_name, "s"))
     assert before == {1: 3, 9: 2, 9.5: 1, 10: 1}
     compact(11)
