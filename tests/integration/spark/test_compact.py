@@ -310,7 +310,7 @@ def test_closed_windows_go_by_retention(simulate: Any, topics: Any, job: Any, tm
     assert job(simulation, closed_retention_days=1).run().closed_rows == 3
     assert [row[2] for row in closed_in_lake(tmp_path, simulation)] == [2 * DAY_MS]
     assert live_in_lake(tmp_path, simulation) == live_in_tasks(simulation)
-    task.take(b"b", b'{"delay": 1.5, "place": "x"}', 3 * DAY_MS + 1)
+    task.take(b"b", b'{"delay": 1.5, "place": "x"}', 3 * DAY_MS)
     task.commit()
     topics.write(simulation)
     assert job(simulation, closed_retention_days=1).run().closed_rows == 0
