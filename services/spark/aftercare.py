@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 
 from penstock.services.spark import delta, upkeep
+from penstock.services.spark.arrow_columns import DAY_MS
 from penstock.services.spark.delta import CompactionConflict
 from penstock.services.spark.failures import translated
 from penstock.services.spark.settings import UpkeepSettings
@@ -108,7 +109,7 @@ class Aftercare:
         if days is None or table is None:
             return
         limit_ms = max((of[0]["expired_ms"] for of in delta.progress_rows(table).values()), default=-1)
-        limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * upkeep.DAY_MS)}
+        limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * DAY_MS)}
         for name, path in others.items():
             column, before_ms = limits[name.partition("/")[0]]
             own = self._open(path) if before_ms > 0 else None

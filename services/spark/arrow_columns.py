@@ -13,6 +13,7 @@ from penstock.shared.streams.changelog.format import StateCodec
 from penstock.shared.streams.changelog.states import packed_columns
 
 TIMESTAMP = pa.timestamp("us", "UTC")
+DAY_MS = 86_400_000
 TIME_MS_MAX = 253_402_300_799_999  # the last of year 9999: what timestamps of all engines can say
 MICROSECONDS = 1_000  # in a millisecond
 

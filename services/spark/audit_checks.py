@@ -190,18 +190,17 @@ def starts_of(store: StoreSchema) -> SparkColumn:
 
 
 def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
-    """Spark's sessions over the accepted records, with the highest close time that one of their records met."""
+    """Spark's sessions over the accepted records."""
     length = F.session_window(F.timestamp_millis("timestamp_ms"), f"{store.gap_ms} milliseconds")
     grouped = labelled.filter(F.col("fate") == ACCEPTED).groupBy(*KEY, length)
     return grouped.agg(
         F.count(F.lit(1)).alias("records"),
-        F.max("close_ms").alias("close_ms"),
         *(m.of_records.alias(m.name) for m in numbers),
     ).select(
         *KEY,
         F.unix_millis("session_window.start").alias("start_ms"),
         (F.unix_millis("session_window.end") - store.gap_ms).alias("end_ms"),
-        *("records", "close_ms"),
+        "records",
         *(m.name for m in numbers),
     )
 

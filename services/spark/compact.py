@@ -21,7 +21,6 @@ that planned alike one goes through, and the other ends with CompactionConflict 
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +38,7 @@ from penstock.services.spark import delta, fold
 from penstock.services.spark.aftercare import Aftercare
 from penstock.services.spark.delta import DataFile
 from penstock.services.spark.failures import translated
-from penstock.services.spark.fold import Range, Where
+from penstock.services.spark.fold import Range, Where, lagging
 from penstock.services.spark.own_step import call_hook
 from penstock.services.spark.rewrite import RewriteInput, rewrite
 from penstock.services.spark.settings import UpkeepSettings
@@ -179,14 +178,13 @@ class Compaction:
     ) -> tuple[int, Row | None]:
         """From where a partition is read, and the progress row there, None at the changelog's beginning."""
         newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
-        said = {} if newest is None else json.loads(newest["appended"])
-        there = {table: positions.get(table, {}).get(partition, -1) for table in said}
-        behind = sorted(table for table, last in said.items() if there[table] < last)
+        there = {table: of[partition] for table, of in positions.items() if partition in of}
+        behind = lagging(newest, there)
         if not behind:
             start, row = (0, None) if newest is None else (int(newest["changelog_offset"]), newest)
             lacks = ""
         else:
-            lowest = min(there[table] for table in behind)
+            lowest = min(there.get(table, -1) for table in behind)
             row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
             start = 0 if row is None else int(row["changelog_offset"])
             lacks = f" {', '.join(behind)} lacks rows from offset {lowest + 1} on."

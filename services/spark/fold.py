@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.services.spark.arrow_columns import TIME_MS_MAX, state_array, time_array
+from penstock.services.spark.arrow_columns import DAY_MS, TIME_MS_MAX, state_array, time_array
 from penstock.services.spark.delta import DataFile, Files
 from penstock.services.spark.results import results
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, PROGRESS, STATE
@@ -50,7 +50,6 @@ from penstock.shared.streams.windows.keys import last_of_each
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
 FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
 SORT_BYTES = 1024 * 1024 * 1024  # ordered at once
-DAY_MS = 86_400_000
 POLL_MS = 500
 POLL_RECORDS = 50_000
 START_BYTES = 8
@@ -76,13 +75,18 @@ class Range(NamedTuple):
     @property
     def lagging(self) -> list[str]:
         """The tables that lack rows of the partition which they had once."""
-        said = {} if self.newest is None else json.loads(self.newest["appended"])
-        return sorted(table for table, last in said.items() if self.positions.get(table, -1) < last)
+        return lagging(self.newest, self.positions)
 
     @property
     def covered(self) -> int:
         """The first offset whose changes of live windows `state` does not have."""
         return self.first if self.newest is None else int(self.newest["changelog_offset"])
+
+
+def lagging(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
+    """The tables that lack rows of a partition which they had by its newest progress row."""
+    said = {} if newest is None else json.loads(newest["appended"])
+    return sorted(table for table, last in said.items() if positions.get(table, -1) < last)
 
 
 class Where(NamedTuple):

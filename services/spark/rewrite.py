@@ -33,8 +33,8 @@ class RewriteInput(NamedTuple):
 def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[bytes], Iterator[bytes]]:
     """What a task does: a list of `RewriteInput` to lists of DataFile, all in the form of msgpack."""
 
-    def run(crowded: bytes) -> Iterator[bytes]:
-        for one in msgspec.msgpack.decode(crowded, type=list[RewriteInput]):
+    def run(inputs: bytes) -> Iterator[bytes]:
+        for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):
             yield msgspec.msgpack.encode(list(_rewritten(Files(folder, options, INDEXED[STATE]), one, job)))
 
     return run

@@ -19,7 +19,6 @@ from penstock.shared.common.errors import LakeUnavailable
 from penstock.shared.common.lake import DELTA_ERRORS, one_line
 
 OPTIMIZE, VACUUM_ENDED, WRITE = "OPTIMIZE", "VACUUM END", "WRITE"  # as Delta's history calls them
-DAY_MS = 86_400_000
 FILE_BYTES = 256 * 1024 * 1024  # files of this size and more stay as they are
 
 

@@ -245,11 +245,6 @@ class ChangelogReader:
         offset, said = self.takeover_offset, f"a changelog record of epoch {self.epoch}: no owner can go above it"
         raise CorruptRecord(f"what came before has {said}") if offset is None else CorruptEntry(offset, said)
 
-    @property
-    def is_between_commits(self) -> bool:
-        """Whether no entry waits for the progress record that confirms it."""
-        return not self._pending
-
     def feed_record(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         """As `feed`, of one record."""
         self.feed(np.array([offset]), [key], [value])
