@@ -31,9 +31,6 @@ from penstock.shared.streams.windows.window_store import WindowStore
 from penstock.shared.streams.windows.window_table import Values
 
 ODD_VALUE = object()
-ODD_SHARE_MAX = 1 / 16
-"""A batch of which more than this has to be taken one by one is not taken apart any more."""
-
 LEFT_SHARE_MAX = 1 / 4
 """Of a batch of which a kernel leaves more than this to msgspec, msgspec reads all."""
 
@@ -75,19 +72,16 @@ class BatchValues:
         if int(columns.timestamps.min()) < 0:
             odd.update(np.flatnonzero(columns.timestamps < 0).tolist())
         codes = self._codes(columns, odd)
-        odd_max = int(len(columns) * ODD_SHARE_MAX)
         if self._fields is not None and (numbers := self._numbers(columns, odd)) is not None:
-            return TakenValues(codes, numbers, [], sorted(odd), None) if len(odd) <= odd_max else None
+            return TakenValues(codes, numbers, [], sorted(odd), None)
         decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, odd)
         values: Sequence[Any] = columns.values if decoded is None else decoded
         is_out, out, count = None, set[int](), len(columns)
         if self._chain is not None:
-            values, is_out, count = self._chain.values(columns, values, odd, odd_max)
+            values, is_out, count = self._chain.values(columns, values, odd)
             decoded, out = values, set(np.flatnonzero(is_out).tolist())
-        if len(odd) > odd_max:
-            return None
         states = self._states(values, columns.timestamps, odd, out)
-        if states is None or len(odd) > odd_max:
+        if states is None:
             return None
         own = sorted(o for o in odd if o < count)
         return TakenValues(codes[:count], *states, own, decoded, is_out)
@@ -161,9 +155,9 @@ class BatchValues:
         None where a number is of a type that only `add` knows how to take.
         """
         try:
-            return self._fitting(values, timestamps, out)
+            return self._fitting(values, timestamps, odd | out)
         except Unfit:
-            odd.update(self._refused(values, out))
+            odd.update(self._refused(values, odd | out))
         try:
             return self._fitting(values, timestamps, odd | out)
         except Unfit:

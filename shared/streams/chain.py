@@ -64,12 +64,11 @@ class Chain:
         self._outcomes = {}
 
     def values(
-        self, columns: Columns, values: Sequence[Any], odd: set[int], odd_max: int
+        self, columns: Columns, values: Sequence[Any], odd: set[int]
     ) -> tuple[list[Any], NDArray[np.bool_], int]:
         """The values that come out, where none does, and for how many records there was time.
 
-        Odd places stay out of it; those at which a function raises are added to them. Once there are more than
-        `odd_max`, the batch is for single records, and all that no function has seen is odd.
+        Odd places stay out of it; those at which a function raises are added to them.
         """
         known, has_time, keys = self._outcomes, self._task.has_time, list(columns.keys)
         come: list[Any] = list(values)
@@ -78,9 +77,6 @@ class Chain:
         self._gate.is_open = False
         try:
             for place, offset in enumerate(columns.offsets.tolist()):
-                if len(odd) > odd_max:
-                    odd.update(range(place, len(columns)))
-                    break
                 if place in odd:
                     continue
                 if place and not has_time():  # so a record that takes long is the last one of its step
