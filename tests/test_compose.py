@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-README = ROOT / "README.md"
+DEPLOYMENT = ROOT / "docs" / "deployment.md"
 BROKERS = ("kafka-1", "kafka-2", "kafka-3")
 ONE_SHOT = {"topics", "connectors"}  # ends when its work is done, so it has no health
 ENDS = {"connectors", "sessions", "streams", "dlq"}
@@ -78,9 +78,9 @@ def test_every_part_is_there() -> None:
     assert set(SERVICES) == {*BROKERS, *SETTINGS, "connect", *around, *ONE_SHOT}
 
 
-def test_every_service_of_the_readme_is_there() -> None:
-    """Each command in README's table that runs until it is stopped is a service of compose, under its own name."""
-    table = README.read_text(encoding="utf-8").partition("| command | what it does")[2].partition("\n\n")[0]
+def test_every_service_of_the_document_is_there() -> None:
+    """Each command in the table of docs/deployment.md that runs until it is stopped is a service of compose, under its own name."""
+    table = DEPLOYMENT.read_text(encoding="utf-8").partition("| command | what it does")[2].partition("\n\n")[0]
     services = {name for name, (panel, *_) in COMMANDS.items() if panel == SERVICE_COMMANDS} - ENDS
     named = {name for row in table.splitlines() for name in re.findall(r"`penstock (\w+)", row.partition(" | ")[0])}
     assert services <= named

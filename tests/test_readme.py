@@ -1,4 +1,4 @@
-"""What README.md shows is true: its Python runs and prints what it says, its commands are accepted.
+"""README.md and the documents about running Penstock are true: Python prints what it says, commands are accepted.
 
 A Python block that opens with a comment that is a file's name is that file, for the blocks after it to import. Comment
 lines right after a `print` are what it prints. Commands are read from the shell blocks: each goes through its own
@@ -33,9 +33,11 @@ from penstock.services.spark.batch_settings import BatchSettings
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import CommandSettings
-from tests.documents import README, ROOT, blocks
+from tests.documents import DOCS, README, ROOT, blocks
 
 TIMEOUT_S = 60
+DOCUMENTS = (README, DOCS / "deployment.md", DOCS / "demo.md")
+README_LINES_MAX = 150
 NO_FILE = {f"{ENV_PREFIX}CONFIG": os.devnull}  # nor a penstock.toml of the current folder
 SETTINGS: dict[str, type[CommandSettings]] = {
     "up": UpSettings,
@@ -71,10 +73,11 @@ def printed(block: str) -> str:
 
 def commands() -> Iterator[list[str]]:
     """The words of each command in the shell blocks."""
-    for block in blocks(README, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if words := shlex.split(line, comments=True):
-                yield words
+    for document in DOCUMENTS:
+        for block in blocks(document, "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if words := shlex.split(line, comments=True):
+                    yield words
 
 
 def test_python_blocks_run_and_print_what_they_say(tmp_path: Path) -> None:
@@ -118,8 +121,8 @@ def test_commands_are_accepted() -> None:
             assert Requirement(arguments[1]).name == "penstock"
             assert Requirement(arguments[1]).extras <= extras.keys()
         else:
-            pytest.fail(f"the README shows a command that this test does not know: {program}")
-    assert checked, "the README shows no command"
+            pytest.fail(f"a document shows a command that this test does not know: {program}")
+    assert checked, "the documents show no command"
 
 
 def check_penstock(name: str, arguments: list[str], environ: dict[str, str]) -> None:
@@ -133,7 +136,7 @@ def check_penstock(name: str, arguments: list[str], environ: dict[str, str]) -> 
 
 def test_commands_in_the_text_exist() -> None:
     """Each `penstock NAME` and `scripts/NAME` in the text, a table or a line of code is there."""
-    text = README.read_text(encoding="utf-8")
+    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
     named = set(re.findall(r"`penstock ([a-z]+)[ `]", text))
     assert named
     assert named <= COMMANDS.keys()
@@ -154,7 +157,16 @@ def test_a_command_that_is_not_there_would_be_seen() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Every relative link of the README is a file of the checkout."""
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", README.read_text(encoding="utf-8"))
-    assert targets
-    assert not [target for target in targets if not (ROOT / target).exists()]
+    """Every relative link of a document is a file of the checkout."""
+    found = {
+        (document.name, target): (document.parent / target).exists()
+        for document in (*ROOT.glob("*.md"), *DOCS.glob("*.md"))
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text(encoding="utf-8"))
+    }
+    assert found
+    assert not [link for link, exists in found.items() if not exists]
+
+
+def test_the_readme_is_short() -> None:
+    """A newcomer reads it to its end."""
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= README_LINES_MAX

@@ -22,18 +22,18 @@ import httpx
 import pytest
 
 from penstock.services.local import ports
-from tests.documents import README, block
+from tests.documents import DOCS, README, block
 from tests.integration.environments import ROOT, SYSTEM_PATH, ask, inherited, make_environment, required
 from tests.integration.promtool import assert_clean
 
 START_TIMEOUT_S, RESULT_TIMEOUT_S, COMMAND_TIMEOUT_S, STOP_TIMEOUT_S = 360, 240, 360, 90
 LAKE_TIMEOUT_S = 180
-INTERVAL_MS = 20_000  # README's
+INTERVAL_MS = 20_000  # that of docs/deployment.md
 LAST_LINE = "Ctrl-C stops everything"
 OWN_PACKAGES = ("api", "services", "shared", "tests")
-PROGRAMS = {"try_visits.py": "from visits import topology", "orders.py": "# orders.py"}
-"""README's complete programs, each by a text that it alone contains. The last line of each is what it prints."""
-EXAMPLES = ("producing.py", "committing.py", "punctuated_sessions.py")
+PROGRAM = "from visits import topology"
+"""README's complete program contains this. Its last line is what it prints."""
+EXAMPLES = ("orders.py", "producing.py", "committing.py", "punctuated_sessions.py")
 """Of `examples/`, likewise: the last line of each is the last that it prints."""
 CONNECTORS = ("load_average.py", "value_lines.py")
 """Of `examples/`: a source and a sink, as modules of the project."""
@@ -169,9 +169,9 @@ def the_whole_rest_is_there(worker: str) -> None:
 
 
 def the_lake_is_read(bin: Path, project: Path) -> None:
-    """README's program prints what README shows, once a compaction that `up` started has written the closed visit."""
-    assert f"PENSTOCK_COMPACTION__INTERVAL_MS={INTERVAL_MS}`" in README.read_text(encoding="utf-8")
-    program = block(README, "py", "DeltaTable(")
+    """The program of docs/lake.md prints what it shows, once a compaction that `up` started has written the visit."""
+    assert f"PENSTOCK_COMPACTION__INTERVAL_MS={INTERVAL_MS}`" in (DOCS / "deployment.md").read_text(encoding="utf-8")
+    program = block(DOCS / "lake.md", "py", "DeltaTable(")
     (project / "read_lake.py").write_text(
         program.replace('"lake/visits/', '".penstock/lake/penstock/'), encoding="utf-8"
     )
@@ -192,12 +192,11 @@ def test_the_project_sees_the_wheel_alone(bin: Path) -> None:
     assert not {path.name for path in where.parent.parent.iterdir()} & set(OWN_PACKAGES)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_readmes_programs_print_what_it_shows(name: str, bin: Path, project: Path) -> None:
-    """Each runs from the project's root, and its output is README's comment."""
-    program = block(README, "python", PROGRAMS[name])
-    (project / name).write_text(program, encoding="utf-8")
-    assert printed([bin / "python", name], bin, project).strip() == program.strip().splitlines()[-1].removeprefix("# ")
+def test_readmes_program_prints_what_it_shows(bin: Path, project: Path) -> None:
+    """It runs from the project's root, and its output is README's comment."""
+    program = block(README, "python", PROGRAM)
+    (project / "try_visits.py").write_text(program, encoding="utf-8")
+    assert printed([bin / "python", "try_visits.py"], bin, project).strip() == program.strip().splitlines()[-1].removeprefix("# ")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -210,10 +209,10 @@ def test_examples_print_what_they_show(name: str, bin: Path, project: Path) -> N
     assert last == program.splitlines()[-1].removeprefix("# ")
 
 
-def test_what_up_prints_and_readme_shows_works(said: dict[str, str], bin: Path, tmp_path: Path) -> None:
-    """The printed event is taken, not a dead letter; README's visit is seen where it says, in the lake
+def test_what_up_prints_and_the_document_shows_works(said: dict[str, str], bin: Path, tmp_path: Path) -> None:
+    """The printed event is taken, not a dead letter; the document's visit is seen where it says, in the lake
     too; the printed audit passes."""
-    shown = block(README, "console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
+    shown = block(DOCS / "deployment.md", "console", "curl").replace("http://127.0.0.1:8080", said["dashboard"])
     post, look = (step.strip().rsplit("\n", 1) for step in shown.split("$ ")[1:])
     assert answered(post[0], tmp_path).strip() == post[1]
     assert json.loads(answered(said["ingest"], tmp_path))["stored"] == 1

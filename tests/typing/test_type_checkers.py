@@ -25,7 +25,7 @@ from tests.documents import DOCS, README, ROOT, blocks
 HERE = Path(__file__).parent
 MISTAKES = HERE / "mistakes.py"
 PROGRAMS = (HERE / "accepted.py", HERE / "accepted_streams.py", MISTAKES)
-EXAMPLES = ("load_average.py", "testing_without_a_broker.py")
+EXAMPLES = ("load_average.py", "orders.py", "testing_without_a_broker.py")
 """The others import libraries that have no types."""
 DOCUMENTS = ("connect", "consumer", "fake-broker", "producer", "streams")
 EXPECTED = re.compile(r"# mypy ([\w-]+), pyright ([\w-]+)$")

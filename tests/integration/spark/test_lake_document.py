@@ -1,4 +1,4 @@
-"""What README.md and docs/lake.md say of reading the lake, run on tables as the layout says."""
+"""What docs/lake.md says of reading the lake, run on tables as the layout says."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def visits(tmp_path: Path) -> Path:
 
 
 def test_reading_the_lake(visits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """README's program prints what it says, and other readers of Delta read the tables."""
-    program = block(README, "py", "DeltaTable(")
+    """The document's program prints what it says, and other readers of Delta read the tables."""
+    program = block(DOCS / "lake.md", "py", "DeltaTable(")
     command = [sys.executable, "-c", program]
     run = subprocess.run(command, cwd=visits, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     assert run.returncode == 0, run.stderr
