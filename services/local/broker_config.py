@@ -67,6 +67,9 @@ DEFAULT_PROPERTIES: Mapping[str, str] = {
     "background.threads": "4",
 }
 
+QUICK_START = ("-XX:TieredStopAtLevel=1",)
+"""JVM options of a broker that runs for minutes: the second compiler would take longer than it saves."""
+
 HeapMb = Annotated[int, Field(ge=128, le=65_536)]
 
 

@@ -24,7 +24,6 @@ from penstock.services.spark import audit_sessions
 from penstock.services.spark.audit_inputs import KEY, PLACE, WINDOW, Inputs, in_sample
 from penstock.services.spark.measures import (
     FIELDS,
-    TEXTS,
     Measure,
     contradictions,
     measures,
@@ -165,7 +164,7 @@ def label(inputs: Inputs) -> DataFrame:
         .filter(in_sample(inputs.sample))
         .select(
             *("partition", "offset", "timestamp_ms", "key", "fate", "missed", "late_times", "dead_times"),
-            *(FIELDS, TEXTS, "close_ms"),
+            *(FIELDS, "close_ms"),
         )
     )
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.spark.audit_settings import SAMPLE_PARTS, AuditSettings
 from penstock.services.spark.kafka import KAFKA_SOURCE_MS_MAX, read_topic
-from penstock.services.spark.measures import holds_other_than_text, parsed, unchecked
+from penstock.services.spark.measures import parsed, texts_alone, unchecked
 from penstock.services.spark.reading import Tables, by_partition
 from penstock.services.spark.sql import empty
 from penstock.services.spark.topic_offsets import (
@@ -94,14 +94,14 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     beyond = read_topic(spark, settings.kafka, store.source, _higher(source.earliest, covered), source.latest).count()
     not_compared: list[str] = []
     assumed = [f"the grace of {store.grace_ms} ms was in force for all records"]
-    late = late_records(found, store, source.earliest)
+    late = late_records(found, store, source.earliest).persist()
     life = next(iter(found.covered.values())).topic_id
     dead = dead_letters(spark, settings, store, life, not_compared)
     dead = dead.filter(F.coalesce(F.col("offset") < by_partition(covered, "bigint"), F.lit(True)))
-    dead = dead.filter(F.coalesce(F.col("offset") >= by_partition(source.earliest, "bigint"), F.lit(True)))
-    stream = stream_windows(found, store)
+    dead = dead.filter(F.coalesce(F.col("offset") >= by_partition(source.earliest, "bigint"), F.lit(True))).persist()
+    stream = stream_windows(found, store).persist()
     store = without_added(stream, store, not_compared)
-    store = _texts_alone(records, store)
+    store = texts_alone(records, store)
     if names := unchecked(store):
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make from the records")
     if not any(a.function == "count" for a in store.aggregations):
@@ -285,19 +285,3 @@ def require_readable(settings: AuditSettings, held: TopicOffsets) -> None:
 
 def _higher(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
     return {partition: max(offset, other.get(partition, 0)) for partition, offset in one.items()}
-
-
-def _texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
-    """The store without the distinct counts of fields that hold other values than text."""
-    fields = {a.field for a in store.aggregations if a.function == "count_distinct" and a.field and a.verbatim}
-    if not fields:
-        return store
-    found = records.agg(*(F.max(holds_other_than_text(field)).alias(field) for field in sorted(fields))).first()
-    others = {field for field in fields if found is not None and found[field]}
-    return msgspec.structs.replace(
-        store,
-        aggregations=tuple(
-            msgspec.structs.replace(a, verbatim=False) if a.function == "count_distinct" and a.field in others else a
-            for a in store.aggregations
-        ),
-    )

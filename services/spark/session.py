@@ -38,6 +38,7 @@ from penstock.shared.common.java import Java, find_java
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
 # Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
 # over 300,000 records. What is given as spark.driver.extraJavaOptions comes after it and so overrides it.
+SKETCHES_MAX = 30_000  # in memory at a time in each task: 60 MB of the largest
 LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
 ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
 ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, however big states are
@@ -148,6 +149,8 @@ def configuration(
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         # Planning again after every stage costs these jobs more than it saves: many plans over little data.
         "spark.sql.adaptive.enabled": "false",
+        # Sketches are hashed by their group, not sorted: by default 128 groups are too many.
+        "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": str(SKETCHES_MAX),
         # A join hashes its smaller side if that fits in memory: sorting both sides costs more.
         "spark.sql.join.preferSortMergeJoin": "false",
         "spark.sql.shuffledHashJoinFactor": "1",

@@ -19,7 +19,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from penstock.services.local import broker_config as config
-from penstock.services.local.broker_config import EmbeddedKafkaSettings
+from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.jars import KAFKA_JARS
 from penstock.services.local.kafka import EmbeddedKafka, new_cluster_id
 from penstock.shared.common.jars import fetch_jars
@@ -35,7 +35,7 @@ TEST_PROPERTIES = {
 @pytest.fixture(scope="session")
 def kafka_settings() -> EmbeddedKafkaSettings:
     """Settings that let tests of time-outs be quick; the quick compiler alone makes a start cost half the CPU time."""
-    return EmbeddedKafkaSettings(properties=TEST_PROPERTIES, jvm_options=("-XX:TieredStopAtLevel=1",))
+    return EmbeddedKafkaSettings(properties=TEST_PROPERTIES, jvm_options=QUICK_START)
 
 
 @pytest.fixture(scope="session")

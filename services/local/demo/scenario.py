@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock.services.local.broker_config import QUICK_START, EmbeddedKafkaSettings
 from penstock.services.local.demo import closing, specs
 from penstock.services.local.demo.display import Display, counted
 from penstock.services.local.demo.events import Events
@@ -118,7 +119,7 @@ class Scenario:
     async def run(self) -> Outcome:
         """The whole course; raises where a part of it fails."""
         started = time.monotonic()
-        async with EmbeddedKafka(self._folder / KAFKA) as broker:
+        async with EmbeddedKafka(self._folder / KAFKA, EmbeddedKafkaSettings(jvm_options=QUICK_START)) as broker:
             self._kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
             self._display.step(f"Kafka is up at {broker.bootstrap_servers}")
             try:
