@@ -79,7 +79,7 @@ def test_every_part_is_there() -> None:
 
 
 def test_every_service_of_the_document_is_there() -> None:
-    """Each command in the table of docs/deployment.md that runs until it is stopped is a service of compose, under its own name."""
+    """Each daemon in the table of docs/deployment.md is a service of compose, under its own name."""
     table = DEPLOYMENT.read_text(encoding="utf-8").partition("| command | what it does")[2].partition("\n\n")[0]
     services = {name for name, (panel, *_) in COMMANDS.items() if panel == SERVICE_COMMANDS} - ENDS
     named = {name for row in table.splitlines() for name in re.findall(r"`penstock (\w+)", row.partition(" | ")[0])}

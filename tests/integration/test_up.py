@@ -196,7 +196,9 @@ def test_readmes_program_prints_what_it_shows(bin: Path, project: Path) -> None:
     """It runs from the project's root, and its output is README's comment."""
     program = block(README, "python", PROGRAM)
     (project / "try_visits.py").write_text(program, encoding="utf-8")
-    assert printed([bin / "python", "try_visits.py"], bin, project).strip() == program.strip().splitlines()[-1].removeprefix("# ")
+    assert printed([bin / "python", "try_visits.py"], bin, project).strip() == program.strip().splitlines()[
+        -1
+    ].removeprefix("# ")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -172,6 +172,7 @@ def test_what_there_was_no_time_for_is_not_taken() -> None:
 
 
 def test_a_function_that_refuses_a_whole_batch_is_called_once_a_record() -> None:
+    """Each record is a dead letter, and the function has seen each once, in order."""
     seen: list[int] = []
 
     def refused(record: Record) -> bool:
