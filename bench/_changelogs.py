@@ -22,10 +22,10 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Sum
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Sum
 from penstock.shared.streams.changelog import format as log
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.topics import CHANGELOG_CONFIGS
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.topology import Topology
 
 COMMIT_ENTRIES = 50_000

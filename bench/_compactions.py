@@ -21,9 +21,9 @@ from penstock.services.spark.rewrite import RewriteInput
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.partition import ChangelogPartition
-from penstock.shared.streams.restoring import RestoreReport
+from penstock.shared.streams.changelog.restore_io import RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task.stream_task import StreamTask
 
 RESTORES = 5  # from each snapshot; the median is taken
 

@@ -22,8 +22,8 @@ from bench._side_by_side import Figures
 from penstock.services.local.stack import Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 
 WAIT_SECONDS = 120

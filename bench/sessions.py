@@ -55,12 +55,12 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Count, Mean
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.aggregations.aggregation import Count, Mean
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.stream_task import Guarantee, StreamTask
-from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.task.stream_task import Guarantee, StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.compilation import compile_kernels
 

@@ -4,21 +4,30 @@ from penstock.shared.common.extras import needs as _needs
 from penstock.shared.common.public_names import publish as _publish
 
 with _needs("penstock.streams", "streams"):
-    from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
-    from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
-    from penstock.shared.streams.dsl import GlobalTable, Stream, StreamsBuilder, Table
-    from penstock.shared.streams.error_handlers import ErrorHandlers
-    from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup, WindowedTable
+    from penstock.shared.streams.aggregations.aggregation import (
+        Aggregate,
+        Aggregation,
+        Count,
+        CountDistinct,
+        Max,
+        Mean,
+        Min,
+        Sum,
+    )
+    from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
+    from penstock.shared.streams.aggregations.quantiles import Quantiles
+    from penstock.shared.streams.dsl.builder import GlobalTable, Stream, StreamsBuilder, Table
+    from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup, WindowedTable
+    from penstock.shared.streams.operators.stream_join import JoinWindows
     from penstock.shared.streams.processor import Processor, ProcessorContext, Record
     from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule
-    from penstock.shared.streams.quantiles import Quantiles
+    from penstock.shared.streams.runtime.stream_worker import StreamWorker
     from penstock.shared.streams.settings import StreamsSettings
     from penstock.shared.streams.state.key_value_store import KeyValueStore
     from penstock.shared.streams.state.state_directory import StateDirectory
-    from penstock.shared.streams.stream_join import JoinWindows
-    from penstock.shared.streams.stream_worker import StreamWorker
+    from penstock.shared.streams.task.error_handlers import ErrorHandlers
     from penstock.shared.streams.topology import StoreBuilder, Topology
-    from penstock.shared.streams.windowed_aggregate import WindowKey, WindowResult
+    from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
 
 __all__ = [
     "Aggregate",

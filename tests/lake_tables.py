@@ -21,11 +21,11 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from penstock.services.spark.arrow_columns import MICROSECONDS, TIME_MS_MAX, TIMESTAMP
 from penstock.services.spark.tables import CLOSED, LATE, STATE, rows_schema, state_schema
-from penstock.shared.streams.aggregations import Aggregation, Count
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
+from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog import format as log
 from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.latest import LATEST
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 TOPIC_ID = "topic"

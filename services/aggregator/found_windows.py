@@ -16,9 +16,9 @@ import msgspec
 from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.key_range import raw_key
 from penstock.shared.common.lake import ClosedWindow
+from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import DELETED, FINAL, AggregationSchema, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change
-from penstock.shared.streams.latest import shown
 
 
 class Found(NamedTuple):

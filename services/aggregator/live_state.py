@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from penstock.api.state import WindowRow
 from penstock.services.aggregator.key_search import KeySearch, key_text
 from penstock.shared.common.continuation import LivePlace, live_order
-from penstock.shared.streams.owned_task import OwnedTask
+from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.state.store import LiveRow
 
 ROWS_LOOKED_AT_MAX = 20_000

@@ -30,12 +30,12 @@ from penstock.services.aggregator.workers import Workers
 from penstock.shared.common import daemon
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.instance_registry import InstanceRegistry
-from penstock.shared.streams.instances import Registration
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.queries import StoreQuery, read_in_slices
-from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.runtime.instance_registry import InstanceRegistry
+from penstock.shared.streams.runtime.instances import Registration
+from penstock.shared.streams.runtime.stream_worker import StreamWorker
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology
 
 PROGRAM = "penstock aggregator"

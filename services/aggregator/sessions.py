@@ -43,9 +43,9 @@ from penstock.shared.common.points_in_time import time_ms, utc_text
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.tables import console_for, plain
 from penstock.shared.common.topic_names import changelog_topic
+from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSchema, decode_progress
 from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, one_by_one
-from penstock.shared.streams.latest import shown
 
 POLL_MS = 500
 COLUMN_WIDTH_MAX = 40  # of a key, and of an aggregation's result

@@ -36,7 +36,7 @@ from penstock.services.aggregator.pages import live_pages, row_pages
 from penstock.services.aggregator.settings import QueriesSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.metrics import counter
-from penstock.shared.streams.instances import Instances, Parts, Registration, who_has
+from penstock.shared.streams.runtime.instances import Instances, Parts, Registration, who_has
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 """Of one instance's answer: ten thousand rows of some kilobytes."""

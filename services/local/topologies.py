@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.shared.common.durations import parse_ms
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 
 DEFAULT_GAP = "30m"

@@ -39,14 +39,14 @@ from penstock.shared.common.records import Columns, GroupMetadata, TopicPartitio
 from penstock.shared.common.settings import KafkaSettings, LogSettings
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.changelog.partition import ChangelogPartition
-from penstock.shared.streams.restore import require_whole_input
-from penstock.shared.streams.restoring import changelog_consumer
+from penstock.shared.streams.changelog.restore import require_whole_input
+from penstock.shared.streams.changelog.restore_io import changelog_consumer
+from penstock.shared.streams.runtime.source_positions import SourcePositions
+from penstock.shared.streams.runtime.task_factory import TaskMaker
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.source_positions import SourcePositions
-from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.task_inputs import TaskInputs, process_in_time
-from penstock.shared.streams.task_maker import TaskMaker
-from penstock.shared.streams.task_metrics import Totals
+from penstock.shared.streams.task.inputs import TaskInputs, process_in_time
+from penstock.shared.streams.task.metrics import Totals
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology_loading import load_topology
 
 POLL_MS = 500

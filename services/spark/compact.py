@@ -50,7 +50,7 @@ from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.streams.changelog.format import StoreSchema, decode_progress
 from penstock.shared.streams.changelog.reader import check_schema
-from penstock.shared.streams.lake_names import require_lake_names
+from penstock.shared.streams.dsl.lake_names import require_lake_names
 
 Say = Callable[[str], object]
 T = TypeVar("T")

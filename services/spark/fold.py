@@ -44,7 +44,7 @@ from penstock.shared.streams.changelog.format import (
     decode_progress,
 )
 from penstock.shared.streams.changelog.reader import ChangelogReader, Commit, Confirmed, CorruptEntry, check_schema
-from penstock.shared.streams.restoring import changelog_consumer
+from penstock.shared.streams.changelog.restore_io import changelog_consumer
 from penstock.shared.streams.windows.keys import last_of_each
 
 IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.sql import SQL_TYPES, quoted
-from penstock.shared.streams.aggregations import DISTINCT_LG_K, EMPTY_TEXT, INT64_MAX, INT64_MIN
+from penstock.shared.streams.aggregations.aggregation import DISTINCT_LG_K, EMPTY_TEXT, INT64_MAX, INT64_MIN
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 RELATIVE_ERROR = 1e-9  # what two orders of adding the same floats may differ by, of the sum of their magnitudes

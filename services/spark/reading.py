@@ -28,6 +28,7 @@ from penstock.services.spark.settings import SparkSettings, hadoop_uri
 from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, state_type
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.lake_place import lake_root
+from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.changelog.format import (
     WINDOWED,
     AggregationSchema,
@@ -35,7 +36,6 @@ from penstock.shared.streams.changelog.format import (
     StoreSchema,
     decode_progress,
 )
-from penstock.shared.streams.latest import Latest
 
 CORRECTABLE = {
     "count": "Count",

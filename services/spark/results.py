@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
-from penstock.shared.streams.latest import shown
 
 RESULT_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
 

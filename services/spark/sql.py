@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.spark.session import jvm
 from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
-from penstock.shared.streams.latest import shown
 
 SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from penstock.services.spark.arrow_columns import TIMESTAMP
 from penstock.services.spark.results import RESULT_TYPES
 from penstock.shared.common.arrow_arrays import ARROW_TYPES
+from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import StoreSchema
-from penstock.shared.streams.latest import shown
 
 STATE, CLOSED, LATE = "state", "closed", "late"
 INDEXED = {

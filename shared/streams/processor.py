@@ -17,8 +17,8 @@ from penstock.shared.common.records import AnyHeaders, Columns, Headers, Int64Ar
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.late_entries import LateRows
-    from penstock.shared.streams.window_results import WindowResults
+    from penstock.shared.streams.windows.late_entries import LateRows
+    from penstock.shared.streams.windows.window_results import WindowResults
 
 
 K = TypeVar("K", covariant=True, default=Any)

@@ -24,12 +24,12 @@ import msgspec
 from penstock.shared.common.continuation import RowOrder, RowPlace, key_hash, row_order
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import raw_key
+from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog.format import StoreSchema
-from penstock.shared.streams.global_table import GlobalTableRows
-from penstock.shared.streams.latest import LATEST
+from penstock.shared.streams.runtime.global_table import GlobalTableRows
 from penstock.shared.streams.state.persistent_stores import PersistentStore
 from penstock.shared.streams.state.store import LiveRow
-from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import KeyType, StoreBuilder, Topology
 
 QUERY_ROWS_MAX = 10_000  # of one answer; narrower questions have the rest

@@ -11,7 +11,7 @@ import msgspec
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.serialization import Deserializer
 from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
-from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.changelog.format import STORES_MAX, StoreSchema
 from penstock.shared.streams.processor import Processor, Record
 from penstock.shared.streams.state.join_store import JoinStore

@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
 from penstock.shared.streams.processor import Processor, Record
 from penstock.shared.streams.punctuation import PunctuationType, Schedule
 from penstock.shared.streams.state.state_directory import StateDirectory

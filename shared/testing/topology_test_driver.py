@@ -3,8 +3,8 @@
 Everything a commit would write to Kafka is kept in lists, so a test can read results, late records and dead letters,
 `crash()` (lose what was not committed) and `restore()` from the changelog as a new owner would.
 
->>> from penstock.shared.streams.aggregations import Count
->>> from penstock.shared.streams.dsl import StreamsBuilder
+>>> from penstock.shared.streams.aggregations.aggregation import Count
+>>> from penstock.shared.streams.dsl.builder import StreamsBuilder
 >>> builder = StreamsBuilder()
 >>> builder.stream("clicks").group_by_key().session_window(gap=10).aggregate("s", n=Count()).on_close().to("sessions")
 >>> driver = TopologyTestDriver(builder.build())
@@ -27,18 +27,18 @@ from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import AnyHeaders, Columns, ConsumerRecord, Headers, ProducerRecord, header_pairs
 from penstock.shared.streams.changelog.format import Takeover, encode_takeover
 from penstock.shared.streams.changelog.reader import ChangelogReader
-from penstock.shared.streams.column_path import COLUMNS_MIN
-from penstock.shared.streams.error_handlers import ErrorHandlers, ExceptionHandler
-from penstock.shared.streams.global_table import GlobalTableRows
-from penstock.shared.streams.idle_advance import IdleAdvance, advance_idle
-from penstock.shared.streams.local_restore import take_up, write_restored
+from penstock.shared.streams.changelog.restore import restore_changes, restore_progress
 from penstock.shared.streams.processor import INT64_MAX
-from penstock.shared.streams.restore import restore_changes, restore_progress
+from penstock.shared.streams.runtime.global_table import GlobalTableRows
 from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPlace
+from penstock.shared.streams.state.local_restore import take_up, write_restored
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.stream_task import RECORD_BYTES_MAX, Guarantee, StreamTask
-from penstock.shared.streams.task_inputs import TaskInputs
+from penstock.shared.streams.task.error_handlers import ErrorHandlers, ExceptionHandler
+from penstock.shared.streams.task.idleness import IdleAdvance, advance_idle
+from penstock.shared.streams.task.inputs import TaskInputs
+from penstock.shared.streams.task.stream_task import RECORD_BYTES_MAX, Guarantee, StreamTask
+from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.manual_clock import ManualClock
 

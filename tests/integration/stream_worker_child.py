@@ -20,16 +20,16 @@ from penstock.shared.clients.connection.record_encoding import ColumnBatchBuilde
 from penstock.shared.common import log
 from penstock.shared.common.records import GroupMetadata
 from penstock.shared.common.settings import KafkaSettings, LogSettings
-from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.changelog.partition import ChangelogPartition
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.checkpoint import CommitPlace
-from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.stream_worker import StreamWorker
-from penstock.shared.streams.task_outputs import TaskCommit
+from penstock.shared.streams.task.outputs import TaskCommit
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.window_table import WindowTable
 

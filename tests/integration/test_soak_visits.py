@@ -21,8 +21,8 @@ from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
-from penstock.shared.streams.aggregations import Sum
-from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.aggregations.aggregation import Sum
+from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from tests.integration.stream_worker_child import visits
 from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, child, running, until
 

@@ -14,8 +14,8 @@ from penstock.services.aggregator.reset import main
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.errors import InconsistentGroupProtocol
-from penstock.shared.streams.source_offsets import GroupAhead
-from penstock.shared.streams.standby_assignor import PREFIX
+from penstock.shared.streams.runtime.source_offsets import GroupAhead
+from penstock.shared.streams.runtime.standby_assignor import PREFIX
 from tests.integration.test_stream_worker import Chain, chain_of, offline, or_its_error, running, until
 from tests.integration.test_stream_worker_losses import fails, work
 

@@ -15,8 +15,8 @@ from penstock.services.local.stack import Service, ServiceSpec, Stack
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import ProducerRecord
-from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_instances import PARTITIONS, client, settings_of, until
 from tests.integration.test_stream_worker import GUARANTEES, Chain, chain_of, running

@@ -15,10 +15,10 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Mean
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Mean
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Record
-from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (
     GAP_MS,

@@ -35,12 +35,12 @@ from penstock.shared.streams.changelog.format import (
     encode_live,
     encode_takeover,
 )
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.restoring import changelog_consumer, find_takeover
+from penstock.shared.streams.changelog.restore_io import changelog_consumer, find_takeover
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.stream_worker import StreamWorker
+from penstock.shared.streams.runtime.topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.state.checkpoint import LogReplaced
-from penstock.shared.streams.stream_worker import StreamWorker
-from penstock.shared.streams.task_outputs import TaskCommit
-from penstock.shared.streams.topics import CHANGELOG_CONFIGS
+from penstock.shared.streams.task.outputs import TaskCommit
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (
     WAIT_SECONDS,

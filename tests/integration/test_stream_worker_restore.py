@@ -21,7 +21,7 @@ from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import TopicPartition
-from penstock.shared.streams.aggregations import CountDistinct
+from penstock.shared.streams.aggregations.aggregation import CountDistinct
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, StateCodec
 from penstock.shared.streams.changelog.reader import Change, ChangelogReader, Confirmed, one_by_one
 from tests import lake_tables

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common.errors import ConfigError, ProducerFenced
-from penstock.shared.streams.restoring import RestoreReport
+from penstock.shared.streams.changelog.restore_io import RestoreReport
+from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.stream_worker import StreamWorker
 from tests.integration.test_stream_worker import (
     GUARANTEES,
     WAIT_SECONDS,

@@ -13,10 +13,10 @@ import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.common.errors import IllegalState
-from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.punctuation import PunctuationType
-from penstock.shared.streams.stream_worker import StreamWorker
+from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (
     GAP_MS,

@@ -23,8 +23,8 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.common.serialization import json_deserializer
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 
 TIME_FIELD = "_event_time_ms"

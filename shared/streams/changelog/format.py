@@ -45,7 +45,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from penstock.shared.common.errors import CorruptRecord
-from penstock.shared.streams.aggregations import Aggregation, Column, ColumnType, ColumnValue, ResultType
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnType, ColumnValue, ResultType
 
 FORMAT_VERSION = 1
 VERSIONS_MAX = 7  # 8 is the first byte with which a protocol buffer can begin

@@ -40,23 +40,23 @@ from penstock.shared.common.records import (
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.changelog.format import Takeover, encode_takeover
-from penstock.shared.streams.local_restore import Overtaken, discard
-from penstock.shared.streams.restore_progress import RestoreProgress
-from penstock.shared.streams.restoring import (
+from penstock.shared.streams.changelog.restore_io import (
     RestoreReport,
     Restoring,
     changelog_consumer,
     fetch_topic_id,
     find_takeover,
 )
+from penstock.shared.streams.changelog.restore_progress import RestoreProgress
+from penstock.shared.streams.runtime.source_offsets import own_offset
 from penstock.shared.streams.settings import REFUSAL_BYTES_MAX, StreamsSettings
-from penstock.shared.streams.source_offsets import own_offset
 from penstock.shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced
-from penstock.shared.streams.stream_task import StreamTask
-from penstock.shared.streams.task_outputs import OutputColumns, TaskCommit, TaskOutputs, partition_of
+from penstock.shared.streams.state.local_restore import Overtaken, discard
+from penstock.shared.streams.task.outputs import OutputColumns, TaskCommit, TaskOutputs, partition_of
+from penstock.shared.streams.task.stream_task import StreamTask
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task_metrics import RestoreMetrics
+    from penstock.shared.streams.task.metrics import RestoreMetrics
 
 log = get_logger(__name__)
 

@@ -18,7 +18,7 @@ from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.common.topic_names import REPARTITION_SUFFIX
-from penstock.shared.streams.aggregations import Column
+from penstock.shared.streams.aggregations.aggregation import Column
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog import kernels as k
 from penstock.shared.streams.changelog.format import Progress, StoreSchema

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import DataError, StateStoreFailed
-from penstock.shared.streams.aggregations import Aggregation
+from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.changelog.format import StateCodec, StoreSchema
 
 

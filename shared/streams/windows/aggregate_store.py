@@ -4,8 +4,8 @@ It is a store of windows in which each key has one, from 0 to 0. Joins, processo
 its results by name, as one flat object.
 
 >>> import numpy as np
->>> from penstock.shared.streams.aggregations import Count
->>> from penstock.shared.streams.latest import Latest
+>>> from penstock.shared.streams.aggregations.aggregation import Count
+>>> from penstock.shared.streams.aggregations.latest import Latest
 >>> from penstock.shared.streams.windows.window_table import Values
 >>> store = AggregateStore("totals", [LATEST, "n"], StateColumns([Latest(), Count()]), text_keys=True)
 >>> codes = store.index.codes_of([b"ann", b"ann", b"bob"])
@@ -21,7 +21,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.shared.streams.latest import LATEST
+from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.state.store import LiveRow
 from penstock.shared.streams.windows.keys import NONE

@@ -12,9 +12,9 @@ from penstock.shared.clients.connection import compile_decoding, packed_headers
 from penstock.shared.clients.producer import column_slices
 from penstock.shared.common import string_copies
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.streams import json_fields, json_rows
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import reader
+from penstock.shared.streams.task import json_fields, json_rows
 from penstock.shared.streams.windows import keys
 from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.state_columns import StateColumns

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.shared.streams.aggregations import Aggregation
-from penstock.shared.streams.window_results import WindowResults
+from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.window_aggregate import WindowAggregate
+from penstock.shared.streams.windows.window_results import WindowResults
 
 
 class KeyAggregate(WindowAggregate):

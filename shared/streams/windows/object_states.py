@@ -3,7 +3,7 @@
 A kernel writes what is to be done: begin a row, add a record to it, merge two, copy one, close one. Python does it in
 that order, for one aggregation after another. What records of a row bring one after the other is put in at once.
 
->>> from penstock.shared.streams.collecting import CollectList
+>>> from penstock.shared.streams.aggregations.collect import CollectList
 >>> states = ObjectStates(CollectList("page").bind(dict))
 >>> got = states.take([{"page": page} for page in "abc"])
 >>> steps = [(k.NEW, 0, -1), (k.ADD, 0, 0), (k.NEW, 1, -1), (k.ADD, 1, 2), (k.ADD, 0, 1), (k.CLOSE, 0, 0)]
@@ -22,9 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.aggregations import EMPTY_TEXT, INT64_MAX, INT64_MIN, Aggregation, CountDistinct
-from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
-from penstock.shared.streams.quantiles import Quantiles
+from penstock.shared.streams.aggregations.aggregation import (
+    EMPTY_TEXT,
+    INT64_MAX,
+    INT64_MIN,
+    Aggregation,
+    CountDistinct,
+)
+from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
+from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.windows import kernels as k
 
 ChangelogColumn = NDArray[Any] | list[bytes]

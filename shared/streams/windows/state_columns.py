@@ -4,7 +4,7 @@ Count, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or
 cell by cell. All other aggregations have states that are Python objects, one a row (`ObjectStates`); the kernels say
 step by step what is to be done with them. A number of which there is none yet has 0 in its cells.
 
->>> from penstock.shared.streams.aggregations import Count, Min
+>>> from penstock.shared.streams.aggregations.aggregation import Count, Min
 >>> columns = StateColumns([Count(), Min("ms").bind(dict)])
 >>> columns.program, columns.cells, columns.types
 ([(0, 0, -1), (5, 1, 0)], 3, ('int64', 'float64', 'int64'))
@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.aggregations import Aggregation, Count, Max, Mean, Min, Sum
-from penstock.shared.streams.collecting import First, Last
-from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.aggregations.collect import First, Last
+from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.object_states import ChangelogColumn, ObjectStates, objects
 from penstock.shared.streams.windows.window_table import Values

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.shared.common.records import Int64Array
-from penstock.shared.streams.window_limits import LENGTH_BYTES, NUMBER_BYTES
 from penstock.shared.streams.windows.keys import Int32Array
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.window_limits import LENGTH_BYTES, NUMBER_BYTES
 from penstock.shared.streams.windows.window_table import WindowTable
 
 UNKNOWN = 2**62

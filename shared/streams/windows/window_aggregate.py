@@ -16,16 +16,16 @@ import numpy as np
 
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Columns, Int64Array
-from penstock.shared.streams.aggregations import Aggregation
-from penstock.shared.streams.late_entries import LateRows, missed_windows
+from penstock.shared.streams.aggregations.aggregation import Aggregation
 from penstock.shared.streams.processor import ProcessorContext, Record
-from penstock.shared.streams.window_limits import check_key, check_states
-from penstock.shared.streams.window_results import WindowResults
-from penstock.shared.streams.windowed_aggregate import NO_TIME, Emit, TimedProcessor
 from penstock.shared.streams.windows.kernels import LATE_TAKEN
 from penstock.shared.streams.windows.keys import Int32Array
 from penstock.shared.streams.windows.kinds import Rule
+from penstock.shared.streams.windows.late_entries import LateRows, missed_windows
 from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.timed_processor import NO_TIME, Emit, TimedProcessor
+from penstock.shared.streams.windows.window_limits import check_key, check_states
+from penstock.shared.streams.windows.window_results import WindowResults
 from penstock.shared.streams.windows.window_store import Taken, WindowStore
 from penstock.shared.streams.windows.window_table import Values
 

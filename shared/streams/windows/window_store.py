@@ -3,7 +3,7 @@
 `take` is the whole rule for a batch of records, `take_one` for one of which an aggregation of the user's own may refuse
 the value after its windows are known: then everything is put back. What was closed is kept until the commit.
 
->>> from penstock.shared.streams.aggregations import Count
+>>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> store = WindowStore("s", Rule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
 >>> taken = store.take(np.array([0, 8, 40]), store.index.codes_of([b"ann", b"ann", b"bob"]), Values.none(3), [])
 >>> closed = taken.closed

@@ -20,7 +20,7 @@ from aiokafka.structs import TopicPartition
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.session import spark_session
 from penstock.services.spark.settings import SparkSettings
-from penstock.shared.streams.aggregations import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.changelog import format as log
 
 GAP_MS, GRACE_MS = 100, 50

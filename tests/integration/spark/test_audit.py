@@ -19,9 +19,9 @@ from penstock.services.spark.audit_report import as_object, print_report
 from penstock.services.spark.audit_settings import AuditSettings
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Mean, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
 from tests.lake_tables import LakeWriter
 

@@ -12,8 +12,8 @@ from penstock.services.spark.audit import run_audit
 from penstock.services.spark.audit_settings import AuditSettings
 from penstock.services.spark.compact import Compaction
 from penstock.services.spark.settings import CompactSettings
-from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import chain_of, kafka_of, running
 

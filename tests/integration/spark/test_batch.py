@@ -46,8 +46,8 @@ TOPOLOGY = '''
 import os
 from pathlib import Path
 
-from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 
 def sessions(topic):

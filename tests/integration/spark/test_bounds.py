@@ -17,10 +17,10 @@ from penstock.services.spark.session import ARROW_BATCH_BYTES
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import FINAL, decode
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 NS_PER_MS = 1_000_000

@@ -26,8 +26,8 @@ from penstock.shared.common.java import find_java
 START_SECONDS = 180
 WORKERS = 2
 TOPOLOGY = """
-from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 
 def build(topic):

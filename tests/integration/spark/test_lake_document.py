@@ -16,8 +16,8 @@ import pytest
 
 from examples.lake_duckdb import connect
 from penstock import spark as lake
-from penstock.shared.streams.aggregations import Count, Max, Min, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, Max, Min, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.documents import DOCS, README, ROOT, block, names_of
 from tests.lake_tables import LakeWriter, late_records, windows

@@ -29,8 +29,8 @@ from tests.integration.test_stream_worker import Chain, chain_of
 pytestmark = pytest.mark.soak
 DAY_MS = 86_400_000
 TOPOLOGY = """
-from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 
 def build(topic, grace):

@@ -16,16 +16,24 @@ from penstock.services.spark.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, TopicPartition
-from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.aggregations.aggregation import (
+    Aggregate,
+    Aggregation,
+    Count,
+    CountDistinct,
+    Max,
+    Mean,
+    Sum,
+)
+from penstock.shared.streams.aggregations.quantiles import Quantiles
+from penstock.shared.streams.changelog.restore_io import RestoreReport, Restoring
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
-from penstock.shared.streams.quantiles import Quantiles
-from penstock.shared.streams.restoring import RestoreReport, Restoring
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.stream_join import JoinWindows
-from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, offline, running, until

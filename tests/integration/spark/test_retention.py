@@ -14,8 +14,8 @@ from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.compact import Compaction
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 HOUR, DAY = 3_600_000, 86_400_000

@@ -26,8 +26,8 @@ pytestmark = [
 ]
 
 TOPOLOGY = """
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 
 def build(topic):

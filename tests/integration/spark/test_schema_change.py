@@ -20,9 +20,9 @@ from penstock.services.spark.compact import Compaction, Summary
 from penstock.services.spark.rewrite import live_rows
 from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
-from penstock.shared.streams.aggregations import Aggregation, Count, Max, Sum
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, Max, Sum
 from penstock.shared.streams.changelog import format as log
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import Chain, chain_of, kafka_of, running
 

@@ -8,7 +8,9 @@ import msgspec
 
 from penstock.services.aggregator.found_windows import Found, Told, closed_of_lake, merge, merged, results, told
 from penstock.shared.common.lake import ClosedWindow
-from penstock.shared.streams.aggregations import Count, CountDistinct, Mean, Min
+from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Mean, Min
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.changelog.format import (
     DELETED,
     FINAL,
@@ -23,8 +25,6 @@ from penstock.shared.streams.changelog.format import (
     encode_takeover,
 )
 from penstock.shared.streams.changelog.reader import Change, ChangelogReader, one_by_one
-from penstock.shared.streams.collecting import CollectList
-from penstock.shared.streams.latest import LATEST, Latest
 
 AGGREGATIONS: dict[str, Any] = {"n": Count(), "mean": Mean("x"), "least": Min("x"), "ids": CountDistinct("id")}
 SCHEMAS = tuple(AggregationSchema.of(name, a) for name, a in AGGREGATIONS.items())

@@ -8,7 +8,7 @@ from penstock.services.aggregator import kept_changes
 from penstock.services.aggregator.kept_changes import Changes
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, AggregationSchema, StateCodec, StoreSchema
 from penstock.shared.streams.changelog.reader import Change
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.services.aggregator.key_search import KeySearch
 from penstock.services.aggregator.live_state import describe_stores, live_windows
-from penstock.shared.streams.aggregations import Aggregate, Count
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
 from penstock.shared.streams.windows.kinds import Rule
 from penstock.shared.streams.windows.state_columns import StateColumns
 from penstock.shared.streams.windows.window_store import WindowStore

@@ -23,17 +23,17 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.common.records import ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings, LogSettings
-from penstock.shared.streams.restoring import NEWEST_RECORDS
-from penstock.shared.streams.source_offsets import own_offset
-from penstock.shared.streams.topics import Prepared
+from penstock.shared.streams.changelog.restore_io import NEWEST_RECORDS
+from penstock.shared.streams.runtime.source_offsets import own_offset
+from penstock.shared.streams.runtime.topics import Prepared
 from penstock.shared.testing.fake_broker import FakeCluster
 
 WAIT_S = 30
 Health = Callable[[bool, str], Awaitable[list[CheckResult]]]
 
 MODULE = """
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 def build(topic="in", gap="10"):
     builder = StreamsBuilder()

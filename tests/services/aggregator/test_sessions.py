@@ -23,7 +23,7 @@ from penstock.shared.common.errors import ConfigError, CorruptRecord
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.records import Columns, ProducerRecord, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import (
     AggregationSchema,
     Progress,

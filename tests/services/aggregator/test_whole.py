@@ -23,8 +23,8 @@ from penstock.services.aggregator.whole import ANSWER_BYTES_MAX, Whole, tokens_o
 from penstock.shared.common.continuation import LivePlace, RowOrder, RowPlace, WrongContinuation, live_order, row_order
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
-from penstock.shared.streams.instances import Instances, Registration, encode
 from penstock.shared.streams.queries import StoreAnswer, place_of_row
+from penstock.shared.streams.runtime.instances import Instances, Registration, encode
 from tests.integration.certificates import Authority
 
 A, B = "http://a", "http://b"

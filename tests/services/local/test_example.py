@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from penstock.services.local.example import KEY, TIME, TIME_MS, example_event, source_type
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 
 class Color(enum.Enum):

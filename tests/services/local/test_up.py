@@ -16,13 +16,13 @@ from penstock.services.local.kafka import META_PROPERTIES, EmbeddedKafka
 from penstock.services.local.up import Up, UpSettings, main, require_topics
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.settings import HttpSettings
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 
 MODULE = """
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 def build():
     builder = StreamsBuilder()

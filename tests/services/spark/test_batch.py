@@ -18,10 +18,10 @@ from penstock.services.spark.batch import (
 from penstock.services.spark.batch_task import Outcome, Part
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import BatchInput, Progress
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.task_metrics import Totals
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.task.metrics import Totals
 
 
 def progress(**given: Any) -> Progress:

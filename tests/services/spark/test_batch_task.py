@@ -8,8 +8,8 @@ import pytest
 from penstock.services.spark.batch_task import FileInput, columns_of, rows_reached
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.changelog.format import BatchInput
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.task.stream_task import StreamTask
 
 SOURCE = FileInput("aa", "in", {"in": {0: 5}}, {"in": "id"}, ())
 

@@ -15,7 +15,7 @@ from penstock.services.spark.fold import Summary
 from penstock.services.spark.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
-from penstock.shared.streams.aggregations import Count, Max
+from penstock.shared.streams.aggregations.aggregation import Count, Max
 from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema
 
 CLOSED, LATE = "closed/s", "late/s"

@@ -22,10 +22,10 @@ from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, SchemaMismatch
 from penstock.shared.common.records import RecordColumns
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.streams.aggregations import Count, Max
+from penstock.shared.streams.aggregations.aggregation import Count, Max
 from penstock.shared.streams.changelog import format as log
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.restoring import changelog_consumer
+from penstock.shared.streams.changelog.restore_io import changelog_consumer
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.testing.fake_broker import FakeCluster
 
 TOPIC_ID = "id"

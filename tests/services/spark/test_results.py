@@ -11,9 +11,18 @@ import pytest
 
 from penstock.services.spark.results import results
 from penstock.services.spark.tables import state_type
-from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
-from penstock.shared.streams.collecting import CollectList, First, Last
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import (
+    Aggregate,
+    Aggregation,
+    Count,
+    CountDistinct,
+    Max,
+    Mean,
+    Min,
+    Sum,
+)
+from penstock.shared.streams.aggregations.collect import CollectList, First, Last
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import StoreBuilder, Topology
 
 

@@ -14,8 +14,8 @@ from penstock.services.spark import rewrite as of_rewrite
 from penstock.services.spark.delta import DataFile
 from penstock.services.spark.rewrite import RewriteInput, live_rows, rewrite
 from penstock.services.spark.tables import PROGRESS, state_schema
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 STORES = {"s": "a", "t": "b"}
 

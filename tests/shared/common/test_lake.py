@@ -18,9 +18,9 @@ from penstock.shared.common.continuation import WindowPlace
 from penstock.shared.common.errors import ConfigError, LakeUnavailable, NotASnapshot
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
-from penstock.shared.streams.aggregations import Count, CountDistinct, Sum
+from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Sum
+from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.changelog.format import AggregationSchema
-from penstock.shared.streams.collecting import CollectList
 from tests.lake_tables import gone, live, progress, store_of, table_of, write_closed, write_state
 
 STORE = "ba\"n'ks"

@@ -14,7 +14,7 @@ from penstock.shared.common.topic_names import (
     is_topic_name,
     late_topic,
 )
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.settings import StreamsSettings
 
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import strategies as st
 
-from penstock.shared.streams.aggregations import Count, Max, Mean, Min, Sum
-from penstock.shared.streams.column_path import ColumnPath
-from penstock.shared.streams.dsl import Stream, StreamsBuilder
-from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.aggregations.aggregation import Count, Max, Mean, Min, Sum
+from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
+from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
 from penstock.shared.streams.processor import Processor, Record
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.vectorized_executor import ColumnPath
 from penstock.shared.streams.topology import Topology
-from penstock.shared.streams.windowed_aggregate import Emit
+from penstock.shared.streams.windows.timed_processor import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 RECORDS_ONLY = 1 << 30

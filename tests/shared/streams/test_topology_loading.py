@@ -12,7 +12,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.topology_loading import load_topology
 
 MODULE = """
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 
 CONSTANT = 3
 

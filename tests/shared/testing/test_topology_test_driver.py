@@ -8,10 +8,10 @@ import pytest
 
 from penstock.shared.common.errors import ConfigError, DataError, ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import PROGRESS, TAKEOVER, decode
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

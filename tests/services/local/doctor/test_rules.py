@@ -14,8 +14,8 @@ from penstock.services.local.doctor.rules import (
     topic_findings,
 )
 from penstock.shared.clients.admin import event_time_topic
+from penstock.shared.streams.runtime.topics import CHANGELOG_CONFIGS
 from penstock.shared.streams.settings import REFUSAL_BYTES_MAX
-from penstock.shared.streams.topics import CHANGELOG_CONFIGS
 
 WEEK = str(7 * 86_400_000)
 DEFAULTS = {

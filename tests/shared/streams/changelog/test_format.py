@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.streams.aggregations import Column, Count, CountDistinct, Mean
+from penstock.shared.streams.aggregations.aggregation import Column, Count, CountDistinct, Mean
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import (
     AggregationSchema,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
-from penstock.shared.streams.aggregations import Count, Max, Sum
+from penstock.shared.streams.aggregations.aggregation import Count, Max, Sum
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
 from penstock.shared.streams.changelog.reader import (

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.shared.common.errors import SchemaMismatch
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema, Takeover
 from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed, check_schema

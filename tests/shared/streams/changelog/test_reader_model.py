@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.packed_bytes import PackedBytes
-from penstock.shared.streams.aggregations import Count
+from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.format import AggregationSchema, Entry, Progress, StoreSchema, Takeover
 from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed, CorruptEntry

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.streams.aggregations import Count, Sum
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.changelog.format import StoreSchema
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import CommitPlace, LogPlace, LogReplaced, layout
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.common.records import Columns, ConsumerRecord
-from penstock.shared.streams.aggregations import Count
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.checkpoint import CommitPlace
 from penstock.shared.streams.state.local_state import RESTORE_BYTES_MAX, LocalState, PlaceUnknown
 from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task.stream_task import StreamTask
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.errors import StateStoreFailed
-from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.collecting import CollectSet
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.aggregations.collect import CollectSet
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.state.row_codec import RowCodec
 
 

@@ -14,8 +14,8 @@ from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.connection.record_encoding import ColumnBatchBuilder, EncodableColumns
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns
-from penstock.shared.streams.aggregations import Count, Sum
-from penstock.shared.streams.dsl import StreamsBuilder
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.compilation import compile_kernels
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.records import Columns, ConsumerRecord
-from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Mean, Min, Sum
+from penstock.shared.streams.aggregations.collect import CollectList, Last
 from penstock.shared.streams.changelog.reader import check_schema
-from penstock.shared.streams.collecting import CollectList, Last
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.error_handlers import ErrorHandlers
+from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext, Record
 from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

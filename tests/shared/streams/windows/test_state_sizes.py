@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import record_size
 from penstock.shared.common.records import Columns, ConsumerRecord
-from penstock.shared.streams.aggregations import Aggregation, Count, CountDistinct
-from penstock.shared.streams.collecting import CollectList, CollectSet, First, Last
-from penstock.shared.streams.dsl import StreamsBuilder
-from penstock.shared.streams.error_handlers import ErrorHandlers
-from penstock.shared.streams.quantiles import Quantiles
-from penstock.shared.streams.stream_task import StreamTask
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, CountDistinct
+from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
+from penstock.shared.streams.aggregations.quantiles import Quantiles
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.object_states import HLL_BYTES_MAX, KLL_BYTES_MAX, ObjectStates
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

@@ -12,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.shared.common.errors import DataError
-from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Sum
-from penstock.shared.streams.collecting import CollectList
-from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.aggregations.aggregation import (
+    Aggregate,
+    Aggregation,
+    Count,
+    CountDistinct,
+    Max,
+    Mean,
+    Sum,
+)
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows.kinds import Kind, Rule
 from penstock.shared.streams.windows.state_columns import StateColumns

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, Max, Sum
-from penstock.shared.streams.collecting import CollectList
-from penstock.shared.streams.latest import Latest
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Sum
+from penstock.shared.streams.aggregations.collect import CollectList
+from penstock.shared.streams.aggregations.latest import Latest
 from penstock.shared.streams.windows import kernels as k
 from penstock.shared.streams.windows import window_table
 from penstock.shared.streams.windows.kinds import Kind, Rule

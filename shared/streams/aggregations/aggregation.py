@@ -1,0 +1,410 @@
+"""Aggregations whose state is a few typed columns and can be merged.
+
+An aggregation is used once unbound, as the user wrote it (`Mean("ms")`), and once bound to the value type of its
+stream, which fixes its column types. Its state is one Python value in a running task and `state_columns` in the
+changelog, in the lake and in Spark: int64, float64 or binary. None is not a value: like SQL's aggregates, all but
+`Count()` skip it, and give None where there was nothing else.
+
+>>> mean = Mean("ms").bind(dict)
+>>> state = mean.add(mean.add(mean.initial(), {"ms": 4}), {"ms": 8})
+>>> mean.result(mean.merge(state, mean.initial())), mean.to_columns(state), [c.name for c in mean.state_columns]
+(6.0, (12.0, 2), ['sum', 'n'])
+"""
+
+from __future__ import annotations
+
+import operator
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar
+
+import msgspec
+import msgspec.inspect
+
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.task.user_functions import plain
+
+if TYPE_CHECKING:
+    import datasketches
+
+ColumnType = Literal["int64", "float64", "binary"]
+NumberType = Literal["int64", "float64"]
+ResultType = Literal["int64", "float64", "json"]
+ColumnValue = int | float | bytes
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch: DataSketches and Spark leave "" itself out
+DISTINCT_LG_K = 11  # 2 KiB at most a sketch, 2.3 % standard error, exact for the first dozens
+
+State = TypeVar("State")
+
+
+class Column(NamedTuple):
+    """One column of an aggregation's state."""
+
+    name: str
+    type: ColumnType
+
+
+class Aggregation(ABC, Generic[State]):
+    """One named result of a windowed aggregate; see the module's text."""
+
+    function: str
+    field: str | None = None
+    in_place: bool = False  # whether `add` changes the state that it was given
+    parameters: tuple[float, ...] = ()  # what it was told beside the field, which its states do not say
+    verbatim: bool = True  # whether the field stands in the stream's JSON values as it is aggregated
+
+    @property
+    @abstractmethod
+    def state_columns(self) -> tuple[Column, ...]:
+        """The columns of the state, in the order of `to_columns`."""
+
+    @property
+    @abstractmethod
+    def result_type(self) -> ResultType:
+        """The type of `result`; `json` is anything that msgspec encodes."""
+
+    def bind(self, value_type: Any) -> Self:
+        """The aggregation for a stream of `value_type`; ConfigError where it has no such field."""
+        return self
+
+    @abstractmethod
+    def initial(self) -> State:
+        """The state of no records."""
+
+    @abstractmethod
+    def add(self, state: State, value: Any) -> State:
+        """The state with one more record's value. DataError where it does not fit, and then `state` is unchanged."""
+
+    def add_at(self, state: State, value: Any, timestamp_ms: int) -> State:
+        """As `add`, with the record's timestamp, for the aggregations that go by it."""
+        return self.add(state, value)
+
+    def copy(self, state: State) -> State:
+        """The state for another window to go on from: one that `add` on the other does not change."""
+        return self.from_columns(self.to_columns(state)) if self.in_place else state
+
+    @abstractmethod
+    def merge(self, earlier: State, later: State) -> State:
+        """The state of both, which are left as they were."""
+
+    @abstractmethod
+    def to_columns(self, state: State) -> tuple[ColumnValue, ...]:
+        """The state as column values."""
+
+    @abstractmethod
+    def from_columns(self, columns: Sequence[Any]) -> State:
+        """The state from column values."""
+
+    @abstractmethod
+    def result(self, state: State) -> Any:
+        """What is forwarded."""
+
+
+class Count(Aggregation[int]):
+    """The number of records."""
+
+    function = "count"
+    state_columns = (Column("n", "int64"),)
+    result_type = "int64"
+
+    def initial(self) -> int:
+        return 0
+
+    def add(self, state: int, value: Any) -> int:
+        return state + 1
+
+    def merge(self, earlier: int, later: int) -> int:
+        return earlier + later
+
+    def to_columns(self, state: int) -> tuple[ColumnValue, ...]:
+        return (state,)
+
+    def from_columns(self, columns: Sequence[Any]) -> int:
+        return int(columns[0])
+
+    def result(self, state: int) -> int:
+        return state
+
+
+class OfField(Aggregation[State]):
+    """An aggregation over one field of the value."""
+
+    def __init__(self, field: str) -> None:
+        self.field: str = field
+        self._get: Callable[[Any], Any] = operator.itemgetter(field)
+
+    def bind(self, value_type: Any) -> Self:
+        bound = type(self).__new__(type(self))
+        bound.__dict__.update(self.__dict__)
+        if value_type in (dict, Any, None):
+            return bound
+        try:
+            hints = typing.get_type_hints(value_type)
+        except (TypeError, NameError):
+            raise ConfigError(f"{self.function}({self.field!r}): {value_type!r} has no typed fields") from None
+        if self.field not in hints:
+            known = ", ".join(hints) or "none"
+            raise ConfigError(
+                f"{self.function}({self.field!r}): {value_type.__name__} has no such field (it has {known})"
+            )
+        if not typing.is_typeddict(value_type):
+            bound._get = operator.attrgetter(self.field)
+        bound._bind_field(hints[self.field])
+        bound.verbatim = _is_verbatim(value_type, self.field)
+        return bound
+
+    def _bind_field(self, hint: Any) -> None:
+        """Take the field's annotated type in."""
+
+    def _value(self, value: Any) -> Any:
+        try:
+            return self._get(value)
+        except (KeyError, TypeError, AttributeError):
+            raise DataError(f"{self.function}({self.field!r}): the value has no field {self.field!r}") from None
+
+    def _as_number(self, got: Any, type_: NumberType) -> float | int:
+        """A field's value as a number of this type; DataError where it is none."""
+        if not isinstance(got, int | float):
+            raise DataError(f"{self.function}({self.field!r}): {got!r} is not a number")
+        if type_ == "float64":
+            try:
+                return float(got)
+            except OverflowError:
+                raise DataError(f"{self.function}({self.field!r}): the integer does not fit into a float64") from None
+        if not isinstance(got, int):
+            raise DataError(f"{self.function}({self.field!r}): {got!r} is not an integer")
+        return self._in_64_bits(int(got))
+
+    def _in_64_bits(self, number: int) -> int:
+        if not INT64_MIN <= number <= INT64_MAX:
+            raise DataError(f"{self.function}({self.field!r}): {number} does not fit into 64 bits")
+        return number
+
+
+Number = tuple[float | int, int]
+"""A number and how many values it was made of."""
+
+
+class _OfNumber(OfField[Number]):
+    """State: a number and the count of values in it, 0 meaning that the number says nothing."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+        self.type: NumberType = "float64"
+
+    def _bind_field(self, hint: Any) -> None:
+        options = types_of(hint)
+        if options == {int} or options == {bool}:
+            self.type = "int64"
+        elif not options <= {int, float, bool}:
+            raise ConfigError(f"{self.function}({self.field!r}): the field is {hint}, not a number")
+
+    @property
+    def state_columns(self) -> tuple[Column, ...]:
+        return (Column(self.function if self.function != "mean" else "sum", self.type), Column("n", "int64"))
+
+    @property
+    def result_type(self) -> ResultType:
+        return self.type
+
+    def initial(self) -> Number:
+        return (0, 0)
+
+    def number(self, value: Any) -> float | int | None:
+        """What a record brings, None where it brings nothing; DataError where that is no number."""
+        got = self._value(value)
+        if got is None:
+            return None
+        return self._as_number(got, self.type) + 0  # there is one zero only: -0.0 becomes 0.0
+
+    def add(self, state: Number, value: Any) -> Number:
+        got = self.number(value)
+        return state if got is None else self.merge(state, (got, 1))
+
+    def merge(self, earlier: Number, later: Number) -> Number:
+        if later[1] == 0:
+            return earlier
+        if earlier[1] == 0:
+            return later
+        combined = self._combine(earlier[0], later[0])
+        if self.type == "int64":
+            self._in_64_bits(int(combined))
+        return (combined, earlier[1] + later[1])
+
+    @abstractmethod
+    def _combine(self, a: float | int, b: float | int) -> float | int: ...
+
+    def to_columns(self, state: Number) -> tuple[ColumnValue, ...]:
+        return (state[0] if self.type == "int64" else float(state[0]), state[1])
+
+    def from_columns(self, columns: Sequence[Any]) -> Number:
+        return (columns[0], columns[1])
+
+    def result(self, state: Number) -> float | int | None:
+        return state[0] if state[1] else None
+
+
+class Sum(_OfNumber):
+    """The sum of a field: int64 for an int field, otherwise float64."""
+
+    function = "sum"
+
+    def _combine(self, a: float | int, b: float | int) -> float | int:
+        return a + b
+
+
+class Min(_OfNumber):
+    """The least value of a field; NaN counts as the greatest number, as in Spark."""
+
+    function = "min"
+
+    def _combine(self, a: float | int, b: float | int) -> float | int:
+        return b if b < a or a != a else a
+
+
+class Max(_OfNumber):
+    """The greatest value of a field; NaN counts as the greatest number, as in Spark."""
+
+    function = "max"
+
+    def _combine(self, a: float | int, b: float | int) -> float | int:
+        return b if b > a or b != b else a
+
+
+class Mean(Sum):
+    """The mean of a field, as float64; the state is its sum and its count."""
+
+    function = "mean"
+
+    @property
+    def result_type(self) -> ResultType:
+        return "float64"
+
+    def result(self, state: Number) -> float | None:
+        return state[0] / state[1] if state[1] else None
+
+
+class CountDistinct(OfField["datasketches.hll_sketch"]):
+    """An estimate of how many different values a field had: an HLL sketch of DataSketches.
+
+    Spark's `hll_sketch_estimate` and `hll_union` read the same state. Strings, numbers and booleans count by value.
+    """
+
+    function = "count_distinct"
+    in_place = True
+    state_columns = (Column("hll", "binary"),)
+    result_type = "int64"
+
+    def initial(self) -> datasketches.hll_sketch:
+        import datasketches  # here, so that readers of late records and settings do not need the extra
+
+        return datasketches.hll_sketch(DISTINCT_LG_K)
+
+    def add(self, state: datasketches.hll_sketch, value: Any) -> datasketches.hll_sketch:
+        got = self._item(value)
+        if got is not None:
+            state.update(got)
+        return state
+
+    def _item(self, value: Any) -> str | int | float | None:
+        got = self._value(value)
+        item = got if got is None or isinstance(got, str | int | float) else str(got)
+        if item == "":
+            return EMPTY_TEXT
+        try:
+            return item.encode().decode() if isinstance(item, str) and not item.isascii() else item
+        except UnicodeEncodeError:
+            raise DataError(f"{self.function}({self.field!r}): {item!r} is not encodable as UTF-8") from None
+
+    def merge(self, earlier: datasketches.hll_sketch, later: datasketches.hll_sketch) -> datasketches.hll_sketch:
+        import datasketches
+
+        union = datasketches.hll_union(DISTINCT_LG_K)
+        union.update(earlier)
+        union.update(later)
+        return union.get_result(datasketches.tgt_hll_type.HLL_4)
+
+    def to_columns(self, state: datasketches.hll_sketch) -> tuple[ColumnValue, ...]:
+        return (bytes(state.serialize_compact()),)
+
+    def from_columns(self, columns: Sequence[Any]) -> datasketches.hll_sketch:
+        import datasketches
+
+        return datasketches.hll_sketch.deserialize(columns[0])
+
+    def result(self, state: datasketches.hll_sketch) -> int:
+        estimate: float = state.get_estimate()
+        return round(estimate)
+
+
+class Aggregate(Aggregation[Any]):
+    """A user's own initializer, aggregator and merger (Kafka Streams' three); the state is kept as JSON.
+
+    They may change what they are given, and so may those who get the result: each gets a copy.
+    """
+
+    function = "aggregate"
+    state_columns = (Column("json", "binary"),)
+    result_type = "json"
+
+    def __init__(
+        self,
+        initializer: Callable[[], Any],
+        aggregator: Callable[[Any, Any], Any],
+        merger: Callable[[Any, Any], Any],
+        state_type: Any = Any,
+    ) -> None:
+        self.initial = plain("Aggregate: initializer", initializer)  # type: ignore[method-assign]
+        self._aggregator = plain("Aggregate: aggregator", aggregator)
+        self._merger = plain("Aggregate: merger", merger)
+        self._decode = msgspec.json.Decoder(state_type).decode
+
+    def initial(self) -> Any:
+        raise AssertionError("replaced by the initializer")
+
+    def add(self, state: Any, value: Any) -> Any:
+        return self._aggregator(detached(state), value)
+
+    def merge(self, earlier: Any, later: Any) -> Any:
+        return self._merger(detached(earlier), detached(later))
+
+    def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
+        return (msgspec.json.encode(state),)
+
+    def from_columns(self, columns: Sequence[Any]) -> Any:
+        return self._decode(columns[0])
+
+    def result(self, state: Any) -> Any:
+        return detached(state)
+
+
+def _is_verbatim(value_type: Any, field: str) -> bool:
+    """Whether JSON has this field under its name, absent or null means None, and its type is not converted."""
+    info = msgspec.inspect.type_info(value_type)
+    found = next((f for f in getattr(info, "fields", ()) if f.name == field), None)
+    if found is None or found.encode_name != field or getattr(info, "array_like", False):
+        return False
+    defaults = found.default in (None, msgspec.NODEFAULT) and found.default_factory is msgspec.NODEFAULT
+    types_ = found.type.types if isinstance(found.type, msgspec.inspect.UnionType) else (found.type,)
+    return bool(defaults and all(type(t) in _VERBATIM_TYPES for t in types_))
+
+
+_VERBATIM_TYPES = (
+    *(msgspec.inspect.IntType, msgspec.inspect.FloatType),
+    *(msgspec.inspect.StrType, msgspec.inspect.NoneType),
+)
+
+
+def types_of(hint: Any) -> set[Any]:
+    """The types that a field may have, None aside.
+
+    >>> types_of(int | None)
+    {<class 'int'>}
+    """
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return {t for t in (typing.get_args(hint) if is_union else (hint,)) if t is not types.NoneType}

@@ -1,0 +1,184 @@
+"""Aggregations that keep values as they are: the first, the last, all of them up to a limit, each once.
+
+`First` and `Last` go by event time, so they say the same whatever the order of arrival; of several records of one
+moment the first that came is the first, and the last that came the last. Lists are in the order of arrival, an earlier
+session's values before a later one's. Values are kept as JSON; those of `First` and `Last` of a field that is typed
+`int` or `float` are kept as int64 or float64. None is not a value.
+
+>>> last = Last("page").bind(dict)
+>>> state = last.add_at(last.add_at(last.initial(), {"page": "b"}, 20), {"page": "a"}, 10)
+>>> last.result(state), last.to_columns(state)
+('b', (20, b'"b"'))
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.aggregations.aggregation import (
+    Column,
+    ColumnValue,
+    NumberType,
+    OfField,
+    ResultType,
+    types_of,
+)
+
+COLLECT_LIMIT = 1_000  # values of one window, unless told otherwise: each is written anew with every change
+
+_decode = msgspec.json.decode  # a Decoder could not travel to Spark's workers
+
+Kept = tuple[int, Any]
+"""A timestamp and the value of that moment; the value is None where there is none yet."""
+
+
+class _ByTime(OfField[Kept]):
+    """State: one value and when it was. `type` is that of a field of numbers, None where it may be anything."""
+
+    type: NumberType | None = None
+
+    def _bind_field(self, hint: Any) -> None:
+        # A field that may be a bool, or an int as well as a float, is kept as it is: True is not 1, and 3 is not 3.0.
+        options = types_of(hint)
+        self.type = "int64" if options == {int} else "float64" if options == {float} else None
+
+    @property
+    def state_columns(self) -> tuple[Column, ...]:
+        value = Column("json", "binary") if self.type is None else Column("value", self.type)
+        return (Column("at_ms", "int64"), value)
+
+    @property
+    def result_type(self) -> ResultType:
+        return self.type or "json"
+
+    def initial(self) -> Kept:
+        return (-1, None)
+
+    def add(self, state: Kept, value: Any) -> Kept:
+        """As if all records were of one moment."""
+        return self.add_at(state, value, 0)
+
+    def add_at(self, state: Kept, value: Any, timestamp_ms: int) -> Kept:
+        return self.merge(state, (timestamp_ms, self._value(value) if self.type is None else self.number(value)))
+
+    def number(self, value: Any) -> float | int | None:
+        """What a record brings, where the field is of numbers; DataError where it is something else."""
+        got = self._value(value)
+        return got if got is None or self.type is None else self._as_number(got, self.type)
+
+    def merge(self, earlier: Kept, later: Kept) -> Kept:
+        if later[1] is None:
+            return earlier
+        return later if earlier[1] is None or self._replaces(later[0], earlier[0]) else earlier
+
+    @abstractmethod
+    def _replaces(self, new_ms: int, old_ms: int) -> bool: ...
+
+    def to_columns(self, state: Kept) -> tuple[ColumnValue, ...]:
+        if self.type is not None:
+            return (state[0], 0 if state[1] is None else state[1])
+        return (state[0], b"" if state[1] is None else msgspec.json.encode(state[1]))
+
+    def from_columns(self, columns: Sequence[Any]) -> Kept:
+        if self.type is not None:
+            return (int(columns[0]), columns[1] if columns[0] >= 0 else None)
+        return (int(columns[0]), _decode(columns[1]) if columns[1] else None)
+
+    def result(self, state: Kept) -> Any:
+        return state[1]
+
+
+class First(_ByTime):
+    """A field's value in the record with the lowest timestamp."""
+
+    function = "first"
+
+    def _replaces(self, new_ms: int, old_ms: int) -> bool:
+        return new_ms < old_ms
+
+
+class Last(_ByTime):
+    """A field's value in the record with the highest timestamp."""
+
+    function = "last"
+
+    def _replaces(self, new_ms: int, old_ms: int) -> bool:
+        return new_ms >= old_ms
+
+
+Collected = tuple[tuple[Any, ...], int]
+"""Values in their order, and how many there were to take."""
+
+
+class _Collect(OfField[Collected]):
+    """State: values up to the limit, and how many there were."""
+
+    state_columns = (Column("json", "binary"), Column("n", "int64"))
+    result_type = "json"
+
+    def __init__(self, field: str, limit: int = COLLECT_LIMIT) -> None:
+        super().__init__(field)
+        if limit < 1:
+            raise ConfigError(f"{self.function}({field!r}): the limit must be at least 1, got {limit}")
+        self.limit, self.parameters = limit, (limit,)
+
+    def initial(self) -> Collected:
+        return ((), 0)
+
+    def add(self, state: Collected, value: Any) -> Collected:
+        got = self._value(value)
+        return state if got is None else self.merge(state, ((got,), 1))
+
+    @abstractmethod
+    def merge(self, earlier: Collected, later: Collected) -> Collected: ...
+
+    def to_columns(self, state: Collected) -> tuple[ColumnValue, ...]:
+        return (msgspec.json.encode(state[0]), state[1])
+
+    def from_columns(self, columns: Sequence[Any]) -> Collected:
+        return (tuple(_decode(columns[0])), int(columns[1]))
+
+    def result(self, state: Collected) -> list[Any]:
+        return list(state[0])
+
+
+class CollectList(_Collect):
+    """A field's values in the order in which they came, the first `limit` of them.
+
+    The state's column `n` counts all, so what the limit left out can be told.
+    """
+
+    function = "collect_list"
+
+    def merge(self, earlier: Collected, later: Collected) -> Collected:
+        room = self.limit - len(earlier[0])
+        return (earlier[0] + later[0][:room] if room > 0 else earlier[0], earlier[1] + later[1])
+
+
+class CollectSet(_Collect):
+    """A field's different values, in the order in which each came first, the first `limit` of them.
+
+    Values are the same where their JSON is. The state's column `n` counts all records that had a value.
+    """
+
+    function = "collect_set"
+
+    def merge(self, earlier: Collected, later: Collected) -> Collected:
+        values = earlier[0]
+        if len(values) < self.limit:
+            known = {self._identity(value): value for value in values}
+            for value in later[0]:
+                known.setdefault(self._identity(value), value)
+            values = tuple(known.values())[: self.limit]
+        return (values, earlier[1] + later[1])
+
+    def _identity(self, value: Any) -> bytes:
+        try:
+            return msgspec.json.encode(value, order="deterministic")
+        except (TypeError, ValueError) as e:
+            raise DataError(f"{self.function}({self.field!r}): {value!r} has no JSON: {e}") from None

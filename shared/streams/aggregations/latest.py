@@ -1,0 +1,49 @@
+"""The highest timestamp of a window's records: an operator's own aggregation, kept beside the user's.
+
+It is the time of the results of windows of fixed size; a session's is its end, which the session itself knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
+
+LATEST = "latest_ms"
+"""The name under which it is kept, before all others; no result may have it."""
+
+
+class Latest(Aggregation[int]):
+    """The highest timestamp of a window's records; an operator's own, kept beside the user's aggregations."""
+
+    function = "latest"
+    state_columns = (Column("ms", "int64"),)
+    result_type = "int64"
+
+    def initial(self) -> int:
+        return -1
+
+    def add(self, state: int, value: Any) -> int:
+        return state
+
+    def add_at(self, state: int, value: Any, timestamp_ms: int) -> int:
+        return max(state, timestamp_ms)
+
+    def merge(self, earlier: int, later: int) -> int:
+        return max(earlier, later)
+
+    def to_columns(self, state: int) -> tuple[ColumnValue, ...]:
+        return (state,)
+
+    def from_columns(self, columns: Sequence[Any]) -> int:
+        return int(columns[0])
+
+    def result(self, state: int) -> int:
+        return state
+
+
+def shown(store: StoreSchema) -> list[AggregationSchema]:
+    """The aggregations that have a result: not the one that an operator keeps for itself."""
+    return [aggregation for aggregation in store.aggregations if aggregation.name != LATEST]

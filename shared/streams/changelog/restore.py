@@ -1,0 +1,187 @@
+"""Putting a task's state back from what a changelog (and a snapshot before it) confirmed.
+
+A window that was written before its store got another aggregation has no state for it: there it begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial, reduce
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.shared.common.arrow_arrays import ARROW_TYPES, packed
+from penstock.shared.common.errors import ConfigError, CorruptRecord
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.aggregations.aggregation import Aggregation, ColumnType
+from penstock.shared.streams.changelog.format import DELETED, FINAL, LIVE, BatchInput, Progress, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.reader import Change, Confirmed, check_schema, one_by_one
+from penstock.shared.streams.changelog.states import unpack_many
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.windows.keys import are_ascii
+from penstock.shared.streams.windows.window_store import WindowStore
+
+
+def restore_progress(task: StreamTask, progress: Progress) -> None:
+    """Check the schema that the state was written under, and take up times, offsets and grids; before `initialize`."""
+    check_schema(progress.stores, task.topology.schemas())
+    task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)
+    task.source_ids = dict(progress.source_ids)
+    task.idle_ms, task.input = progress.idle_ms, progress.input
+    task.schedules.restored = dict(progress.grids_ms)
+    task.times.restore(progress)
+
+
+def require_whole_input(task: StreamTask) -> None:
+    """ConfigError where a batch over files did not get to its end: they are to be read first."""
+    if isinstance(task.input, BatchInput) and not task.input.is_done:
+        raise ConfigError(
+            f"{task.application}, partition {task.partition}: a batch over files ended after {task.input.rows} rows; "
+            "run `penstock batch` again as it was, which goes on from there, or start afresh (`penstock streams reset`)"
+        )
+
+
+def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
+    """Put confirmed changes into a task's stores; CorruptEntry names the entry whose key or state cannot be read."""
+    confirmed = confirmed.of_windows()
+    for number in np.unique(confirmed.numbers).tolist():
+        written = confirmed.stores[number]
+        own = confirmed.at(np.flatnonzero(confirmed.numbers == number)) if len(confirmed.stores) > 1 else confirmed
+        store, schema = task.stores[written.name], task.topology.stores[written.name].schema
+        known = {column.name for column in written.state_columns()}
+        if isinstance(store, WindowStore) and all(column.name in known for column in schema.state_columns()):
+            try:
+                _replay(store, schema, own, written)
+                continue
+            except (CorruptRecord, ValueError, msgspec.MsgspecError):
+                pass  # one by one, the entry is found that cannot be read
+        one_by_one(partial(restore_change, task))(own)
+
+
+def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written: StoreSchema) -> None:
+    if schema.key == "string" and not are_ascii(changes.keys):
+        for key in changes.keys.tolist():
+            key.decode()
+    codec, names = _codec(written), [column.name for column in written.state_columns()]
+    is_live = changes.operations == LIVE[0]
+
+    def read(places: Int64Array) -> list[Any]:
+        all_live = unpack_many(codec, changes.states.at(is_live))  # one that a later one replaces must be a state, too
+        own = np.flatnonzero(is_live).searchsorted(places)
+        columns = dict(zip(names, all_live, strict=True))
+        return [_chosen(columns[column.name], own) for column in schema.state_columns()]
+
+    store.replay(changes.keys, changes.starts, changes.ends, is_live, read)
+
+
+def _chosen(column: Any, places: Int64Array) -> Any:
+    return column[places] if isinstance(column, np.ndarray) else [column[place] for place in places.tolist()]
+
+
+def restore_change(task: StreamTask, change: Change) -> None:
+    """Put one confirmed change into a task's store; CorruptRecord where its key or state cannot be read."""
+    written, own = change.written_as, task.topology.stores[change.store].schema
+    try:
+        if task.local is not None and written.aggregations == own.aggregations:
+            state = change.state if change.operation == LIVE else None
+            task.local.restore_raw(change.store, change.key, change.start, change.end, state)
+        elif change.operation == LIVE:
+            columns = widened(task, written, _codec(written).unpack(change.state))
+            restore_window(task, change.store, change.key, change.start, change.end, columns)
+        else:
+            assert change.operation in (DELETED, FINAL)
+            task.stores[change.store].unload(_key(task, change.store, change.key), change.start)
+    except (ValueError, msgspec.MsgspecError) as e:
+        raise CorruptRecord(f"an entry of store {change.store!r} cannot be read: {e}") from e
+
+
+def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: int, columns: Sequence[Any]) -> None:
+    """Put one live window back from its state's column values; None where an aggregation has no state yet."""
+    states, at = [], 0
+    for aggregation in task.topology.stores[store].aggregations:
+        own = columns[at : at + len(aggregation.state_columns)]
+        states.append(aggregation.initial() if None in own else aggregation.from_columns(own))
+        at += len(own)
+    task.stores[store].load(_key(task, store, key), start, end, states)
+
+
+def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
+    """Replay changes of windows: columns key, start_ms, end_ms, live, then the state columns of `written` by name.
+
+    Later rows count, and those before the batch: a row that is not live removes its window. CorruptRecord where a key
+    or a state cannot be read.
+    """
+    store, own = task.stores[written.name], task.topology.stores[written.name].schema
+    try:
+        if isinstance(store, WindowStore):
+            _replay_rows(task, store, own, batch)
+            return
+        keys, starts, ends, is_live, *states = (column.to_pylist() for column in batch.columns)
+        rows = zip(*states, strict=True) if states else iter([()] * batch.num_rows)
+        for key, start, end, live, values in zip(keys, starts, ends, is_live, rows, strict=True):
+            if live:
+                restore_window(task, written.name, key, start, end, widened(task, written, values))
+            else:
+                store.unload(_key(task, written.name, key), start)
+    except (ValueError, msgspec.MsgspecError) as e:
+        raise CorruptRecord(f"a row of store {written.name!r} cannot be read: {e}") from e
+
+
+def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batch: pa.RecordBatch) -> None:
+    keys = packed(batch.column("key").fill_null(b""))  # a store has no null keys
+    if schema.key == "string" and not are_ascii(keys):
+        for key in keys.tolist():
+            key.decode()
+    aggregations = task.topology.stores[schema.name].aggregations
+
+    def read(places: Int64Array) -> list[Any]:
+        live = batch if len(places) == batch.num_rows else batch.take(pa.array(places))
+        return [_values(column) for column in _whole(live, schema, aggregations)]
+
+    is_live = batch.column("live").to_numpy(zero_copy_only=False)
+    starts, ends = batch.column("start_ms").to_numpy(), batch.column("end_ms").fill_null(0).to_numpy()
+    store.replay(keys, starts, ends, is_live, read)
+
+
+def _whole(batch: pa.RecordBatch, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]) -> Iterator[pa.Array]:
+    """The state columns of `schema`; where an aggregation has no state yet, that with which it begins."""
+    all_columns = iter(schema.state_columns())
+    for aggregation in aggregations:
+        own = [next(all_columns) for _ in aggregation.state_columns]
+        columns = [_column(batch, *column) for column in own]
+        if any(column.null_count for column in columns):
+            is_null = reduce(pc.or_, [column.is_null() for column in columns])
+            initial = aggregation.to_columns(aggregation.initial())
+            for i, value in enumerate(initial):
+                columns[i] = pc.if_else(is_null, pa.scalar(value, ARROW_TYPES[own[i].type]), columns[i])
+        yield from columns
+
+
+def _column(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.Array:
+    return batch.column(name) if name in batch.schema.names else pa.nulls(batch.num_rows, ARROW_TYPES[type_])
+
+
+def widened(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
+    """State column values as the task's store has its columns; None where `written` had none."""
+    own = task.topology.stores[written.name].schema
+    if written.aggregations == own.aggregations:
+        return values
+    known = dict(zip((column.name for column in written.state_columns()), values, strict=True))
+    return [known.get(column.name) for column in own.state_columns()]
+
+
+def _values(column: pa.Array) -> Any:
+    return column.to_pylist() if pa.types.is_binary(column.type) else column.to_numpy()
+
+
+@lru_cache
+def _codec(written: StoreSchema) -> StateCodec:
+    return StateCodec(written.state_columns())
+
+
+def _key(task: StreamTask, store: str, key: bytes) -> str | bytes:
+    return key.decode() if task.topology.stores[store].schema.key == "string" else key

@@ -1,0 +1,383 @@
+"""One partition's state on its way into a task that does not run yet: from disk or a snapshot, then from the changelog.
+
+Who takes a partition over reads to the log's end and a little further (`changelog`); who stands by for it goes on
+reading (`standbys`). Both by the reader's rule, so what a standby has is what a new owner would have restored, and the
+owner goes on with it from where the standby is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common import lake
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import (
+    ChangelogHole,
+    CorruptRecord,
+    KafkaTimeout,
+    LakeUnavailable,
+    OffsetOutOfRange,
+    SchemaMismatch,
+)
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.format import (
+    PROGRESS,
+    WAYS_OUT,
+    Progress,
+    StoreSchema,
+    decode,
+    decode_progress,
+    is_foreign,
+)
+from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, check_schema
+from penstock.shared.streams.changelog.restore import restore_changes, restore_progress, restore_windows
+from penstock.shared.streams.changelog.restore_progress import RestoreProgress
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.state.local_restore import (
+    check_overtaken,
+    discard,
+    is_takeover_above,
+    refusal,
+    take_up,
+    write_restored,
+)
+from penstock.shared.streams.task.stream_task import StreamTask
+
+log = get_logger(__name__)
+
+Isolation = Literal["read_uncommitted", "read_committed"]
+RESTORE_RECORDS_MAX = 2_000  # taken at once, between which the loop goes on
+RESTORE_POLL_MS = 500
+NEWEST_RECORDS = 1_000
+"""At the changelog's end, looked at before a restore that reads more: the newest commit is among them, unless as many
+owners took over since without one."""
+NEWEST_MS = 2_000  # how long that look may hold up a restore
+RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while restoring is an error
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """What a restore did; `snapshot_version` is None where there was no snapshot.
+
+    `changelog_records` are all that were read, takeovers and progress records among them; `changelog_windows` are the
+    changes of windows that were applied. `foreign_records` are no entries and were passed over. Loading the snapshot's
+    windows took `snapshot_milliseconds` of the `milliseconds`. `local_windows` were on the instance's disk,
+    `standby_windows` in its standby; of those the records and windows are what came after them.
+    """
+
+    snapshot_version: int | None = None
+    snapshot_windows: int = 0
+    changelog_records: int = 0
+    changelog_windows: int = 0
+    foreign_records: int = 0
+    milliseconds: int = 0
+    snapshot_milliseconds: int = 0
+    local_windows: int = 0
+    standby_windows: int = 0
+
+
+def changelog_consumer(kafka: KafkaSettings, isolation_level: Isolation = "read_committed") -> Consumer:
+    """Reads what a changelog partition holds, wherever it is sent to; not open yet."""
+    settings = ConsumerSettings(
+        isolation_level=isolation_level, auto_offset_reset="none", commit_strategy="none", max_poll_records=None
+    )
+    return Consumer(kafka, settings)
+
+
+async def find_takeover(
+    consumer: Consumer, at: TopicPartition, span: range, epoch: int, timeout_ms: int = RESTORE_IDLE_MS_MAX
+) -> int | None:
+    """The offset in `span` at which an owner above `epoch` took a changelog partition over; None where none did.
+
+    A consumer that reads what is not committed waits for nobody's transaction, and finds takeovers that were aborted
+    too: to restore for nothing does no harm. What cannot be read is passed over: who restores refuses it.
+    OffsetOutOfRange where it was deleted meanwhile, KafkaTimeout where the records of the span do not come.
+    """
+    consumer.assign([at])
+    consumer.seek(at, span.start)
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while await consumer.position(at) < span.stop:
+                for columns in (await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)).values():
+                    if (offset := _takeover_in(columns, span, epoch)) is not None:
+                        return offset
+    except TimeoutError:
+        spanned = f"records {span.start} to {span.stop - 1}"
+        raise KafkaTimeout(f"{at}: {spanned} did not come in {timeout_ms} ms") from None
+    return None
+
+
+async def fetch_topic_id(kafka: KafkaSettings, topic: str) -> str | None:
+    """The topic's id now; None of a broker that has none."""
+    async with Admin(kafka) as admin:
+        return (await admin.describe_topics([topic]))[topic].topic_id
+
+
+def _takeover_in(columns: Columns, span: range, epoch: int) -> int | None:
+    for offset, value in zip(columns.offsets.tolist(), columns.values, strict=True):
+        with suppress(CorruptRecord):
+            if offset in span and not is_foreign(value) and is_takeover_above(decode(value), epoch):
+                return int(offset)
+    return None
+
+
+def _newest_progress(columns: Columns) -> Progress | None:
+    """The last progress record of a batch; what cannot be read is passed over."""
+    for value in reversed(columns.values):
+        with suppress(CorruptRecord):
+            if not is_foreign(value) and (entry := decode(value)).operation == PROGRESS:
+                return decode_progress(entry.body)
+    return None
+
+
+class Restoring:
+    """Restores one task, which nobody else uses meanwhile."""
+
+    def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, task: StreamTask, clock: Clock) -> None:
+        self._kafka, self._settings, self._clock = kafka, settings, clock
+        self.task, self.report, self.progress = task, RestoreReport(), RestoreProgress(task.partition)
+        self.at = TopicPartition(settings.changelog_topic, task.partition)
+        self.reader = ChangelogReader(partial(restore_changes, task), stores=task.topology.schemas())
+        self.topic_id: str | None = None
+        self._kept: Checkpoint | None = None
+        self._applied_before = self._foreign_before = 0
+
+    def __repr__(self) -> str:
+        return f"Restoring({self.at}, {self.reader})"
+
+    def consumer(self) -> Consumer:
+        """What it reads with, not open yet."""
+        return changelog_consumer(self._kafka)
+
+    async def begin(self, consumer: Consumer) -> int:
+        """Find where to read from, and go there: the log's end at this moment.
+
+        One that has read before goes on from there; OffsetOutOfRange where the log does not, or where it was deleted
+        while the snapshot before it was loaded, so that a newer one is to be. ChangelogHole where there is none.
+        """
+        consumer.assign([self.at])
+        reader = self.reader
+        start = await self._find_start(consumer) if reader.next_offset is None else await self._go_on(consumer)
+        if self._kept is None or start == self._kept.covered_offset:
+            reader.next_offset = start
+        consumer.seek(self.at, start)
+        return (await consumer.end_offsets([self.at]))[self.at]
+
+    async def compare_newest(self, end: int, consumer: Consumer) -> None:
+        """Look before a long restore whether the newest commit before `end` fits the topology.
+
+        It tells for all before it: each topology that wrote a changelog has the stores of those before. That it fits is
+        noted (`progress.is_accepted`). That it does not is left to the restore, which knows whether the commit counts.
+        """
+        start = await consumer.position(self.at)
+        if end - start <= NEWEST_RECORDS:
+            return
+        consumer.seek(self.at, end - NEWEST_RECORDS)
+        newest, deadline_ms = None, self._clock.monotonic_ms() + NEWEST_MS
+        while await consumer.position(self.at) < end and self._clock.monotonic_ms() < deadline_ms:
+            for columns in (await consumer.poll(RESTORE_POLL_MS, NEWEST_RECORDS)).values():
+                newest = _newest_progress(columns) or newest
+        consumer.seek(self.at, start)
+        if newest is not None:
+            with suppress(SchemaMismatch):
+                check_schema(newest.stores, self.task.topology.schemas())
+                self.progress.is_accepted = True
+
+    async def read_until(self, end: int, consumer: Consumer) -> None:
+        """Take all records up to `end`; KafkaTimeout where none come."""
+        position = await consumer.position(self.at)
+        moved = self._clock.monotonic_ms()
+        self.progress.moved(position, end, moved)
+        while position < end:
+            await self.poll(consumer)
+            before, position, now = position, await consumer.position(self.at), self._clock.monotonic_ms()
+            self.progress.moved(position, end, now)
+            if position > before:
+                moved = now
+            elif now - moved > RESTORE_IDLE_MS_MAX:
+                raise KafkaTimeout(f"{self.at}: restore stands at {position} of {end} for {now - moved} ms")
+
+    async def poll(self, consumer: Consumer) -> int:
+        """Take what there is to read, if anything comes soon: how many records. It may be cancelled at any moment."""
+        await asyncio.sleep(0)  # heartbeats, and the tasks that run, do not wait for all that was fetched
+        batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
+        return sum(self._feed(columns) for columns in batches.values())
+
+    def write(self) -> None:
+        """Have what was restored on disk, where the state is to be there."""
+        if self.task.local is not None:
+            write_restored(self.reader, self.task.local, self.topic_id)
+
+    def finish(self, epoch: int) -> None:
+        """All is read: the task takes up where the last progress record was, as the owner of that epoch."""
+        reader, report = self.reader, self.report
+        if reader.progress is not None:
+            restore_progress(self.task, reader.progress)
+        self.task.epoch, self.task.changelog_id = epoch, self.topic_id
+        self.write()
+        report.changelog_windows = reader.entries_applied - self._applied_before
+        report.foreign_records = reader.foreign_records - self._foreign_before
+        if report.foreign_records:
+            log.warning(
+                "records that are no changelog entries were passed over",
+                topic=self.at.topic,
+                partition=self.at.partition,
+                first_offset=reader.first_foreign_offset,
+                records=reader.foreign_records,
+            )
+
+    def next_epoch(self) -> int:
+        """What the next owner takes; CorruptRecord where there is none any more."""
+        try:
+            return self.reader.next_epoch
+        except CorruptEntry as e:
+            raise self._refused(e) from e
+        except CorruptRecord as e:
+            raise CorruptRecord(f"{self.at}: {e}. Start afresh (`penstock streams reset`)") from e
+
+    # --- inside ---
+
+    def _refused(self, e: CorruptEntry) -> CorruptRecord:
+        return CorruptRecord(f"{self.at} at offset {e.offset}: {e.reason}. {WAYS_OUT}")
+
+    def _feed(self, columns: Columns) -> int:
+        reader, kept = self.reader, self._kept
+        covered = 0 if kept is None else int(columns.offsets.searchsorted(kept.covered_offset))
+        try:
+            if kept is not None and covered:
+                for offset, value in zip(columns.offsets[:covered].tolist(), columns.values[:covered], strict=True):
+                    check_overtaken(kept, offset, value)
+            reader.feed(columns.offsets[covered:], columns.keys[covered:], columns.values[covered:])
+        except CorruptEntry as e:
+            raise self._refused(e) from e
+        self.report.changelog_records += len(columns)
+        if self.task.local is not None and self.task.local.is_full:
+            self.write()
+        return len(columns)
+
+    async def _find_start(self, consumer: Consumer) -> int:
+        self.topic_id = await fetch_topic_id(self._kafka, self.at.topic)
+        self._kept = await self._take_up_local(consumer)
+        if self._kept is not None:
+            return self._kept.verified_offset
+        covered = await self._load_snapshot()
+        first = (await consumer.beginning_offsets([self.at]))[self.at]
+        end = (await consumer.end_offsets([self.at]))[self.at]
+        try:
+            return checked_start(self.at, covered, first, end, self._settings.lake)
+        except ChangelogHole as e:
+            newest = await self._newest_snapshot()
+            if (None if newest is None else newest[1].covered_offset) == covered:
+                raise
+            # While the snapshot was loaded two compactions ended, of which the second deleted what comes after it.
+            raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
+
+    async def _go_on(self, consumer: Consumer) -> int:
+        first = (await consumer.beginning_offsets([self.at]))[self.at]
+        end = (await consumer.end_offsets([self.at]))[self.at]
+        start, topic_id = self.reader.next_offset or 0, await fetch_topic_id(self._kafka, self.at.topic)
+        if topic_id != self.topic_id or not first <= start <= end:
+            was = f"offset {start} of the topic with id {self.topic_id}"
+            raise OffsetOutOfRange(f"{self.at}: from {was}; it has {first} to {end} and id {topic_id}")
+        self.write()
+        self._applied_before, self._foreign_before = self.reader.entries_applied, self.reader.foreign_records
+        self.report = RestoreReport(standby_windows=sum(map(len, self.task.stores.values())))
+        return start
+
+    async def _take_up_local(self, consumer: Consumer) -> Checkpoint | None:
+        """Go on from what is on disk: up to where that is the state; None where it is not, or there is none."""
+        task, reader = self.task, self.reader
+        if (local := task.local) is None:
+            return None
+        if take_up(reader, local, task.topology.schemas()) is None or (found := local.checkpoint) is None:
+            return None
+        first = (await consumer.beginning_offsets([self.at]))[self.at]
+        end = (await consumer.end_offsets([self.at]))[self.at]
+        if (reason := refusal(found, self.topic_id, first, end)) is not None:
+            discard(local, reason)
+            reader.epoch, reader.progress = 0, None
+            return None
+        self.report.local_windows = sum(map(len, task.stores.values()))
+        return found
+
+    async def _newest_snapshot(self) -> tuple[int, lake.PartitionSnapshot] | None:
+        """The table's version, and how far it covers this partition; None where no snapshot does."""
+        settings, own = self._settings, self.at.partition
+        if settings.lake is None:
+            return None
+        where = settings.lake, settings.application_id, [own], settings.lake_options or None
+        found = await asyncio.to_thread(lake.read_snapshot, *where)
+        return None if found is None or own not in found.partitions else (found.version, found.partitions[own])
+
+    async def _load_snapshot(self) -> int | None:
+        """Load this partition's rows and return the offset from which the changelog goes on; None without snapshot."""
+        settings = self._settings
+        if (found := await self._newest_snapshot()) is None:
+            return None
+        version, snapshot = found
+        assert settings.lake is not None
+        if snapshot.topic_id not in (None, self.topic_id):
+            raise ChangelogHole(
+                f"the snapshot was made from topic {self.at.topic} with id {snapshot.topic_id}, but its id is "
+                f"{self.topic_id}: it was deleted and created again. To start afresh, move the application's tables "
+                f"({lake.table_uri(settings.lake, settings.application_id)}) to another place"
+            )
+        progress, report = decode_progress(snapshot.progress), self.report
+        restore_progress(self.task, progress)
+        started = self._clock.monotonic_ms()
+        try:
+            for schema in progress.stores:
+                await self._load_windows(schema, version)
+        except LakeUnavailable as e:
+            newest = await self._newest_snapshot()
+            if newest is None or newest[0] == version:
+                raise
+            # Upkeep has taken a file of that version while it was read.
+            raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
+        if self.task.local is not None:
+            self.task.local.write(None)
+        report.snapshot_windows = sum(map(len, self.task.stores.values()))
+        report.snapshot_milliseconds = self._clock.monotonic_ms() - started
+        self.reader.epoch, self.reader.progress = snapshot.epoch, progress
+        report.snapshot_version = version
+        return snapshot.covered_offset
+
+    async def _load_windows(self, schema: StoreSchema, version: int) -> None:
+        """Replay what a version of the snapshot has of one store."""
+        settings, local = self._settings, self.task.local
+        assert settings.lake is not None
+        columns = [column.name for column in schema.state_columns()]
+        where = settings.lake, settings.application_id, self.at.partition, schema.name, version, columns
+        batches = lake.read_windows(*where, settings.lake_options or None)
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            restore_windows(self.task, schema, batch)
+            if local is not None and local.is_full:
+                local.write(None)
+
+
+def checked_start(at: TopicPartition, covered: int | None, first: int, end: int, lake: str | None = None) -> int:
+    """Where to read from, of a log from `first` to `end` and a snapshot up to `covered` in that lake.
+
+    Raises ChangelogHole between them.
+    """
+    if covered is None:
+        if first > 0:
+            raise ChangelogHole(
+                f"{at}: offsets 0 to {first - 1} were deleted, and there is no snapshot that covers them "
+                f"(streams.lake is {lake or 'not set'}: is it the one that compactions write to?)"
+            )
+        return first
+    if first > covered:
+        raise ChangelogHole(f"{at}: offsets {covered} to {first - 1} are missing: the snapshot ends before them")
+    if end < covered:
+        raise ChangelogHole(f"{at}: the log ends at {end}, but the snapshot covers it up to {covered}")
+    return covered

@@ -1,0 +1,66 @@
+"""How far a restore is: what it still has to read of the changelog, how fast it reads, and when it will be done.
+
+Records are counted by offsets, so the marks of transactions count too. The rate is that of the whole restore, from when
+the first record was asked for: a snapshot is loaded before that and is no part of it.
+
+>>> progress = RestoreProgress(0)
+>>> progress.moved(1_000, 5_000, now_ms=0)
+>>> progress.moved(3_000, 5_000, now_ms=500)
+>>> progress.describe()
+{'remaining_records': 2000, 'records_per_second': 4000, 'eta_ms': 500}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.shared.common.log import get_logger
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.task.metrics import RestoreMetrics
+
+log = get_logger(__name__)
+
+SAY_INTERVAL_MS = 5_000
+
+
+class RestoreProgress:
+    """One partition's; all None as long as nothing is read of the changelog."""
+
+    def __init__(self, partition: int, metrics: RestoreMetrics | None = None) -> None:
+        self._partition, self._metrics = partition, metrics
+        self._first: tuple[int, int] | None = None
+        self._said_ms = 0
+        self.remaining_records: int | None = None
+        self.records_per_second: int | None = None
+        self.eta_ms: int | None = None
+        self.is_accepted = False
+        """Whether the newest commit is known to fit the topology, before all that led to it is read."""
+
+    def __repr__(self) -> str:
+        return f"RestoreProgress(partition {self._partition}, {self.describe()})"
+
+    def moved(self, position: int, end: int, now_ms: int) -> None:
+        """The next record to read is at `position`, and `end` is where it will be all; `now_ms` is monotonic."""
+        if self._first is None:
+            self._first, self._said_ms = (position, now_ms), now_ms
+        first, since_ms = self._first
+        self.remaining_records = max(0, end - position)
+        if now_ms > since_ms and position > first:
+            rate = (position - first) * 1000 / (now_ms - since_ms)
+            self.records_per_second, self.eta_ms = round(rate), round(self.remaining_records * 1000 / rate)
+        elif self.remaining_records == 0:
+            self.eta_ms = 0
+        if self._metrics is not None:
+            self._metrics.progress(self._partition, self.remaining_records, self.records_per_second, self.eta_ms)
+        if now_ms - self._said_ms >= SAY_INTERVAL_MS and self.remaining_records:
+            self._said_ms = now_ms
+            log.info("state is being restored", partition=self._partition, position=position, **self.describe())
+
+    def describe(self) -> dict[str, int | None]:
+        """What is left, the rate so far and the time that it will take, as plain values."""
+        return {
+            "remaining_records": self.remaining_records,
+            "records_per_second": self.records_per_second,
+            "eta_ms": self.eta_ms,
+        }

@@ -1,0 +1,120 @@
+"""A store's changes as the changelog entries of one commit, in the order that readers rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.shared.common.errors import ProcessingFailed
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.changelog.entries import Entries
+from penstock.shared.streams.changelog.format import (
+    DELETED,
+    ENVELOPE,
+    FINAL,
+    FORMAT_VERSION,
+    LENGTH,
+    LIVE,
+    StateCodec,
+    encode_deleted,
+    encode_live,
+)
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
+from penstock.shared.streams.state.store import Changes, LiveRow, StateStore
+from penstock.shared.streams.topology import StoreBuilder
+from penstock.shared.streams.windows.object_states import ChangelogColumn
+from penstock.shared.streams.windows.window_columns import Windows
+from penstock.shared.streams.windows.window_limits import name_window
+from penstock.shared.streams.windows.window_store import WindowStore
+
+
+def encode_rows(builder: StoreBuilder, number: int, changes: Changes, epoch: int, commit: int) -> Entries:
+    """Deletions, then live rows, of a table or a join. ProcessingFailed names the row that cannot be encoded."""
+    codec = StateCodec(builder.schema.state_columns())
+
+    def state(row: LiveRow) -> bytes:
+        try:
+            states = zip(builder.aggregations, row.states, strict=True)
+            return codec.pack([value for a, s in states for value in a.to_columns(s)])
+        except Exception as e:
+            raise ProcessingFailed(_encoding_error(builder.schema.name, row.key, row.start, row.end, e)) from e
+
+    gone = [(_key(key), encode_deleted(number, epoch, commit, start)) for key, start in changes.deleted]
+    live = [(_key(s.key), encode_live(number, epoch, commit, s.start, s.end, state(s))) for s in changes.live]
+    return Entries.of([*gone, *live])
+
+
+def _key(key: str | bytes) -> bytes:
+    return key if isinstance(key, bytes) else key.encode()
+
+
+def encode_stores(
+    builders: Mapping[str, StoreBuilder], stores: Mapping[str, StateStore], epoch: int, commit: int
+) -> tuple[Entries, int]:
+    """The entries of all stores' changes, and how many finals are among them."""
+    parts: list[Entries] = []
+    closed = 0
+    for number, (name, store) in enumerate(stores.items()):
+        if isinstance(store, WindowStore | PersistentWindowStore):
+            own, finals = encode_columns(store.windows, number, epoch, commit)
+        else:
+            tracks: Any = store
+            own, finals = encode_rows(builders[name], number, tracks.changes(), epoch, commit), 0
+        parts.append(own)
+        closed += finals
+    return Entries.joined(parts), closed
+
+
+def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
+    """Finals and deletions, then live windows: the entries, and how many of them are finals."""
+    finals, live = store.finals(), store.live()
+    keys, starts = store.deleted()
+    parts = []
+    for operation, of, bounds, states in (
+        (FINAL, finals.keys, [finals.starts, finals.ends, finals.closed_at], _states(store, finals)),
+        (DELETED, keys, [starts], ()),
+        (LIVE, live.keys, [live.starts, live.ends], _states(store, live)),
+    ):
+        if len(of):
+            head = ENVELOPE.pack(FORMAT_VERSION, operation, number, epoch, commit)
+            parts.append(Entries(of, _packed(head, bounds, states)))
+    return Entries.joined(parts), len(finals)
+
+
+def _states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
+    """The state columns of windows; ProcessingFailed names the window whose state cannot be encoded."""
+    columns = store.columns
+    try:
+        return columns.to_changelog(windows.columns)
+    except Exception:
+        for raw, start, end, *cells in windows.tuples():
+            try:
+                for aggregation, state in zip(columns.aggregations, columns.states(cells), strict=True):
+                    aggregation.to_columns(state)
+            except Exception as e:
+                raise ProcessingFailed(_encoding_error(store.name, store.key_of(raw), start, end, e)) from e
+        raise
+
+
+def _encoding_error(store: str, key: Any, start: int, end: int, error: Exception) -> str:
+    return f"{name_window(store, key, start, end)}: the state cannot be encoded: {type(error).__name__}: {error}"
+
+
+def _packed(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
+    """One value a window: what has one length in all of them is made as one array, other states follow it."""
+    columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
+    count = len(bounds[0])
+    fields = [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(columns)]
+    packed = np.zeros(count, np.dtype([("head", f"V{len(head)}"), *fields]))
+    packed["head"] = np.void(head)
+    for (name, _), column in zip(fields, columns, strict=True):
+        packed[name] = column
+    values = PackedBytes.of_width(np.frombuffer(packed.tobytes(), np.uint8), packed.dtype.itemsize)
+    blobs = [column for column in states if not isinstance(column, np.ndarray)]
+    if not blobs:
+        return values
+    sized = zip(*([LENGTH.pack(len(blob)) + blob for blob in column] for column in blobs), strict=True)
+    return PackedBytes.of([b"".join((fixed, *own)) for fixed, own in zip(values.tolist(), sized, strict=True)])

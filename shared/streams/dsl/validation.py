@@ -1,0 +1,135 @@
+"""What the DSL refuses while a topology is written, each in words that name the argument and the way out.
+
+A mistake that is found here costs a look at one line; found by a task it costs the task, and what it has done by then.
+
+>>> require_key_type("stream: key", "int")
+Traceback (most recent call last):
+    ...
+penstock.errors.ConfigError: stream: key must be "string" or "bytes", got 'int'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.topic_names import TOPIC_NAME_MAX, is_topic_name
+from penstock.shared.streams.aggregations.aggregation import Aggregation
+from penstock.shared.streams.dsl.node import Flow
+from penstock.shared.streams.task.user_functions import SHOWN_MAX, require_plain_methods
+from penstock.shared.streams.topology import KeyType, ProcessorNode, SinkNode, SourceNode, Topology
+
+AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_columns", "result")
+
+
+def require_key_type(argument: str, key: Any) -> None:
+    """ConfigError for a kind of keys that there is not."""
+    if key not in get_args(KeyType):
+        raise ConfigError(f'{argument} must be "string" or "bytes", got {repr(key)[:SHOWN_MAX]}')
+
+
+def require_topic(argument: str, topic: Any) -> None:
+    """ConfigError for what no topic can be called."""
+    if not is_topic_name(topic):
+        raise ConfigError(
+            f"{argument} must be a topic's name, 1 to {TOPIC_NAME_MAX} of a-z, A-Z, 0-9, '.', '_' and '-', "
+            f"got {repr(topic)[:SHOWN_MAX]}"
+        )
+
+
+def require_name(argument: str, name: Any) -> None:
+    """ConfigError for what is no name; None leaves it to the builder."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ConfigError(f"{argument} must be text, got {repr(name)[:SHOWN_MAX]}")
+
+
+def require_repartition_topic(node: str, topic: str) -> None:
+    """ConfigError where no application could have this topic: one is named `<application>-<node>-repartition`."""
+    if not is_topic_name(f"a-{topic}"):
+        longest = TOPIC_NAME_MAX - len("a-") - (len(topic) - len(node))
+        raise ConfigError(
+            f"name={repr(node)[:SHOWN_MAX]}: its records go through a topic that is named after it, so it must be 1 to "
+            f"{longest} of a-z, A-Z, 0-9, '.', '_' and '-'"
+        )
+
+
+def require_aggregation(argument: str, aggregation: Any) -> None:
+    """ConfigError for what is no aggregation, such as a class of them."""
+    if isinstance(aggregation, Aggregation):
+        require_plain_methods(argument, aggregation, AGGREGATION_METHODS)
+        return
+    if isinstance(aggregation, type) and issubclass(aggregation, Aggregation):
+        name = aggregation.__name__
+        raise ConfigError(f"{argument} is the class {name}; an aggregation is made of it: {name}(...)")
+    raise ConfigError(f"{argument} must be an aggregation, such as Count(), got {repr(aggregation)[:SHOWN_MAX]}")
+
+
+def require_same_builder(what: str, own: object, other: object) -> None:
+    """ConfigError where the two sides are parts of two topologies."""
+    if own is not other:
+        raise ConfigError(f"{what}: the two sides are of two StreamsBuilders; a topology is built by one")
+
+
+def require_groupable(what: str, flow: Flow) -> None:
+    """ConfigError where the records have no key to go by: a window's is no record's."""
+    if flow.is_windowed:
+        raise ConfigError(
+            f"{what}: the keys are windows (WindowKey); key_by(lambda record: record.key.key, name=...) before it "
+            "gives each result its record's key"
+        )
+
+
+def require_one_type(what: str, flow: Flow) -> None:
+    """ConfigError where the values are of several types, and something has to read them as one."""
+    if flow.mixed:
+        raise ConfigError(
+            f"{what}: the merged streams have values of different types ({', '.join(flow.mixed)}), and no state or "
+            "topic between can hold both; map_values(..., value=...) before merge() makes them one type"
+        )
+
+
+def refuse_loops(topology: Topology) -> None:
+    """ConfigError for records that come back to where they came from: what is written to a topic is read again.
+
+    So may results be, late records and dead letters, and by way of other topics that the topology reads.
+    """
+    writes = {source.topic: _written_from(topology, source) for source in topology.sources()}
+    for topic in writes:
+        way = _way_back(writes, topic)
+        if way is None:
+            continue
+        argument = writes[way[-2]][way[-1]]
+        by = f" by way of {', '.join(way[1:-1])}" if len(way) > 2 else ""
+        raise ConfigError(
+            f"{argument}: records of the topic {topic!r} would come back to it{by}, for ever; write to a "
+            "topic that this topology does not read"
+        )
+
+
+def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
+    """The topics that a source's records may be written to, each with the argument that says so."""
+    below, is_windowed = [source.name], False
+    for name in below:
+        below += [child for child in topology.children[name] if child not in below]
+        node = topology.nodes[name]
+        stores = node.stores if isinstance(node, ProcessorNode) else ()
+        is_windowed |= any(not topology.stores[store].schema.is_table for store in stores)
+    sinks = [node for node in map(topology.nodes.__getitem__, below) if isinstance(node, SinkNode)]
+    found = {source.dead_letters: f"stream(..., dead_letters={source.dead_letters!r})"}
+    if is_windowed:
+        found[source.late] = f"stream(..., late={source.late!r})"
+    return found | {sink.topic: f"to({sink.topic!r})" for sink in sinks}
+
+
+def _way_back(writes: Mapping[str, Mapping[str, str]], topic: str) -> list[str] | None:
+    """The shortest way on which records of a topic come back to it, both ends included; None where there is none."""
+    ways, seen = [[topic]], set()
+    for way in ways:
+        for following in writes.get(way[-1], ()):
+            if following == topic:
+                return [*way, following]
+            if following not in seen:
+                seen.add(following)
+                ways.append([*way, following])
+    return None

@@ -1,0 +1,116 @@
+"""The DSL's processors without a store: functions of a record, ways to choose from, keys that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, ProcessorContext, Record
+from penstock.shared.streams.task.user_functions import plain, require_plain_methods
+
+EachFunction = Callable[[Record, Callable[[Record], None]], None]
+"""Takes a record and what forwards."""
+
+_ANY_KEY = object()
+
+
+class Each(Processor):
+    """A processor without state: a function of the record and of what forwards.
+
+    With `at_most_once` it forwards the record or nothing, if with another value, under its key and at its time.
+    """
+
+    sees_time = False
+
+    def __init__(self, each: EachFunction, *, at_most_once: bool = False) -> None:
+        self._each, self.at_most_once = each, at_most_once
+
+    def process(self, record: Record) -> None:
+        self._each(record, self.context.forward)
+
+
+def pass_on(record: Record, forward: Callable[[Record], None]) -> None:
+    """Forward a record as it is."""
+    forward(record)
+
+
+class Split(Processor):
+    """Forwards a record to the child whose predicate is the first to be true of it; none is called after that one."""
+
+    sees_time = False
+
+    def __init__(self, ways: tuple[tuple[Callable[[Record], bool], str], ...]) -> None:
+        self._ways = ways
+
+    def process(self, record: Record) -> None:
+        for predicate, child in self._ways:
+            if predicate(record):
+                self.context.forward(record, to=child)
+                return
+
+
+class DropDeletions(Processor):
+    """What has no value tells of a retracted window or a deleted row: no aggregation counts it."""
+
+    sees_time = False
+
+    def process(self, record: Record) -> None:
+        if record.value is None:
+            self.context.count_skipped("null value")
+        else:
+            self.context.forward(record)
+
+
+class _SameKeyContext:
+    """A context that forwards only records with the key of the one being processed."""
+
+    def __init__(self, context: ProcessorContext) -> None:
+        self._context = context
+        self.key: Any = _ANY_KEY
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def forward(self, record: Record, to: str | None = None) -> None:
+        if self.key is not _ANY_KEY and record.key != self.key:
+            raise ConfigError(
+                f"process_values: the processor forwards the key {record.key!r} for a record with the key "
+                f"{self.key!r}; process() is for processors that change keys: it sends their records to the right task"
+            )
+        self._context.forward(record, to)
+
+
+class SameKey(Processor):
+    """Runs a processor that may not change keys."""
+
+    def __init__(self, processor: Processor) -> None:
+        name = type(processor).__name__
+        require_plain_methods(name, processor, PROCESSOR_METHODS)
+        self._init, self._process = (
+            plain(f"{name}.init()", processor.init),
+            plain(f"{name}.process()", processor.process),
+        )
+        self._commit, self._close = (
+            plain(f"{name}.commit()", processor.commit),
+            plain(f"{name}.close()", processor.close),
+        )
+        self._own: _SameKeyContext
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self._own = _SameKeyContext(context)
+        self._init(cast("ProcessorContext", self._own))
+
+    def process(self, record: Record) -> None:
+        self._own.key = record.key
+        try:
+            self._process(record)
+        finally:
+            self._own.key = _ANY_KEY
+
+    def commit(self) -> None:
+        self._commit()
+
+    def close(self) -> None:
+        self._close()

@@ -1,0 +1,236 @@
+"""Joining two streams: records of one key that lie no further apart than the window says.
+
+A left record at `ts` is joined with every right record of its key from `ts - before_ms` to `ts + after_ms`; each pair
+is forwarded once, when the later of the two comes, with the higher of their timestamps. A left record whose window and
+grace have passed, by the stream time of both sides together, is late, and so is a right one that only such records
+could be joined with.
+
+In a left join a left record that was joined with nothing is forwarded with None once its window and the grace have
+passed: nothing can come then that would make it untrue. One without a key is forwarded so at once, and moves no time.
+Both go by the close time, which is stream time less the grace and never goes back: under a longer grace a record that
+would need what is settled is late.
+
+>>> JoinWindows.of(10, grace=5)
+JoinWindows(before_ms=10, after_ms=10, grace_ms=5)
+
+Source of the semantics: JoinWindows and KStreamKStreamJoin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
+from penstock.shared.streams.operators.tables import Joiner
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record, interval_ms
+from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.state.join_store import JoinRow, JoinStore
+from penstock.shared.streams.state.persistent_stores import PersistentJoinStore
+from penstock.shared.streams.task.result_encoders import bytes_keyed
+from penstock.shared.streams.topology import KeyType
+from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor, WindowResult
+from penstock.shared.streams.windows.window_limits import check_key
+
+LEFT, RIGHT = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinWindows:
+    """How far before and after a left record its right ones may lie, and the grace period, in ms."""
+
+    before_ms: int
+    after_ms: int
+    grace_ms: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("before_ms", "after_ms", "grace_ms"):
+            if type(ms := getattr(self, name)) is not int:
+                raise ConfigError(
+                    f"JoinWindows: {name} must be a whole number of ms, got {ms!r}; JoinWindows.of() takes a timedelta"
+                )
+        if self.before_ms + self.after_ms < 0:
+            raise ConfigError(
+                f"a join window ends before it starts: {self.before_ms} ms before, {self.after_ms} ms after"
+            )
+        if self.grace_ms < 0:
+            raise ConfigError(f"join grace must not be negative, got {self.grace_ms}")
+
+    @classmethod
+    def of(cls, difference: timedelta | int, grace: timedelta | int = 0) -> Self:
+        """Records no further apart than `difference`, whichever comes first; durations are timedelta or ms."""
+        ms = interval_ms(difference, "JoinWindows: difference", 0)
+        return cls(ms, ms, interval_ms(grace, "JoinWindows: grace", 0))
+
+    def reach(self, side: int) -> tuple[int, int]:
+        """How far before and after a record of that side the other side's may lie."""
+        return (self.before_ms, self.after_ms) if side == LEFT else (self.after_ms, self.before_ms)
+
+    def limit(self, side: int, close_time_ms: int) -> int:
+        """A record of that side which is earlier than this is late, and is remembered no longer.
+
+        A left record counts until its window and the grace have passed, a right one as long as such a left record can
+        be joined with it.
+        """
+        left = close_time_ms - max(0, self.after_ms)
+        return left if side == LEFT else left - self.before_ms
+
+
+class Remembered(NamedTuple):
+    """One record of a side, and whether it was joined."""
+
+    value: Any
+    joined: bool
+
+
+class JoinRows(Aggregation[tuple[Remembered, ...]]):
+    """The records of one key and moment, in the order in which they came."""
+
+    function = "join"
+    state_columns = (Column("json", "binary"),)
+    result_type = "json"
+
+    def __init__(self, value_type: Any, window_key: KeyType = "string") -> None:
+        """`window_key` is what the keys of windows' results are, where the values are such."""
+        type_ = Any if value_type is dict else value_type
+        self._restored = bytes_keyed if value_type is WindowResult and window_key == "bytes" else None
+        self._decode = msgspec.json.Decoder(list[tuple[type_, bool]]).decode  # type: ignore[valid-type]
+
+    def initial(self) -> tuple[Remembered, ...]:
+        return ()
+
+    def add(self, state: tuple[Remembered, ...], value: Any) -> tuple[Remembered, ...]:
+        return (*state, value)
+
+    def merge(self, earlier: tuple[Remembered, ...], later: tuple[Remembered, ...]) -> tuple[Remembered, ...]:
+        return earlier + later
+
+    def to_columns(self, state: tuple[Remembered, ...]) -> tuple[ColumnValue, ...]:
+        return (msgspec.json.encode(state),)
+
+    def from_columns(self, columns: Sequence[Any]) -> tuple[Remembered, ...]:
+        rows = tuple(Remembered(*row) for row in self._decode(columns[0]))
+        if self._restored is None:
+            return rows
+        return tuple(row._replace(value=self._restored(row.value)) for row in rows)
+
+    def result(self, state: tuple[Remembered, ...]) -> Any:
+        return [row.value for row in state]
+
+
+class Sided(NamedTuple):
+    """A value on its way into a join, with the side it comes from."""
+
+    side: int
+    value: Any
+
+
+class JoinSide(Processor):
+    """Says which side of the join a record is of."""
+
+    def __init__(self, side: int) -> None:
+        self._side = side
+
+    def process(self, record: Record) -> None:
+        self.context.forward(record._replace(value=Sided(self._side, record.value)))
+
+
+class StreamJoin(TimedProcessor):
+    """Joins what its two `JoinSide`s forward; `stores` are the left and the right one's names."""
+
+    def __init__(self, stores: tuple[str, str], windows: JoinWindows, joiner: Joiner, *, left: bool) -> None:
+        self.store_name, self._store_names, self.windows = stores[LEFT], stores, windows
+        self._joiner, self._left = joiner, left
+        self.stream_time_ms = NO_TIME
+        self._stores: tuple[JoinStore | PersistentJoinStore, JoinStore | PersistentJoinStore]
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self._stores = (context.store(self._store_names[LEFT]), context.store(self._store_names[RIGHT]))
+
+    def process(self, record: Record) -> None:
+        side, value = record.value
+        if record.key is None and value is not None and self._left and side == LEFT:
+            self.context.forward(record._replace(value=self._joiner(value, None)))  # no right one can have its key
+            return
+        if record.key is None or value is None:
+            self.context.count_skipped("null key" if record.key is None else "null value")
+            return
+        if not self.context.takes_time(record.timestamp, max(self.windows.before_ms, self.windows.after_ms, 0)):
+            return
+        at, stream_time = record.timestamp, max(self.stream_time_ms, record.timestamp)
+        close_time = self._close_time(stream_time)
+        if at < self.windows.limit(side, close_time):
+            self.context.emit_late(record._replace(value=value), close_time, stream_time)
+            self._settle()
+            return
+        check_key(record.key, self._store_names[side], self.context.key_bytes_max)
+        before, after = self.windows.reach(side)
+        earliest = max(at - before, self.windows.limit(1 - side, close_time))
+        found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
+        joined = [(row.start, other.value) for row in found for other in row.states[0]]
+        remembered = Remembered(detached(value), bool(joined))  # before the joiner, which may change what it is given
+        results = [
+            Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
+            for then, other in joined
+        ]
+        there = self._stores[side].fetch(record.key, at)
+        rows = (remembered,) if there is None else (*there.states[0], remembered)
+        if (check := self._stores[side].check) is not None:
+            check(record.key, [rows])
+        self.stream_time_ms = stream_time
+        self._settle()
+        if self._left and side == RIGHT:
+            self._mark_joined(found)
+        self._stores[side].put(record.key, at, at, [rows])
+        for result in results:
+            self.context.forward(result)
+
+    def advance_time(self, stream_time_ms: int) -> None:
+        if stream_time_ms > self.stream_time_ms:
+            self.stream_time_ms = stream_time_ms
+            self._settle()
+
+    def _close_time(self, stream_time_ms: int) -> int:
+        due, known = stream_time_ms - self.windows.grace_ms, self.close_time_ms
+        return due if known is None or due > known else known
+
+    def _settle(self) -> None:
+        """Forward the left records that nothing can be joined with any more; forget what is of no more use."""
+        close_time = self._close_time(self.stream_time_ms)
+        if close_time == self.close_time_ms:
+            return
+        self.close_time_ms = close_time
+        for row in self._stores[LEFT].take_before(self.windows.limit(LEFT, close_time)):
+            for remembered in row.states[0] if self._left else ():
+                if not remembered.joined:
+                    self._forward_alone(Record(row.key, remembered.value, row.start))
+        self._stores[RIGHT].take_before(self.windows.limit(RIGHT, close_time))
+
+    def _forward_alone(self, record: Record) -> None:
+        try:
+            joined = record._replace(value=self._joiner(record.value, None))
+        except Exception as e:
+            self.context.reject_output(record, e)
+            return
+        self.context.forward(joined)
+
+    def results_from_ms(self) -> int:
+        close_time = self.close_time_ms
+        if close_time is None:
+            return NO_TIME
+        return min(self.windows.limit(side, close_time) for side in (LEFT, RIGHT))
+
+    def _join(self, side: int, value: Any, other: Any) -> Any:
+        return self._joiner(value, other) if side == LEFT else self._joiner(other, value)
+
+    def _mark_joined(self, rows: Sequence[JoinRow]) -> None:
+        for row in rows:
+            if not all(remembered.joined for remembered in row.states[0]):
+                states = [tuple(remembered._replace(joined=True) for remembered in row.states[0])]
+                self._stores[LEFT].put(row.key, row.start, row.end, states)

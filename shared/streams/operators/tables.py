@@ -1,0 +1,112 @@
+"""Tables: the last value of each key, and streams that look it up.
+
+A table is made from a compacted topic, one row a key; a record without a value deletes its row. A stream that is
+joined with a table looks up its record's key as the table is at that moment: of the two topics' records the one with
+the lower timestamp is taken first (`partition_group`). A global table holds all partitions of its topic in every
+instance, so any key can be looked up in it.
+
+Source of the semantics: KTableSource, KStreamKTableJoin and KStreamGlobalKTableJoin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.state.key_value_store import KeyValueStore
+from penstock.shared.streams.state.persistent_stores import PersistentKeyValueStore
+from penstock.shared.streams.windows.window_limits import check_key
+
+Joiner = Callable[[Any, Any], Any]
+"""Makes the result's value of the stream's value and the other side's, which is None where a left join found none."""
+
+
+class RowValue(Aggregation[Any]):
+    """A row's value in the changelog: bytes as they are, anything else as JSON that is read back as `value_type`."""
+
+    function = "value"
+    state_columns = (Column("json", "binary"),)
+    result_type = "json"
+
+    def __init__(self, value_type: Any) -> None:
+        self._is_bytes = value_type is bytes
+        self._decode = msgspec.json.Decoder(Any if value_type is dict else value_type).decode
+
+    def initial(self) -> Any:
+        return None
+
+    def add(self, state: Any, value: Any) -> Any:
+        return value
+
+    def merge(self, earlier: Any, later: Any) -> Any:
+        return earlier if later is None else later
+
+    def to_columns(self, state: Any) -> tuple[ColumnValue, ...]:
+        return (state if self._is_bytes else msgspec.json.encode(state),)
+
+    def from_columns(self, columns: Sequence[Any]) -> Any:
+        return columns[0] if self._is_bytes else self._decode(columns[0])
+
+    def result(self, state: Any) -> Any:
+        return state
+
+
+class TableProcessor(Processor):
+    """Keeps the last value of each key and forwards each change."""
+
+    def __init__(self, store_name: str) -> None:
+        self.store_name = store_name
+        self._store: KeyValueStore | PersistentKeyValueStore
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self._store = context.store(self.store_name)
+
+    def process(self, record: Record) -> None:
+        if record.key is None:
+            self.context.count_skipped("null key")
+            return
+        check_key(record.key, self.store_name, self.context.key_bytes_max)
+        self._store.put(record.key, record.value)
+        self.context.forward(record)
+
+
+class Lookup(Protocol):
+    """What a join asks: a table's store, or a global table."""
+
+    def get(self, key: Any) -> Any:
+        """The row's value, None where there is none."""
+        ...
+
+
+class TableJoin(Processor):
+    """Joins each record with the row of its key, or of the key that `key_of` makes of it.
+
+    A record without a key or value is skipped and counted; one whose key has no row is dropped. With `left` a record
+    without a key or row is joined with None.
+    """
+
+    sees_time = False
+
+    def __init__(
+        self, store_name: str, joiner: Joiner, *, left: bool, key_of: Callable[[Record], Any] | None = None
+    ) -> None:
+        self._store_name, self._joiner, self._left, self._key_of = store_name, joiner, left, key_of
+        self._lookup: Lookup
+
+    def init(self, context: ProcessorContext) -> None:
+        super().init(context)
+        self._lookup = context.store(self._store_name)
+
+    def process(self, record: Record) -> None:
+        key = record.key if self._key_of is None else self._key_of(record)
+        if record.value is None or (key is None and not self._left):
+            self.context.count_skipped("null key" if key is None else "null value")
+            return
+        row = None if key is None else self._lookup.get(key)
+        if row is not None or self._left:
+            self.context.forward(record._replace(value=self._joiner(record.value, row)))

@@ -1,0 +1,61 @@
+"""Members of an application's group that are not instances of it.
+
+An application's group has an assignment strategy of its own (`standby_assignor`), so a broker does not take both kinds
+of members into one group. If another consumer is there first, the instances cannot join. This module names that
+consumer by its client id, which its owner knows.
+"""
+
+from __future__ import annotations
+
+from penstock.shared.clients.admin import Admin, GroupDescription
+from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.runtime.standby_assignor import PREFIX
+
+UNDECIDED = ""
+"""The strategy of a group that has not agreed on one yet: brokers report it between two generations as well."""
+
+
+def is_foreign(group: GroupDescription) -> bool:
+    """Whether the group's members are known to be other consumers than an application's instances."""
+    return bool(group.members) and group.protocol != UNDECIDED and not group.protocol.startswith(PREFIX)
+
+
+def name_members(group: GroupDescription) -> str:
+    """The client ids of the members with their hosts.
+
+    >>> from penstock.shared.clients.admin import MemberDescription
+    >>> members = (MemberDescription("c-1", "c", "/10.0.0.7", None, frozenset()),)
+    >>> name_members(GroupDescription("app", "Stable", "consumer", "range", 1, members))
+    "client 'c' (host 10.0.0.7)"
+    """
+    return ", ".join(sorted({f"client {one.client_id!r} (host {one.host.lstrip('/')})" for one in group.members}))
+
+
+async def name_strangers(
+    kafka: KafkaSettings, application_id: str, strategy: str, refused: InconsistentGroupProtocol
+) -> InconsistentGroupProtocol:
+    """The error for an instance with this `strategy` that its group does not take and that has left: who is in it.
+
+    `refused` is what the group answered.
+    """
+    async with Admin(kafka) as admin:
+        group = await admin.describe_group(application_id)
+    others = name_members(group)
+    if not others:
+        return InconsistentGroupProtocol(
+            f"group {application_id} had members that are not instances of this application ({refused}); they have "
+            "left: start again"
+        )
+    if group.protocol.startswith(PREFIX):
+        return InconsistentGroupProtocol(
+            f"group {application_id}: {others} uses streams.partition_assignment_strategy="
+            f"{group.protocol.removeprefix(PREFIX)}, this instance {strategy.removeprefix(PREFIX)}: stop all instances "
+            "and start them with one strategy"
+        )
+    uses = f" and use the assignment strategy {group.protocol!r}" if group.protocol != UNDECIDED else ""
+    return InconsistentGroupProtocol(
+        f"group {application_id} has members that are not instances of this application{uses}: {others}. An "
+        f"application's group is for its instances alone (strategy {strategy!r}): stop these consumers, or give "
+        "them another group.id, or this application another streams.application_id"
+    )

@@ -1,0 +1,73 @@
+"""Keeps the global tables of one instance: reads all partitions of their topics, to the end first and then along."""
+
+from __future__ import annotations
+
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.runtime.global_table import GlobalTableRows
+from penstock.shared.streams.topology import Topology
+
+log = get_logger(__name__)
+
+LOAD_POLL_MS = 200
+LOAD_IDLE_MS_MAX = 60_000  # no record and no movement for this long while a table is loaded is an error
+
+
+class GlobalTables:
+    """All global tables of a topology; without any, nothing is opened."""
+
+    def __init__(self, kafka: KafkaSettings, topology: Topology, clock: Clock) -> None:
+        self.rows = {name: GlobalTableRows(node) for name, node in topology.global_tables.items()}
+        self._by_topic = {rows.topic: rows for rows in self.rows.values()}
+        self._kafka, self._clock = kafka, clock
+        self._consumer: Consumer | None = None
+
+    async def load(self) -> None:
+        """Read every topic to the end that it has now; KafkaTimeout where that does not move."""
+        if not self.rows:
+            return
+        settings = ConsumerSettings(
+            auto_offset_reset="earliest", isolation_level="read_committed", commit_strategy="none"
+        )
+        self._consumer = consumer = Consumer(self._kafka, settings)
+        await consumer.__aenter__()
+        async with Admin(self._kafka) as admin:
+            described = await admin.describe_topics(self._by_topic)
+        partitions = [TopicPartition(name, p.partition) for name, topic in described.items() for p in topic.partitions]
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        ends, moved = await consumer.end_offsets(partitions), self._clock.monotonic_ms()
+        at: dict[TopicPartition, int] = {}
+        while any(at.get(tp, 0) < end for tp, end in ends.items()):
+            self._apply(await consumer.poll(LOAD_POLL_MS))
+            before, at = at, {tp: await consumer.position(tp) for tp in partitions}
+            now = self._clock.monotonic_ms()
+            if at != before:
+                moved = now
+            elif now - moved > LOAD_IDLE_MS_MAX:
+                raise KafkaTimeout(f"global tables: loading stands at {at} of {ends} for {now - moved} ms")
+        log.info("global tables loaded", rows={name: len(rows) for name, rows in self.rows.items()})
+
+    async def poll(self) -> None:
+        """Take what has come since."""
+        if self._consumer is not None:
+            self._apply(await self._consumer.poll(0))
+
+    async def close(self) -> None:
+        """Stop reading; the tables stay as they are."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.close()
+
+    def _apply(self, batches: dict[TopicPartition, Columns]) -> None:
+        for tp, columns in batches.items():
+            table = self._by_topic[tp.topic]
+            for offset, key, value in zip(columns.offsets.tolist(), columns.keys, columns.values, strict=True):
+                table.position[tp.partition] = offset + 1
+                if (error := table.apply(key, value)) is not None:
+                    log.warning("a record of a global table is left out", at=f"{tp}@{offset}", reason=str(error))

@@ -1,0 +1,118 @@
+"""One instance's part in the topic of instances: says what it has, and reads what the others say (an edge).
+
+It runs beside the worker and is no condition for its work: where Kafka cannot be reached it tries again, and where the
+topic cannot be made or written (it lacks the right to), that is said, and this instance knows of no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.clients.producer import Producer, ProducerSettings
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import PenstockError, RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.runtime.instances import Instances, Registration, encode
+
+log = get_logger(__name__)
+
+LOOK_MS = 200
+"""How often an instance looks whether what it has is still what it said: as long may others think it has less."""
+REGISTER_MS = 60_000
+"""How often it says so though nothing has changed."""
+RETRY_MS = 2_000
+GOODBYE_MS = 2_000
+"""How long the last word may take."""
+CONFIGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3600000"}
+
+
+class InstanceRegistry:
+    """The topic of one application; `instances` is what it holds."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        topic: str,
+        replication_factor: int,
+        own: Callable[[], Registration],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._kafka, self._clock, self._own = kafka, clock, own
+        self._new = NewTopic(topic, 1, replication_factor, CONFIGS)
+        self._url = ""
+        self.instances = Instances()
+        self.failed = ""
+        self._said: Registration | None = None
+        self._said_ms = self._said_at = 0
+        self._told_of = ""
+
+    def __repr__(self) -> str:
+        return f"InstanceRegistry({self._new.name} as {self._url}, {self.instances})"
+
+    async def run(self, url: str) -> None:
+        """Say what `url` has, and read the others, until cancelled; then say that it has gone."""
+        self._url = url
+        while True:
+            try:
+                await self._run_once()
+            except RetriableError as e:
+                log.warning("the topic of instances cannot be used, trying again", reason=str(e))
+                self.failed = str(e)
+                await asyncio.sleep(RETRY_MS / 1000)
+            except PenstockError as e:
+                log.error("other instances are not known", topic=self._new.name, reason=str(e))
+                self.failed = str(e)
+                await asyncio.Event().wait()
+
+    async def _run_once(self) -> None:
+        async with Admin(self._kafka) as admin:
+            await admin.create_topics([self._new], exist_ok=True)
+        at = TopicPartition(self._new.name, 0)
+        consuming = Consumer(self._kafka, ConsumerSettings(auto_offset_reset="earliest", commit_strategy="none"))
+        async with consuming as consumer, Producer(self._kafka, ProducerSettings(linger_ms=0)) as producer:
+            consumer.assign([at])
+            await consumer.seek_to_beginning(at)
+            self._said, self.failed = None, ""
+            try:
+                while True:
+                    await self._say(producer)
+                    for columns in (await consumer.poll(LOOK_MS)).values():
+                        now_ms = self._clock.monotonic_ms()
+                        for offset, key, value in zip(
+                            columns.offsets.tolist(), columns.keys, columns.values, strict=True
+                        ):
+                            self.instances.apply(offset, key, value, now_ms)
+                            self._tell_of_namesake(offset)
+            except asyncio.CancelledError:
+                with contextlib.suppress(TimeoutError, PenstockError):
+                    async with asyncio.timeout(GOODBYE_MS / 1000):
+                        await self._write(producer, self._url, None)
+                raise
+
+    def _tell_of_namesake(self, offset: int) -> None:
+        """Log once that another instance says after us that it is at our address: neither finds the other."""
+        if self._said is None or offset <= self._said_at or self._url not in self.instances.urls():
+            return
+        other = self.instances.registration(self._url).instance
+        if other not in (self._said.instance, self._told_of):
+            self._told_of = other
+            log.warning(
+                "another instance has the same address: set queries.application_server", url=self._url, instance=other
+            )
+
+    async def _say(self, producer: Producer) -> None:
+        own, now_ms = self._own(), self._clock.monotonic_ms()
+        if own != self._said or now_ms - self._said_ms >= REGISTER_MS:
+            self._said_at = await self._write(producer, self._url, encode(own))
+            self._said, self._said_ms = own, now_ms
+            for url in self.instances.gone(now_ms, [self._url]):
+                await self._write(producer, url, None)
+
+    async def _write(self, producer: Producer, url: str, value: bytes | None) -> int:
+        return (await (await producer.send(self._new.name, value, key=url.encode()))).offset

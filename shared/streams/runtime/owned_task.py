@@ -1,0 +1,138 @@
+"""A task with its hold on the changelog, from being assigned to being let go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.changelog.partition import ChangelogPartition
+from penstock.shared.streams.changelog.restore_io import RestoreReport
+from penstock.shared.streams.runtime.rejection_log import RefusalLog
+from penstock.shared.streams.runtime.slow_records import SlowSteps
+from penstock.shared.streams.runtime.source_offsets import GroupAhead
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.local_restore import discard
+from penstock.shared.streams.task.idleness import IdleAdvance
+from penstock.shared.streams.task.inputs import TaskInputs
+from penstock.shared.streams.task.metrics import RestoreMetrics
+from penstock.shared.streams.task.stream_task import StreamTask
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.state.local_state import LocalState
+
+log = get_logger(__name__)
+
+
+class OwnedTask:
+    """A partition's task with its changelog and what waits for it: both None while it is restored."""
+
+    def __init__(self, changelog: ChangelogPartition) -> None:
+        self.changelog = changelog
+        self.task: StreamTask | None = None
+        self.inputs: TaskInputs | None = None
+        self.idle: IdleAdvance | None = None
+        self.report = RestoreReport()
+        self.restoring: asyncio.Task[None] | None = None
+        self.refusals = RefusalLog(changelog.topic_partition.partition)
+        self.local: LocalState | None = None
+        self.spoilt: str | None = None
+        """Why what is on disk is not to be gone on from; None where it may be."""
+        self.ahead: GroupAhead | None = None
+        """Why the task cannot start: what was committed for its partition is ahead of its changelog."""
+
+    def begin(self, task: StreamTask, settings: StreamsSettings, slow: SlowSteps) -> None:
+        """A restored task takes records from now on; ProcessingFailed where it is too slow for its group."""
+        limits = settings.max_task_idle_ms, settings.max_future_ms, settings.buffered_records_per_partition
+        self.idle = None if settings.idle_timeout_ms is None else IdleAdvance(settings.idle_timeout_ms)
+        refused = slow.refused(self.partition)
+        task.columns_min = slow.columns_min(self.partition)
+        self.task, self.inputs = task, TaskInputs(task, task.topology, *limits)
+        if refused is not None:
+            self.inputs.too_slow = (refused.step.topic, refused.step.offset, slow.error(refused))
+
+    def say_restored(self, metrics: RestoreMetrics) -> None:
+        """Say what the restore was, once it is done."""
+        task, report = self.task, self.report
+        assert task is not None
+        restored = report.snapshot_windows + report.changelog_records
+        metrics.restored(self.partition, report.milliseconds, restored, report.foreign_records)
+        log.info(
+            "task restored",
+            partition=self.partition,
+            epoch=task.epoch,
+            sources=task.sources,
+            snapshot_version=report.snapshot_version,
+            snapshot_windows=report.snapshot_windows,
+            local_windows=report.local_windows,
+            standby_windows=report.standby_windows,
+            changelog_records=report.changelog_records,
+            restore_ms=report.milliseconds,
+        )
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the topology fits the state: known once it is restored, or by the newest commit before that."""
+        progress = self.changelog.progress
+        return self.task is not None or (progress is not None and progress.is_accepted)
+
+    @property
+    def partition(self) -> int:
+        """The task's partition."""
+        return self.changelog.topic_partition.partition
+
+    async def close(self, timeout_ms: float | None = None) -> None:
+        """Stop restoring, close the processors and the producer; calls after the first find nothing left to do.
+
+        An error of a processor's `close` is logged: what it did is committed, and the partition goes its way. After
+        `timeout_ms` (None: as long as it takes) what is still under way with the broker is given up.
+        """
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        task, self.task = self.task, None
+        restoring, self.restoring = self.restoring, None
+        try:
+            if task is not None:
+                task.close()
+        except Exception as e:
+            log.error("a task was not closed as it should be", partition=self.partition, reason=str(e), exc_info=e)
+        finally:
+            if restoring is not None:
+                restoring.add_done_callback(lambda done: done.cancelled() or done.exception())
+                restoring.cancel()
+                await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
+            if self.local is not None:
+                if self.spoilt is not None:
+                    discard(self.local, self.spoilt)
+                self.local.close()
+            await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
+
+    def describe(self, partition: int) -> dict[str, Any]:
+        """The task as plain values; its counts are of what it has committed."""
+        task, report = self.task, self.report
+        if task is None:
+            progress = self.changelog.progress
+            known = {} if progress is None else progress.describe()
+            return {"partition": partition, "state": "restoring"} | known
+        done = task.metrics.committed
+        return {
+            "partition": partition,
+            "state": "paused" if self.inputs is not None and self.inputs.is_paused else "running",
+            "epoch": task.epoch,
+            "sources": dict(task.sources),
+            "stream_time_ms": task.stream_time_ms,
+            "operator_times_ms": task.times.by_store(),
+            "open_sessions": sum(map(len, task.stores.values())),
+            "records": done.records,
+            "closed_sessions": done.closed,
+            "late_records": done.late,
+            "dead_letters": done.dead_letters,
+            "skipped_records": done.skipped,
+            "restore_ms": report.milliseconds,
+            "restored_windows": report.snapshot_windows,
+            "restored_changelog_records": report.changelog_records,
+            "restored_changelog_windows": report.changelog_windows,
+            "restored_local_windows": report.local_windows,
+            "restored_standby_windows": report.standby_windows,
+            "snapshot_version": report.snapshot_version,
+        }

@@ -1,0 +1,129 @@
+"""Asks what the source partitions hold and puts a task's positions there; the rule is in `source_offsets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry
+
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.metrics import counter
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.runtime.source_offsets import (
+    Ahead,
+    GroupAhead,
+    Held,
+    ahead_of,
+    left_topics,
+    position_of,
+    refuse_unread,
+    start_of,
+)
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.watermarks import holds_records
+
+log = get_logger(__name__)
+
+LOOKUP_TIMEOUT_MS = 10_000  # the other partitions may wait for it
+UNREAD_POLL_MS = 500
+
+
+class SourcePositions:
+    """Where tasks read on.
+
+    Its methods raise SourceTopicChanged and SourceOffsetsMissing; `find` GroupAhead and SchemaMismatch too.
+    """
+
+    def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
+        self._kafka, self._settings = kafka, settings
+        self._skipped = counter(
+            registry,
+            "streams_skipped_offsets",
+            "Source offsets that were deleted before they were read.",
+            "topic",
+            "partition",
+        )
+
+    async def find(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        """Set a restored task's positions: where the changelog says, else the group's offsets, else the beginning."""
+        application, from_group = self._settings.application_id, self._settings.start_from_group_offsets
+        found: dict[TopicPartition, int | None] = {}
+        ahead: list[Ahead] = []
+        for at in partitions:
+            known, committed = task.sources.get(at.topic), await consumer.committed(at)
+            if committed is not None and committed.offset < (known or 0):
+                log.warning(
+                    "the group's offset was set back: going on where the changelog says", topic_partition=str(at)
+                )
+            if (one := ahead_of(at, known, committed, from_group=from_group)) is not None:
+                ahead.append(one)
+            found[at] = position_of(known, committed, from_group=from_group)
+        if ahead:
+            raise GroupAhead(application, ahead)
+        await self._put(task, consumer, found)
+        await self._leave(task)
+
+    async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
+        """Hold a running task's positions against what the partitions hold now; move those that may be moved."""
+        await self._put(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
+
+    async def _leave(self, task: StreamTask) -> None:
+        """Let go of the application's own topics that the topology left; SchemaMismatch where they hold something."""
+        application, read = self._settings.application_id, task.topology.source_topics()
+        left = left_topics(task.sources, read, application)
+        if not left:
+            return
+        async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
+            known = await admin.list_topics()
+        for topic in left:
+            at, position = TopicPartition(topic, task.partition), task.sources[topic]
+            if topic in known and await self._holds_more(at, position):
+                refuse_unread(at, position, read, application)
+            log.info("a topic that the topology does not read any more was read to its end", topic_partition=str(at))
+            del task.sources[topic]
+            task.source_ids.pop(topic, None)
+            task.needs_commit = True
+
+    async def _holds_more(self, at: TopicPartition, position: int) -> bool:
+        """Whether there is a record at the position or after it; the marks of transactions and of time are none."""
+        settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
+        async with Consumer(self._kafka, settings) as consumer:
+            consumer.assign([at])
+            first, end = await consumer.beginning_offsets([at]), await consumer.end_offsets([at])
+            if first[at] < end[at] > position:
+                consumer.seek(at, max(position, first[at]))
+                while await consumer.position(at) < end[at]:
+                    if any(map(holds_records, (await consumer.poll(UNREAD_POLL_MS)).values())):
+                        return True
+        return False
+
+    async def _put(self, task: StreamTask, consumer: Consumer, positions: Mapping[TopicPartition, int | None]) -> None:
+        for at, held in (await self._held(consumer, positions)).items():
+            position = positions[at]
+            start = start_of(
+                at, position, task.source_ids.get(at.topic), held, self._settings.on_missing_source_offsets
+            )
+            if start.skipped:
+                self._skipped.labels(topic=at.topic, partition=at.partition).inc(start.skipped)
+                log.error(
+                    "source offsets were deleted before they were read: going on without them",
+                    topic=at.topic,
+                    partition=at.partition,
+                    from_offset=position,
+                    to_offset=start.offset - 1,
+                    offsets=start.skipped,
+                )
+                task.needs_commit = True
+            task.sources[at.topic] = start.offset
+            task.source_ids[at.topic] = held.topic_id
+
+    async def _held(self, consumer: Consumer, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Held]:
+        wanted = list(partitions)
+        async with Admin(self._kafka, timeout_ms=LOOKUP_TIMEOUT_MS) as admin:
+            described = await admin.describe_topics({at.topic for at in wanted})
+        first, end = await consumer.beginning_offsets(wanted), await consumer.end_offsets(wanted)
+        return {at: Held(described[at.topic].topic_id, first[at], end[at]) for at in wanted}

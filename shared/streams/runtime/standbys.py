@@ -1,0 +1,190 @@
+"""The standbys of one instance: state of partitions that others own, kept up by reading their changelogs.
+
+A standby is a task that was never started: its stores follow the changelog by the reader's rule, and nothing else of
+it runs. When its partition comes to this instance it is handed over as it is, and only what was written since it last
+read has to be restored. A standby that fails is begun anew; that costs the instance nothing but the head start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import RetriableError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.metrics import gauge
+from penstock.shared.common.repeated_failure import RepeatedFailure
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.restore_io import Restoring
+from penstock.shared.streams.runtime.task_factory import TaskMaker
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.local_restore import Overtaken, discard
+
+log = get_logger(__name__)
+
+RETRY_MS = 2_000
+WRITE_MS = 1_000
+"""How often what was read is written, where state is on disk."""
+
+
+class Standby:
+    """One partition's."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.restoring: Restoring | None = None
+        self.following: asyncio.Task[None] | None = None
+        self.is_current = False
+        """Whether it had read everything when it last looked."""
+        self.lag = 0
+        self.failed = ""
+        self.failing = RepeatedFailure()
+
+    def describe(self) -> dict[str, Any]:
+        """As plain values."""
+        task = None if self.restoring is None else self.restoring.task
+        return {
+            "partition": self.partition,
+            "state": "failed" if self.failed else "current" if self.is_current else "catching up",
+            "open_sessions": 0 if task is None else sum(map(len, task.stores.values())),
+            "lag": self.lag,
+        }
+
+
+class Standbys:
+    """Stands by for the partitions that it is told to."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        settings: StreamsSettings,
+        maker: TaskMaker,
+        clock: Clock,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._kafka, self._settings, self._maker, self._clock = kafka, settings, maker, clock
+        self._own: dict[int, Standby] = {}
+        self._labelled: set[str] = set()
+        self._lag = gauge(
+            registry, "streams_standby_lag", "Changelog offsets that a standby has not read yet.", "partition"
+        )
+
+    def __repr__(self) -> str:
+        return f"Standbys({sorted(self._own)})"
+
+    def warm(self) -> set[int]:
+        """The partitions that there is state of here, in a standby or on disk."""
+        kept = [] if self._maker.directory is None else self._maker.directory.partitions()
+        return {*kept, *self._own}
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Each standby as plain values."""
+        return [standby.describe() for _, standby in sorted(self._own.items())]
+
+    async def stand_by(self, partitions: Iterable[int], owned: Collection[int] = ()) -> None:
+        """Stand by for these from now on, and for no others; those that are `owned` here are for `hand_over` to end."""
+        wanted = set(partitions)
+        unwanted = self._own.keys() - wanted - set(owned)
+        for partition in unwanted:  # all at once: each has its connection to close
+            if (following := self._own[partition].following) is not None:
+                following.cancel()
+        for partition in unwanted:
+            await self.stop(partition)
+        for partition in sorted(wanted - self._own.keys() - set(owned)):
+            standby = self._own[partition] = Standby(partition)
+            standby.following = asyncio.create_task(self._follow(standby), name=f"standby-{partition}")
+
+    async def hand_over(self, partition: int) -> Restoring | None:
+        """End a standby and give what it has; None where it has nothing yet."""
+        if (standby := self._own.pop(partition, None)) is None:
+            return None
+        assert standby.following is not None
+        standby.following.cancel()
+        try:
+            await asyncio.wait({standby.following})
+        except asyncio.CancelledError:
+            standby.following.add_done_callback(lambda _: _close(standby.restoring))
+            raise
+        if str(partition) in self._labelled:
+            self._labelled.discard(str(partition))
+            self._lag.remove(str(partition))
+        restoring = standby.restoring
+        if restoring is not None and restoring.reader.next_offset is None:
+            _close(restoring)
+            return None
+        return restoring
+
+    async def stop(self, partition: int) -> None:
+        """End a standby; what it has on disk stays there."""
+        if (restoring := await self.hand_over(partition)) is not None:
+            restoring.write()
+            _close(restoring)
+
+    async def close(self) -> None:
+        """End all of them."""
+        await self.stand_by(())
+
+    # --- inside ---
+
+    async def _follow(self, standby: Standby) -> None:
+        while True:
+            try:
+                await self._read(standby)
+            except Overtaken as e:
+                if standby.restoring is not None and standby.restoring.task.local is not None:
+                    discard(standby.restoring.task.local, str(e))
+                self._drop(standby)
+            except RetriableError as e:
+                if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
+                    log.warning("a standby is behind", partition=standby.partition, **times, reason=str(e))
+                if standby.restoring is not None and standby.restoring.reader.next_offset is None:
+                    self._drop(standby)  # what was loaded in part may be gone from what is loaded next
+                await asyncio.sleep(RETRY_MS / 1000)
+            except Exception as e:  # whatever it is, the tasks that run here are none the worse for it
+                log.error("a standby begins anew", partition=standby.partition, reason=f"{type(e).__name__}: {e}")
+                standby.failed = str(e)
+                self._drop(standby)
+                await asyncio.sleep(RETRY_MS / 1000)
+
+    def _drop(self, standby: Standby) -> None:
+        _close(standby.restoring)
+        standby.restoring = None
+
+    async def _read(self, standby: Standby) -> None:
+        if standby.restoring is None:
+            task = self._maker.standby_task(standby.partition)
+            standby.restoring = Restoring(self._kafka, self._settings, task, self._clock)
+        restoring, standby.is_current = standby.restoring, False
+        async with restoring.consumer() as consumer:
+            await restoring.read_until(await restoring.begin(consumer), consumer)
+            restoring.write()
+            standby.is_current, standby.failed = True, ""
+            standby.failing.succeeded(self._clock.monotonic_ms())  # that it is current is said below
+            log.info("a standby is current", partition=standby.partition, **_sizes(restoring))
+            unwritten, written_ms = 0, self._clock.monotonic_ms()
+            while True:
+                unwritten += await restoring.poll(consumer)
+                standby.lag = consumer.known_lag(restoring.at) or 0
+                self._labelled.add(str(standby.partition))
+                self._lag.labels(partition=str(standby.partition)).set(standby.lag)
+                if unwritten and self._clock.monotonic_ms() - written_ms >= WRITE_MS:
+                    restoring.write()
+                    unwritten, written_ms = 0, self._clock.monotonic_ms()
+
+
+def _sizes(restoring: Restoring) -> dict[str, int]:
+    report = restoring.report
+    return {
+        "snapshot_windows": report.snapshot_windows,
+        "local_windows": report.local_windows,
+        "changelog_records": report.changelog_records,
+    }
+
+
+def _close(restoring: Restoring | None) -> None:
+    if restoring is not None and restoring.task.local is not None:
+        restoring.task.local.close()

@@ -1,0 +1,442 @@
+"""The stream worker: polls, restores, processes, punctuates and commits, one turn at a time.
+
+It is a member of the application's consumer group and runs one task a partition that it owns. An assigned partition
+is paused until its task is restored, in the background, so that the others go on. On revocation what was processed is
+committed before the partition is let go; a task that comes straight back is kept. A commit that fails costs the task
+its state, which is then restored from the changelog: what is in memory is never ahead of the log for long. The consumer
+never resets a position by itself: where tasks read on is for `source_positions` to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.compilation import loaded
+from penstock.shared.common.errors import (
+    ConfigError,
+    DataError,
+    FatalError,
+    InconsistentGroupProtocol,
+    OffsetOutOfRange,
+    PenstockError,
+    ProducerFenced,
+    RetriableError,
+)
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.partition import ChangelogPartition
+from penstock.shared.streams.changelog.restore import require_whole_input
+from penstock.shared.streams.runtime.commits import Ended, Failure, TaskCommits
+from penstock.shared.streams.runtime.fetched import (
+    advance,
+    advance_all_idle,
+    give_out,
+    make_consumer,
+    poll_ms,
+    punctuate_all,
+)
+from penstock.shared.streams.runtime.foreign_members import name_strangers
+from penstock.shared.streams.runtime.global_table import GlobalTableRows
+from penstock.shared.streams.runtime.global_tables import GlobalTables
+from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.repartition_purge import RepartitionPurge
+from penstock.shared.streams.runtime.slow_records import SlowSteps
+from penstock.shared.streams.runtime.source_offsets import GroupAhead
+from penstock.shared.streams.runtime.source_positions import SourcePositions
+from penstock.shared.streams.runtime.standby_assignor import STRATEGIES
+from penstock.shared.streams.runtime.standbys import Standbys
+from penstock.shared.streams.runtime.task_factory import TaskMaker
+from penstock.shared.streams.runtime.time_slices import TurnTime
+from penstock.shared.streams.runtime.topics import Prepared, prepare_topics
+from penstock.shared.streams.runtime.worker_tasks import WorkerTasks
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.task.metrics import RestoreMetrics
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.compilation import compile_kernels
+
+log = get_logger(__name__)
+
+RETRY_BACKOFF_MS = 500
+NO_GENERATION = -1
+SHUTDOWN_TIMEOUT_MS = 30_000
+COMMIT_SHARE, LEAVE_SHARE = 0.5, 0.5  # of what is left of the shutdown's time
+
+OnTask = Callable[[StreamTask], None]
+"""Called with each task once it is restored, before its first record: the place to schedule punctuation."""
+
+
+class StreamWorker(RebalanceListener):
+    """Runs a topology's tasks for the partitions that the group assigns to it."""
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        settings: StreamsSettings,
+        topology: Topology,
+        *,
+        on_task: OnTask | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self.topology = topology.of_application(settings.application_id)
+        settings = settings.carried_out(self.topology.internal_topics())
+        self._kafka, self._settings, self._clock = kafka, settings, clock
+        self._on_task = on_task or (lambda task: None)
+        self._registry = registry or CollectorRegistry()
+        self.instance = f"{socket.gethostname()}-{os.getpid()}"
+        self._tasks = WorkerTasks()
+        self._owned, self._suspended = self._tasks.owned, self._tasks.suspended
+        self.holds = self._tasks.holds
+        self._failures: dict[int, int] = {}
+        self._fenced, self._revoked_in = False, NO_GENERATION
+        self._time, self._slow = TurnTime(clock), SlowSteps.of(settings)
+        self._lock = asyncio.Lock()
+        self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
+        self._restores = RestoreMetrics(self._registry)
+        self._positions = SourcePositions(kafka, settings, self._registry)
+        self._commits = TaskCommits(settings, clock, self._registry)
+        self._maker = TaskMaker(settings, self.topology, clock, self._registry)
+        self._standbys = Standbys(kafka, settings, self._maker, clock, self._registry)
+        replicas, strategy = settings.num_standby_replicas, settings.partition_assignment_strategy
+        self._assignor = STRATEGIES[strategy](replicas, self._standbys.warm)
+        self._consumer = make_consumer(kafka, settings, self._registry, self._assignor)
+        self._tables = GlobalTables(kafka, self.topology, clock)
+        self._purge = RepartitionPurge(kafka, self.topology, clock, settings.repartition_purge_interval_ms)
+        self._leaving = self._is_assigned = self._is_accepted = False
+        self._waits_for = "Kafka"
+        self.topics = Prepared(0, 0)
+
+    # --- life ---
+
+    async def startup(self) -> None:
+        """Wait for the source topics, create the others, join the group.
+
+        Raises UnknownTopicOrPartition naming the source topics that did not appear in time, and ConfigError where the
+        topics or the state's folder do not do.
+        """
+        self._maker.startup()
+        await loaded(compile_kernels, "the kernels")  # before there is a group that waits for heartbeats
+        self.topics = await prepare_topics(
+            self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
+        )
+        self._waits_for = "the group's assignment"
+        await self._tables.load()
+        await self._join()
+
+    async def run_once(self, now_ms: int | None = None) -> None:
+        """One turn: poll, restore what is done restoring, process, punctuate, commit if it is time.
+
+        `now_ms` is what this turn takes for the wall clock's time since the epoch; by default the clock is asked.
+        Cancelled at any moment it leaves tasks that `shutdown` can commit; a commit under way goes on beside it.
+        """
+        batches = await self._poll()
+        await self._tables.poll()
+        async with self._lock:
+            # Rebalances happen inside the poll, and the poll gives nothing out before its listener has returned. What
+            # is being restored is paused. So what came is for the tasks that run now, and none of it may be left out,
+            # since the consumer's position is past it.
+            ready = self._tasks.ready()
+            if self._commits.has_ended:
+                await self._after_commit(await self._commits.settle())
+            await self._collect_restored()
+            ready = {p: owned for p, owned in ready.items() if owned is self._owned.get(p) and owned.task is not None}
+            now_ms = self._clock.now_ms() if now_ms is None else now_ms
+            give_out(batches, ready, self._consumer, now_ms, self._time, self._settings.input_buffer_max_bytes)
+            advance(ready, self._consumer)
+            advance_all_idle(ready, self._consumer, now_ms, self.topics.partitions)
+            punctuate_all(self._tasks.running(), now_ms, self._slow, self._clock)
+            self._is_accepted = not self.waits_for
+        if self._clock.monotonic_ms() >= self._commit_due_ms:
+            await self._begin_commit()
+            await self._purge.run()
+            self._maker.clean()
+        if self._fenced:
+            await self._rejoin()
+
+    async def _poll(self) -> dict[TopicPartition, Columns]:
+        try:
+            wait_ms = poll_ms(self._settings, self._owned, self._commit_due_ms - self._clock.monotonic_ms())
+            if not wait_ms:
+                await self._commits.may_go_on()
+            return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
+        except InconsistentGroupProtocol as e:
+            await self._consumer.close()  # before the members are described: those that are left are the others
+            raise await name_strangers(self._kafka, self._settings.application_id, self._assignor.name, e) from e
+        except OffsetOutOfRange as e:
+            log.warning("a position is out of range", reason=str(e))
+        async with self._lock:
+            for partition, owned in self._owned.items():
+                if owned.task is not None and owned.restoring is None:
+                    try:
+                        await self._positions.check(owned.task, self._consumer, self._partitions_of(partition))
+                    except RetriableError as e:  # the next poll says again that the position is out of range
+                        log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
+                    self._seek_to_task(partition)
+        return {}
+
+    async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
+        """Commit what was processed, leave the group, close everything, all within `timeout_ms`.
+
+        Each step has what those before it left. Where the last commit fails, or Kafka does not answer, an error line
+        names the partitions: their records since the commit before are processed again at the next start.
+        """
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+
+        def left_ms(share: float = 1.0) -> float:
+            return max(0.0, deadline_ms - self._clock.monotonic_ms()) * share
+
+        self._leaving = True
+        last = asyncio.create_task(self._commit_to_leave(), name="last-commit")
+        try:
+            await self._commits.last(last, self._owned, left_ms(COMMIT_SHARE))
+            await self._consumer.close(left_ms(LEAVE_SHARE))
+        finally:
+            await self._tables.close()
+            closing = (owned.close(left_ms() * 0.8) for owned in self._tasks.all())
+            self._tasks.closed(await asyncio.gather(*closing, return_exceptions=True))
+            await self._standbys.close()
+            self._maker.shutdown()
+            last.cancel()
+            await asyncio.wait({last}, timeout=left_ms() / 1000)
+
+    async def _commit_to_leave(self) -> list[Failure]:
+        async with self._lock:
+            before = await self._commits.settle()
+            return before.failed + (await self._commits.commit(self._tasks.running(), self._consumer)).failed
+
+    # --- what others see ---
+
+    @property
+    def consumer(self) -> Consumer:
+        """The group's member; another one after it was fenced."""
+        return self._consumer
+
+    @property
+    def waits_for(self) -> str:
+        """What is waited for before it is known that the topology fits the state of this instance's first partitions;
+        "" once it is known, and from then on."""
+        if self._is_accepted:
+            return ""
+        if not self._is_assigned:
+            return self._waits_for
+        unknown = sorted(partition for partition, owned in self._owned.items() if not owned.is_accepted)
+        return f"the state of partitions {unknown}, which the topology has to fit" if unknown else ""
+
+    @property
+    def global_tables(self) -> dict[str, GlobalTableRows]:
+        """This instance's copies by name."""
+        return self._tables.rows
+
+    def tasks(self) -> dict[int, OwnedTask]:
+        """The tasks owned now, by partition."""
+        return dict(self._owned)
+
+    def pause_task(self, partition: int) -> None:
+        """Have a partition's task process and punctuate nothing here until `resume_task`, also after a restore or a
+        rebalance in between; IllegalState where it does not run here."""
+        self._tasks.pause(partition, paused=True)
+
+    def resume_task(self, partition: int) -> None:
+        """Let a paused task go on."""
+        self._tasks.pause(partition, paused=False)
+
+    def describe(self) -> dict[str, Any]:
+        """The tasks as plain values, for REST and the dashboard."""
+        return {
+            "application_id": self._settings.application_id,
+            "instance": self.instance,
+            "processing_guarantee": self._settings.processing_guarantee,
+            "topology": self.topology.describe(),
+            "tasks": self._tasks.describe(),
+            "standbys": self._standbys.describe(),
+        }
+
+    def _wait_for_topics(self, topics: list[str]) -> None:
+        self._waits_for = f"the topic{'s'[: len(topics) != 1]} {', '.join(topics)}, which Kafka does not have"
+
+    # --- group membership ---
+
+    async def _join(self) -> None:
+        await self._consumer.__aenter__()
+        self._consumer.subscribe(self.topology.source_topics(), self)
+
+    async def _rejoin(self) -> None:
+        """Leave and join again with nothing in hand: another instance owns what we thought was ours."""
+        async with self._lock:
+            await self._close_all()
+        await self._consumer.close()
+        self._fenced = False
+        self._consumer = make_consumer(self._kafka, self._settings, self._registry, self._assignor)
+        await self._join()
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """Keep what came straight back, close what did not, restore what is new.
+
+        In a generation between, of which this member knew nothing, another may have had it, and no broker fences
+        who writes without transactions.
+        """
+        if self._leaving:
+            return
+        async with self._lock:
+            await self._after_commit(await self._commits.settle())
+            assigned = {at.partition for at in partitions}
+            is_next = self._consumer.group_metadata().generation_id - self._revoked_in in (0, 1)
+            for partition, owned in list(self._suspended.items()):
+                if partition not in assigned:
+                    await owned.close()
+            for partition in assigned:
+                if is_next and partition in self._suspended and self._knows_all(self._suspended[partition], partition):
+                    self._owned[partition] = self._suspended[partition]
+                    self._seek_to_task(partition)
+                else:
+                    if partition in self._suspended:
+                        await self._suspended[partition].close()
+                    self._start_restore(partition)
+            self._suspended.clear()
+            await self._standbys.stand_by(self._assignor.standbys, self._owned)
+            self._is_assigned = True
+            log.info("partitions assigned", partitions=sorted(assigned))
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """Commit what was processed and set the tasks aside."""
+        if self._leaving:  # `shutdown` has committed what could be
+            return
+        async with self._lock:
+            self._is_assigned = False
+            await self._after_commit(await self._commits.settle())
+            self._revoked_in = self._consumer.group_metadata().generation_id
+            revoked = {at.partition for at in partitions} & self._owned.keys()
+            await self._after_commit(await self._commits.commit([self._owned[p] for p in revoked], self._consumer))
+            for partition in revoked & self._owned.keys():
+                owned = self._owned.pop(partition)
+                if owned.task is None:
+                    await owned.close()
+                else:
+                    self._suspended[partition] = owned
+                    owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
+            log.info("partitions revoked", partitions=sorted(revoked))
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """Discard the tasks: another instance may have taken them over already."""
+        if self._leaving:
+            return
+        async with self._lock:
+            self._is_assigned = False
+            log.warning("partitions lost", partitions=sorted(at.partition for at in partitions))
+            # What a new owner has overtaken counts for no reader; committed after all, the group would seem ahead.
+            self._consumer.forget_commits()
+            await self._close_all()
+
+    # --- restoring ---
+
+    def _start_restore(self, partition: int) -> None:
+        for at in self._partitions_of(partition):
+            self._consumer.pause(at)
+            self._consumer.seek(at, 0)  # without any position the consumer would look for one, and may reset none
+        of = (self._kafka, self._settings, partition, self.instance, self._clock, self.topics.refusal_bytes_max)
+        owned = OwnedTask(ChangelogPartition(*of, self._restores))
+        self._owned[partition] = owned
+        owned.restoring = asyncio.create_task(self._restore(partition, owned), name=f"restore-{partition}")
+
+    async def _restore(self, partition: int, owned: OwnedTask) -> None:
+        if failures := self._failures.get(partition, 0):
+            await asyncio.sleep(RETRY_BACKOFF_MS * 2 ** (failures - 1) / 1000)
+        await owned.changelog.open()
+        standby = await self._standbys.hand_over(partition)
+        owned.local = self._maker.open_state(partition) if standby is None else standby.task.local
+        make_task = partial(self._maker.task, partition, owned.local)
+        task, owned.report = await owned.changelog.take_over(make_task, standby)
+        require_whole_input(task)
+        await self._positions.find(task, self._consumer, self._partitions_of(partition))
+        self._maker.start(task, self._tables.rows)
+        self._on_task(task)
+        owned.begin(task, self._settings, self._slow)
+        self._tasks.begun(owned)
+        owned.say_restored(self._restores)
+
+    async def _collect_restored(self) -> None:
+        for partition, owned in list(self._owned.items()):
+            if owned.restoring is None or not owned.restoring.done():
+                continue
+            error, owned.restoring = owned.restoring.exception(), None
+            if error is None:
+                self._seek_to_task(partition)
+            elif isinstance(error, GroupAhead):
+                owned.ahead = error
+            else:
+                await self._task_failed(partition, error)
+        ahead = [one.ahead for one in self._owned.values() if one.ahead is not None]
+        # Reported once for all partitions of this instance: one command sets all of them back.
+        if ahead and not any(owned.restoring is not None for owned in self._owned.values()):
+            raise GroupAhead(self._settings.application_id, [one for error in ahead for one in error.ahead])
+
+    def _seek_to_task(self, partition: int) -> None:
+        task, inputs = self._owned[partition].task, self._owned[partition].inputs
+        assert task is not None
+        assert inputs is not None
+        inputs.clear()
+        partitions = self._partitions_of(partition)
+        for at in partitions:
+            self._consumer.seek(at, task.sources[at.topic])
+        self._consumer.resume(*partitions)
+
+    def _knows_all(self, owned: OwnedTask, partition: int) -> bool:
+        """Whether the task has a position in each topic; one may have got this partition since it was restored."""
+        return owned.task is not None and all(at.topic in owned.task.sources for at in self._partitions_of(partition))
+
+    def _partitions_of(self, partition: int) -> list[TopicPartition]:
+        assigned = self._consumer.assignment()
+        return [at for at in assigned if at.partition == partition]
+
+    # --- committing ---
+
+    async def _begin_commit(self) -> None:
+        """Have what there is committed, beside the turns that follow; first the commit before has to have ended."""
+        async with self._lock:
+            await self._after_commit(await self._commits.settle())
+            self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
+            self._commits.begin(self._tasks.running(), self._consumer)
+
+    async def _after_commit(self, ended: Ended) -> None:
+        for owned, commit in ended.held:
+            self._purge.committed(owned.partition, commit.sources)
+            self._slow.committed(owned.partition, commit.sources)
+            self._failures.pop(owned.partition, None)
+        for owned, error in ended.failed:
+            await self._task_failed(owned.partition, error)
+
+    async def _task_failed(self, partition: int, error: BaseException) -> None:
+        """Discard a task whose commit or restore failed; restore it again, or rejoin where it has a new owner."""
+        if isinstance(error, ProducerFenced):
+            log.warning("fenced: the instance joins its group anew", partition=partition, reason=str(error))
+            self._fenced = True
+            return
+        stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)
+        if stops or self._leaving:
+            raise error
+        attempt = self._failures[partition] = self._failures.get(partition, 0) + 1
+        if attempt > self._settings.restore_attempts_max:
+            raise error
+        log.warning("task failed: restoring it", partition=partition, attempt=attempt, reason=str(error))
+        if (owned := self._owned.get(partition)) is not None:
+            await owned.close()
+            self._start_restore(partition)
+
+    async def _close_all(self) -> None:
+        for owned, commit in (await self._commits.settle()).held:
+            self._slow.committed(owned.partition, commit.sources)
+        for owned in self._tasks.all():
+            await owned.close()
+        self._tasks.clear()
+        self._slow.lost()

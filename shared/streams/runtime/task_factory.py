@@ -1,0 +1,109 @@
+"""Makes an instance's tasks, with their state in memory or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.streams.dsl.lake_names import require_lake_names
+from penstock.shared.streams.operators.tables import Lookup
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.metrics import TaskMetrics
+from penstock.shared.streams.task.schedules import NOT_INITIALIZED
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.late_entries import require_room
+from penstock.shared.streams.windows.window_limits import default_state_bytes_max
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.state.local_state import LocalState
+
+log = get_logger(__name__)
+
+CLEAN_INTERVAL_MS = 60_000
+
+
+class TaskMaker:
+    """Tasks of one topology.
+
+    ConfigError where their stores are to be in a lake that cannot have their names, and from `startup` where the folder
+    of their state cannot be had.
+    """
+
+    def __init__(
+        self,
+        settings: StreamsSettings,
+        topology: Topology,
+        clock: Clock,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._settings, self._topology, self._registry = settings, topology, registry
+        self._clock, self._clean_due_ms = clock, clock.monotonic_ms() + CLEAN_INTERVAL_MS
+        if settings.lake is not None:
+            require_lake_names(topology.schemas())
+            require_room(topology.schemas(), default_state_bytes_max(settings.max_request_size))
+        self.directory: StateDirectory | None = None
+        if settings.default_dsl_store == "rocksDB":
+            self.directory = StateDirectory(
+                settings.state_dir,
+                settings.application_id,
+                memory_bytes_max=settings.rocksdb_memory_max_bytes,
+                cache_bytes_max=settings.statestore_cache_max_bytes,
+            )
+
+    def startup(self) -> None:
+        """Take the folder, where there is to be one."""
+        if self.directory is not None:
+            self.directory.acquire()
+
+    def shutdown(self) -> None:
+        """Let go of it."""
+        if self.directory is not None:
+            self.directory.release()
+
+    def clean(self) -> None:
+        """Now and then, delete what is on disk of partitions that have been elsewhere for long."""
+        if self.directory is None or self._clock.monotonic_ms() < self._clean_due_ms:
+            return
+        self._clean_due_ms = self._clock.monotonic_ms() + CLEAN_INTERVAL_MS
+        if deleted := self.directory.clean(self._settings.state_cleanup_delay_ms, self._clock.now_ms()):
+            log.info("unused state on disk is deleted", partitions=deleted, folder=str(self.directory.folder))
+
+    def open_state(self, partition: int) -> LocalState | None:
+        """A partition's state on disk; None where it is to be in memory."""
+        return None if self.directory is None else self.directory.state_of(partition)
+
+    def standby_task(self, partition: int) -> StreamTask:
+        """A task that stands by for a partition that runs elsewhere: it is filled, and never started as such."""
+        task = self.task(partition, self.open_state(partition), is_standby=True)
+        task.schedule_refusal = (
+            f"this instance stands by for partition {partition}: schedule() is for the instance where its task runs"
+        )
+        return task
+
+    def start(self, task: StreamTask, global_tables: Mapping[str, Lookup]) -> None:
+        """A task is restored and begins; one that stood by is counted from now on."""
+        task.global_tables = global_tables
+        if task.schedule_refusal != NOT_INITIALIZED:
+            task.metrics = TaskMetrics(self._registry, task.partition)
+        task.initialize(self._clock.now_ms())
+
+    def task(self, partition: int, local: LocalState | None, *, is_standby: bool = False) -> StreamTask:
+        """A partition's task, still empty."""
+        return StreamTask(
+            self._topology,
+            partition,
+            application=self._settings.application_id,
+            guarantee=self._settings.processing_guarantee,
+            handlers=self._settings.error_handlers,
+            record_bytes_max=self._settings.max_request_size,
+            key_bytes_max=self._settings.key_bytes_max,
+            keeps_late=self._settings.lake is not None,
+            registry=None if is_standby else self._registry,
+            local=local,
+        )

@@ -1,0 +1,203 @@
+"""A batch's keys as numbers and its values as columns, and which of its records are neither.
+
+What a stream's value type says is what is looked at. `bytes` are not decoded at all, so that counting them costs
+nothing; a struct is decoded by one call of msgspec each, which checks the fields it has and passes over all others; a
+`dict` is decoded whole. A record is odd where a single record would be refused: an undecodable key or value, no
+timestamp, a key too large for a result, a value that an aggregation does not take. Only single records say why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.common.serialization import bytes_deserializer, json_deserializer
+from penstock.shared.streams.task.json_fields import JsonFields
+from penstock.shared.streams.task.operator_chain import Chain
+from penstock.shared.streams.topology import SourceNode
+from penstock.shared.streams.windows.keys import Int32Array, are_ascii
+from penstock.shared.streams.windows.state_columns import Unfit
+from penstock.shared.streams.windows.window_limits import KEY_GROWTH_MAX, check_key
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.streams.windows.window_table import Values
+
+ODD_VALUE = object()
+LEFT_SHARE_MAX = 1 / 4
+"""Of a batch of which a kernel leaves more than this to msgspec, msgspec reads all."""
+
+
+@dataclass(slots=True)
+class TakenValues:
+    """A batch: each record's key number, what it brings to the kernel and to aggregations with objects as states, the
+    places of odd records; `decoded` are the values, None where they are the records' own. `is_out` says which records
+    are filtered out, None where none can be. There are as many `codes` as records that there was time to look at."""
+
+    codes: Int32Array
+    values: Values
+    got: list[list[Any]]
+    odd: list[int]
+    decoded: list[Any] | None
+    is_out: NDArray[np.bool_] | None = None
+
+    def of(self, at: Int64Array) -> tuple[Int32Array, Values, list[list[Any]]]:
+        """Codes, values and objects of the records in these places, which rise."""
+        if len(at) == len(self.values.has[0] if len(self.values.has) else self.codes):
+            return self.codes, self.values, self.got
+        values, places = self.values, at.tolist()
+        some = Values(np.ascontiguousarray(values.cells[:, at]), np.ascontiguousarray(values.has[:, at]))
+        return self.codes[at], some, [[own[place] for place in places] for own in self.got]
+
+
+class BatchValues:
+    """Reads the batches of one source for one store."""
+
+    def __init__(self, source: SourceNode, store: WindowStore, key_bytes_max: int, chain: Chain | None = None) -> None:
+        self._source, self._store, self._key_bytes_max, self._chain = source, store, key_bytes_max, chain
+        self._decode = _decoder(source)
+        self._has_none = source.value is json_deserializer or source.value_type is not None  # None stays None there
+        self._fields = None if chain is not None or store.columns.objects else _fields(source, store)
+
+    def of(self, columns: Columns) -> TakenValues | None:
+        """The batch in numbers; None where it has to be taken record by record."""
+        odd: set[int] = set()
+        if int(columns.timestamps.min()) < 0:
+            odd.update(np.flatnonzero(columns.timestamps < 0).tolist())
+        codes = self._codes(columns, odd)
+        if self._fields is not None and (numbers := self._numbers(columns, odd)) is not None:
+            return TakenValues(codes, numbers, [], sorted(odd), None)
+        decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, odd)
+        values: Sequence[Any] = columns.values if decoded is None else decoded
+        is_out, out, count = None, set[int](), len(columns)
+        if self._chain is not None:
+            values, is_out, count = self._chain.values(columns, values, odd)
+            decoded, out = values, set(np.flatnonzero(is_out).tolist())
+        states = self._states(values, columns.timestamps, odd, out)
+        if states is None:
+            return None
+        own = sorted(o for o in odd if o < count)
+        return TakenValues(codes[:count], *states, own, decoded, is_out)
+
+    def _numbers(self, columns: Columns, odd: set[int]) -> Values | None:
+        """What a kernel reads out of JSON, and msgspec where that leaves something; None where it leaves too much."""
+        assert self._fields is not None
+        values = PackedBytes.of(columns.values)
+        cells, has, left = self._fields.read(values)
+        self._store.columns.settle_zeros(cells)
+        if not len(left):
+            return Values(cells, has)
+        if len(left) > len(values) * LEFT_SHARE_MAX:
+            return None
+        own: set[int] = set()
+        states = self._states(self._decoded(values.at(left).tolist(), own), columns.timestamps[left], own, set())
+        if states is None:
+            return None
+        odd.update(left[sorted(own)].tolist())
+        cells[:, left], has[:, left] = states[0]
+        return Values(cells, has)
+
+    def _codes(self, columns: Columns, odd: set[int]) -> Int32Array:
+        keys = PackedBytes.of(columns.keys)
+        is_plain = self._source.key == "bytes" or are_ascii(keys)
+        if not is_plain or int(keys.lengths.max()) * KEY_GROWTH_MAX + 4 > self._key_bytes_max:
+            known = keys.tolist()
+            unsound = {key for key in dict.fromkeys(known) if key is not None and not self._is_sound(key)}
+            odd.update(at for at, key in enumerate(known) if key in unsound)
+        return self._store.index.codes_of(keys)
+
+    def _is_sound(self, key: bytes) -> bool:
+        try:
+            check_key(key.decode() if self._source.key == "string" else key, self._store.name, self._key_bytes_max)
+        except (UnicodeDecodeError, PenstockError):
+            return False
+        return True
+
+    def _decoded(self, raw: Sequence[bytes | None], odd: set[int]) -> list[Any]:
+        decode = self._decode
+        if not self._has_none or None not in raw:
+            with contextlib.suppress(Exception):  # which one, and why, is found below
+                return list(map(decode, raw))
+        decoded = []
+        for place, value in enumerate(raw):
+            try:
+                decoded.append(None if value is None and self._has_none else decode(value))
+            except Exception:
+                odd.add(place)
+                decoded.append(ODD_VALUE)
+        return decoded
+
+    def _refused(self, values: Sequence[Any], out: set[int]) -> list[int]:
+        refused = []
+        aggregations = self._store.columns.aggregations
+        for place, value in enumerate(values):
+            if place in out:
+                continue
+            try:
+                for aggregation in aggregations:
+                    aggregation.add(aggregation.initial(), value)
+            except Exception:
+                refused.append(place)
+        return refused
+
+    def _states(
+        self, values: Sequence[Any], timestamps: Int64Array, odd: set[int], out: set[int]
+    ) -> tuple[Values, list[list[Any]]] | None:
+        """The columns, with whatever in the places of records that are odd or out; a value that is refused becomes odd.
+
+        None where a number is of a type that only `add` knows how to take.
+        """
+        try:
+            return self._fitting(values, timestamps, odd | out)
+        except Unfit:
+            odd.update(self._refused(values, odd | out))
+        try:
+            return self._fitting(values, timestamps, odd | out)
+        except Unfit:
+            return None
+
+    def _fitting(
+        self, values: Sequence[Any], timestamps: Int64Array, without: set[int]
+    ) -> tuple[Values, list[list[Any]]]:
+        """The columns, with whatever in the places of records that are left out; Unfit where that is not enough."""
+        if not without:
+            return self._store.columns.take(values, timestamps)
+        fit = [place for place in range(len(values)) if place not in without]
+        some, got = self._store.columns.take([values[place] for place in fit], timestamps[fit])
+        whole = self._store.columns.no_values(len(values))
+        whole.cells[:, fit], whole.has[:, fit] = some
+        all_got: list[list[Any]] = []
+        for own in got:
+            column: list[Any] = [None] * len(values)
+            for place, one in zip(fit, own, strict=True):
+                column[place] = one
+            all_got.append(column)
+        return whole, all_got
+
+
+def _fields(source: SourceNode, store: WindowStore) -> JsonFields | None:
+    """What a kernel can read of the source's values; None where msgspec has to."""
+    if source.value is json_deserializer:
+        value_type: Any = dict
+    elif source.value_type is not None and source.is_json:
+        value_type = source.value_type
+    else:
+        return None
+    return JsonFields.of(value_type, [number.field for number in store.columns.numbers])
+
+
+def _decoder(source: SourceNode) -> Callable[[Any], Any]:
+    """From bytes to a value as the source's deserializer makes it, with as little between as can be."""
+    if source.value is json_deserializer:
+        return msgspec.json.Decoder().decode
+    if source.value_type is not None and source.is_json:
+        return msgspec.json.Decoder(source.value_type).decode
+    topic, deserialize = source.topic, source.value
+    return lambda data: deserialize(topic, data)

@@ -1,0 +1,76 @@
+"""When a topic that has gone quiet moves time on by itself.
+
+Windows close when stream time passes them, and stream time moves with records. Where none come any more, the last
+windows would stay open for ever. So once a task has read all that there is and nothing has come for `idle_timeout_ms`,
+its times are moved on by as much, and again after each further `idle_timeout_ms`.
+
+>>> idle = IdleAdvance(100)
+>>> [idle.due_ms(now, {"in": 7}, at_end=True) for now in (1_000, 1_099, 1_100, 1_150, 1_205)]
+[0, 0, 100, 0, 105]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from penstock.shared.streams.task.watermarks import TimeMark, mark_record
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.task.stream_task import StreamTask
+
+
+class IdleAdvance:
+    """One task's patience, in ms of wall-clock time."""
+
+    def __init__(self, idle_timeout_ms: int) -> None:
+        self._idle_advance_ms = idle_timeout_ms
+        self._positions: Mapping[str, int] = {}
+        self._since_ms: int | None = None
+        self._marked_ms: int | None = None
+
+    def is_mark_due(self, now_ms: int, *, at_end: bool) -> bool:
+        """Whether others are to be told how far time is: as often as time may move on, where all was read."""
+        is_due = at_end and (self._marked_ms is None or now_ms - self._marked_ms >= self._idle_advance_ms)
+        if is_due:
+            self._marked_ms = now_ms
+        return is_due
+
+    def due_ms(self, now_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
+        """By how much time is to be moved on now.
+
+        `positions` are the next offsets to read by topic; `at_end` says that there is no record at or after them, not
+        even one of a transaction that is still open.
+        """
+        if not at_end:
+            self._since_ms = None
+        elif self._since_ms is None or self._positions != positions:
+            self._positions, self._since_ms = dict(positions), now_ms
+        elif (quiet_ms := now_ms - self._since_ms) >= self._idle_advance_ms:
+            self._since_ms = now_ms
+            return quiet_ms
+        return 0
+
+
+def advance_idle(idle: IdleAdvance, task: StreamTask, now_ms: int, *, at_end: bool, tasks: int) -> None:
+    """Move a task's time on if it is due, and tell those behind its repartition topics how far it is.
+
+    `at_end` is of the topics that are not its own: those move no time by being quiet. There are so many `tasks`.
+    """
+    own = {source.topic for source in task.topology.sources() if source.is_internal}
+    positions = {topic: at for topic, at in task.sources.items() if topic not in own}
+    if by_ms := idle.due_ms(now_ms, positions, at_end=at_end):
+        task.advance_time(by_ms)
+    if own and (idle.is_mark_due(now_ms, at_end=at_end) or by_ms) and task.failed is None:
+        for topic, time_ms in task.times.marks(task.stream_time_ms).items():
+            for to_partition in range(tasks):
+                task.outputs.add(mark_record(topic, to_partition, TimeMark(task.partition, tasks, time_ms)))
+            task.needs_commit = True
+
+
+def take_mark(task: StreamTask, topic: str, offset: int, mark: TimeMark) -> None:
+    """Have a task take what another one tells of its time; no node sees it."""
+    if offset >= task.sources.get(topic, -1):
+        task.times.take(topic, mark)
+        task.sources[topic], task.needs_commit = offset + 1, True
+        task.advance_time(0)

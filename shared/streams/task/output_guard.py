@@ -1,0 +1,161 @@
+"""What becomes of an error behind a store: the output that could not be handled is left out, the state stays.
+
+Before a store has taken the record in hand, an error refuses the record as a whole (`stream_task`). Behind one, and in
+a punctuation or a commit, there is no such way back: what the store took counts, a window that was closed is closed. So
+there the error handlers decide about what one node was given: it is dropped with whatever that node had sent on of it,
+counted, and with `dead_letter` written to the dead-letter topic as it was given (`refused_outputs`); its siblings and
+all that comes later go on. A node that raises after a store of its own, or one below it, was changed still ends the
+task: half of a change can be neither kept nor taken back. A punctuation that raises is cut off there: what it had put
+and forwarded stays, as with Kafka Streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.shared.clients.consumer.dead_letters import STAGE_PROCESS, STAGE_PRODUCE
+from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.punctuation import Punctuator
+from penstock.shared.streams.task.rejected_outputs import Emitted, refused_output
+from penstock.shared.streams.topology import ProcessorNode, Topology
+from penstock.shared.streams.windows.late_records import place_of
+from penstock.shared.streams.windows.timed_processor import WindowKey
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.task.stream_task import Mark, StreamTask
+
+Forward = Callable[[Record], None]
+
+NEVER_HANDLED = (ConfigError, FatalError, IllegalState, MemoryError)
+"""Errors of the program or the machine, which no record is to blame for."""
+
+
+class Way(NamedTuple):
+    """From a node to one of its children; `reached` are the stores at and below the child.
+
+    `store` is the nearest at or above the node, `guarded` says that a store may have the record before the child does.
+    """
+
+    child: str
+    entrance: Forward
+    reached: tuple[str, ...]
+    store: str | None
+    guarded: bool
+
+
+def ways_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Way]:
+    """The ways to a node's children, by what takes their records."""
+    ways: list[Way] = []
+    store = _nearest_store(topology, name)
+    for child, entrance in entrances.items():
+        reached = _stores_from(topology, child)
+        # A record that one branch counts and another refuses is half counted; one that a branch cannot write is not.
+        guarded = store is not None or (not reached and any(way.reached for way in ways))
+        ways.append(Way(child, entrance, reached, store, guarded))
+    return ways
+
+
+def _stores_of(topology: Topology, name: str) -> tuple[str, ...]:
+    node = topology.nodes[name]
+    return node.stores if isinstance(node, ProcessorNode) else ()
+
+
+def _nearest_store(topology: Topology, name: str) -> str | None:
+    names = [name]
+    for one in names:
+        if stores := _stores_of(topology, one):
+            return stores[0]
+        names += [parent for parent, below in topology.children.items() if one in below and parent not in names]
+    return None
+
+
+def _stores_from(topology: Topology, name: str) -> tuple[str, ...]:
+    names = [name]
+    for one in names:
+        names += [child for child in topology.children[one] if child not in names]
+    return tuple(dict.fromkeys(store for one in names for store in _stores_of(topology, one)))
+
+
+class OutputGuard:
+    """Decides about what the nodes of one task give each other; `is_of_sink` tells errors of writing apart."""
+
+    def __init__(self, is_of_sink: Callable[[BaseException], bool]) -> None:
+        self.task: StreamTask
+        self._is_of_sink = is_of_sink
+        self._window: tuple[str | None, WindowKey] | None = None
+
+    def give(self, way: Way, record: Record) -> None:
+        """Hand a record on; an error behind a store is handled here."""
+        task = self.task
+        if not self._is_past_return():
+            way.entrance(record)
+            return
+        window, stores = self._window, [task.stores[name] for name in way.reached]
+        if isinstance(record.key, WindowKey):
+            self._window = (way.store, record.key)
+        touched, mark = [store.touched for store in stores], task.mark()
+        for store in stores:
+            store.touched = False
+        try:
+            way.entrance(record)
+        except Exception as e:
+            if any(store.touched for store in stores) or isinstance(e, NEVER_HANDLED):
+                raise
+            self._refuse(way.child, way.store, record, e, mark)
+        finally:
+            for store, before in zip(stores, touched, strict=True):
+                store.touched |= before
+            self._window = window
+
+    def refuse(self, node: str, store: str | None, record: Record, error: Exception) -> None:
+        """Handle an error of a node in making an output; `record` is what is known of it. Raises what is not."""
+        if not self._is_past_return() or isinstance(error, NEVER_HANDLED):
+            raise error
+        window = self._window
+        if isinstance(record.key, WindowKey):
+            self._window = (store, record.key)
+        try:
+            self._refuse(node, store, record, error, self.task.mark())
+        finally:
+            self._window = window
+
+    def punctuator(self, node: str, store: str | None, callback: Punctuator) -> Punctuator:
+        """The callback, of which an error is handled."""
+
+        def punctuate(now_ms: int) -> None:
+            try:
+                callback(now_ms)
+            except Exception as e:
+                if isinstance(e, NEVER_HANDLED):
+                    raise
+                self._refuse(node, store, Record(None, None, max(now_ms, 0)), e, None)
+
+        return punctuate
+
+    def _is_past_return(self) -> bool:
+        task = self.task
+        return task.record_metadata is None or any(store.touched for store in task.stores.values())
+
+    def _refuse(self, node: str, store: str | None, record: Record, error: Exception, mark: Mark | None) -> None:
+        task, source = self.task, self.task.source_record()
+        stage = STAGE_PRODUCE if self._is_of_sink(error) else STAGE_PROCESS
+        handler, _ = task.handlers.of(stage, error)
+        if handler == "fail":
+            raise error
+        if mark is not None:
+            task.take_back(mark)
+        window = None
+        if self._window is not None:
+            store, window = self._window
+        emitted = Emitted(record, node, store, window, None if source is None else place_of(source))
+        if handler == "continue":
+            task.metrics.skipped(f"{stage} error")
+            task.metrics.refused_at["skipped"] = str(emitted)
+            return
+        origin = task.source_node(node)
+        topic, limit = origin.dead_letters, task.record_bytes_max
+        task.outputs.add(refused_output(topic, emitted, source, stage, error, task.application, limit))
+        task.metrics.dead_letter(origin.topic, stage)
+        task.metrics.refused_at["dead_letters"] = str(emitted)

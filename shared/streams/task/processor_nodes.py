@@ -1,0 +1,346 @@
+"""A task's nodes and who hands to whom.
+
+A node is a processor, made anew for each task, or a `SinkWriter`; a node's way on is its one child's method itself, so
+a record costs one call a node and nothing else. Which node an error came from is therefore not kept in step with the
+records but read off the error's traceback: the innermost frame that belongs to one of the nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.shared.clients.connection import record_size
+from penstock.shared.common.errors import (
+    ConfigError,
+    DataError,
+    IllegalState,
+    ProcessingFailed,
+    RecordTooLarge,
+)
+from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
+from penstock.shared.streams.operators.tables import Lookup
+from penstock.shared.streams.processor import (
+    INT64_MAX,
+    PROCESSOR_METHODS,
+    Processor,
+    Record,
+    RecordMetadata,
+    check_timestamp,
+    is_own,
+)
+from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.streams.state.store import StateStore
+from penstock.shared.streams.task.callbacks import is_at_work
+from penstock.shared.streams.task.output_guard import Forward, OutputGuard, Way, ways_of
+from penstock.shared.streams.task.outputs import OutputColumns
+from penstock.shared.streams.task.repartition_headers import origin_headers
+from penstock.shared.streams.task.result_encoders import encode_json, encode_key, encode_updates
+from penstock.shared.streams.task.user_functions import plain, require_done, require_plain_methods
+from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
+from penstock.shared.streams.windows.late_entries import NO_OFFSET, LateRows
+from penstock.shared.streams.windows.late_records import send_late, send_late_columns
+from penstock.shared.streams.windows.timed_processor import WindowKey
+from penstock.shared.streams.windows.window_limits import name_result
+from penstock.shared.streams.windows.window_results import WindowResults
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.task.stream_task import StreamTask
+
+Output = Callable[[ProducerRecord, bytes | None], None]
+"""Takes a record for a topic, and the key that chooses its partition if not its own."""
+InHand = Callable[[], ConsumerRecord | None]
+"""Gives the source record in hand, if there is one."""
+
+
+class SinkWriter:
+    """Turns what reaches a sink into a record of its topic; RecordTooLarge where it has over `record_bytes_max`.
+
+    What goes into a repartition topic says where its source record stands.
+    """
+
+    def __init__(self, node: SinkNode, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None) -> None:
+        self._node, self._record_bytes_max, self._output = node, record_bytes_max, output
+        self._in_hand = in_hand if node.is_internal else None
+        self._has_window_keys = node.encode is encode_updates
+
+    def process(self, record: Record) -> None:
+        key, value = self._node.encode(record)
+        source = None if self._in_hand is None else self._in_hand()
+        if source is not None:
+            record = record._replace(headers=record.headers + origin_headers(source))
+        size = record_size(key, value, list(record.headers))
+        if size > self._record_bytes_max:
+            topic, limit = self._node.topic, self._record_bytes_max
+            raise RecordTooLarge(f"topic {topic}: a record of {size} bytes; max_request_size={limit}")
+        is_window = self._has_window_keys and isinstance(record.key, WindowKey)
+        source_key = encode_key(record.key.key) if is_window else None
+        self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
+
+    def encode(self, results: WindowResults) -> OutputColumns | None:
+        """Results at once; None where this sink has them encoded one by one, or one may be refused."""
+        node = self._node
+        if node.encode not in (encode_json, encode_updates):
+            return None
+        try:
+            keys, values = results.encoded(whole_window_keys=self._has_window_keys)
+        except Exception:  # a value has no JSON: whose, and what becomes of it, is found one by one
+            return None
+        longest = [bytes(max(int(column.lengths.max(initial=0)), 0)) for column in (keys, values)]
+        if record_size(longest[0], longest[1], []) > self._record_bytes_max:
+            return None
+        source_keys = results.source_keys() if self._has_window_keys else None
+        return OutputColumns(node.topic, keys, values, results.timestamps(), source_keys=source_keys)
+
+
+class UserNode:
+    """A processor of the user's own, whose `process` is held to be done when it returns."""
+
+    def __init__(self, name: str, processor: Processor) -> None:
+        self._what = f"{name!r}: {type(processor).__name__}.process()"
+        self._process: Callable[[Record], Any] = processor.process
+
+    def process(self, record: Record) -> None:
+        given = self._process(record)
+        if given is not None:
+            require_done(self._what, given)
+
+
+class Wiring:
+    """The nodes of one task by name."""
+
+    def __init__(
+        self, topology: Topology, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None
+    ) -> None:
+        self.topology = topology
+        self.processors: dict[str, Processor] = {}
+        self._sinks: dict[str, SinkWriter] = {}
+        for name, node in topology.nodes.items():
+            if isinstance(node, ProcessorNode):
+                self.processors[name] = made = node.supplier()
+                require_plain_methods(f"{name!r}: {type(made).__name__}", made, PROCESSOR_METHODS)
+            elif isinstance(node, SinkNode):
+                self._sinks[name] = SinkWriter(node, record_bytes_max, output, in_hand)
+        self._users = {n: UserNode(n, p) for n, p in self.processors.items() if not is_own(p)}
+        named = [*self.processors.items(), *self._sinks.items(), *self._users.items()]
+        self._names = {id(node): name for name, node in named}
+        self.guard = OutputGuard(self.is_of_sink)
+
+    def ways(self, name: str) -> list[Way]:
+        """The ways on from a node."""
+        nodes: dict[str, Processor | UserNode | SinkWriter] = {**self.processors, **self._users, **self._sinks}
+        children = self.topology.children[name]
+        return ways_of(self.topology, name, {child: nodes[child].process for child in children})
+
+    def writers(self, name: str) -> list[SinkWriter]:
+        """The sinks below a node."""
+        return [self._sinks[child] for child in self.topology.children[name] if child in self._sinks]
+
+    def forward_to(self, name: str) -> Forward:
+        """Hand a record to all children of a node."""
+        entrances = [
+            functools.partial(self.guard.give, way) if way.guarded else way.entrance for way in self.ways(name)
+        ]
+        if len(entrances) == 1:
+            return entrances[0]
+
+        def to_all(record: Record) -> None:
+            for entrance in entrances:
+                entrance(record)
+
+        return to_all if entrances else lambda _: None
+
+    def node_of(self, error: BaseException) -> str | None:
+        """The node in which an error was raised; None where it was in none."""
+        found = None
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            found = self._names.get(id(frame.f_locals.get("self")), found)
+        return found
+
+    def is_of_sink(self, error: BaseException) -> bool:
+        """Whether an error was raised where a record was to be written."""
+        return self.node_of(error) in self._sinks
+
+    def close(self, partition: int) -> None:
+        """Close all processors; then ProcessingFailed with the errors there were."""
+        failed: list[tuple[str, Exception]] = []
+        for name, processor in self.processors.items():
+            try:
+                plain(f"{name!r}: close()", processor.close)()
+            except Exception as e:
+                failed.append((name, e))
+        if failed:
+            said = "; ".join(f"node {name!r}: {type(e).__name__}: {e}" for name, e in failed)
+            raise ProcessingFailed(f"the processors of partition {partition} cannot be closed: {said}") from failed[0][
+                1
+            ]
+
+    def failure(self, what: str, error: Exception, node: str | None = None) -> ProcessingFailed:
+        """The error that ends the task, with the node it came from, else `node`."""
+        where = self.node_of(error) or node
+        kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
+        about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+        prefix = f"node {where!r}: " if where else ""
+        return ProcessingFailed(f"{prefix}{what} cannot be processed: {about}{kind}{error}")
+
+
+class NodeContext:
+    """What one processor sees of its task: the `ProcessorContext` of its node."""
+
+    def __init__(self, task: StreamTask, node: ProcessorNode, wiring: Wiring) -> None:
+        self._task, self._node = task, node
+        self._guard = wiring.guard
+        self._guard.task = task
+        self._ways = {way.child: way for way in wiring.ways(node.name)}
+        self._store = next((way.store for way in self._ways.values()), next(iter(node.stores), None))
+        self._writers = wiring.writers(node.name)
+        self._forward_all = wiring.forward_to(node.name)
+
+    @property
+    def partition(self) -> int:
+        return self._task.partition
+
+    @property
+    def deduplicate_updates(self) -> bool:
+        return self._task.deduplicate_updates
+
+    @property
+    def state_bytes_max(self) -> int:
+        return self._task.state_bytes_max
+
+    @property
+    def key_bytes_max(self) -> int:
+        return self._task.key_bytes_max
+
+    @property
+    def record_metadata(self) -> RecordMetadata | None:
+        return self._task.record_metadata
+
+    @property
+    def stream_time_ms(self) -> int:
+        return self._task.stream_time_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self._task.now_ms
+
+    def forward(self, record: Record, to: str | None = None) -> None:
+        if not is_at_work(self._task):
+            self._require_work("forward")
+        check_timestamp(record.timestamp)
+        if type(record.headers) is not tuple:
+            record = record._replace(headers=tuple(header_pairs(record.headers)))
+        if to is None and self._task.record_metadata is not None:
+            self._forward_all(record)
+        elif to is None:  # in a punctuation or a commit: no source record can be refused
+            for way in self._ways.values():
+                self._guard.give(way, record)
+        elif to in self._ways:
+            self._guard.give(self._ways[to], record)
+        else:
+            raise ConfigError(f"{self._node.name!r} forwards to {to!r}, which is none of its children")
+
+    def schedule(
+        self,
+        interval: timedelta | int,
+        type: PunctuationType,
+        callback: Punctuator,
+        *,
+        start: Start = None,
+        name: str | None = None,
+    ) -> Schedule:
+        self._require_work("schedule")
+        callback = self._guard.punctuator(self._node.name, self._store, plain("schedule: callback", callback))
+        return self._task.schedule(interval, type, callback, start=start, name=name, node=self._node.name)
+
+    def _require_work(self, call: str) -> None:
+        if not is_at_work(self._task):
+            raise IllegalState(
+                f"{self._node.name!r}: {call}() was called from outside: a context serves its processor's init(), "
+                "process(), commit() and close() and its callbacks, in the thread that runs them and while they run: "
+                "an asyncio task or a callback that is made there comes too late"
+            )
+
+    def store(self, name: str) -> StateStore | Lookup:
+        if name in self._node.global_tables:
+            return self._task.global_tables[name]
+        if name not in self._node.stores:
+            raise ConfigError(f"{self._node.name!r} asks for the store {name!r}, to which it is not connected")
+        return self._task.stores[name]
+
+    def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
+        send_late(self._task, record, self._node.name, close_time_ms, operator_time_ms)
+
+    def emit_late_columns(
+        self, columns: Columns, places: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
+    ) -> None:
+        send_late_columns(self._task, columns, places, self._node.name, close_times_ms, operator_times_ms)
+
+    @property
+    def keeps_late(self) -> bool:
+        return self._task.keeps_late
+
+    def keep_late(self, rows: LateRows) -> None:
+        self._task.late_rows.append(rows.fitting(self._task.state_bytes_max))
+
+    def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
+        """Where records stand in the store's source topic; NO_OFFSET of those that stand nowhere there."""
+        topic = self._task.topology.stores[next(iter(self._node.stores))].schema.source
+        if source is not None and offsets is not None and source.topic == topic:
+            return offsets
+        at = self._task.record_metadata if source is None else None
+        offset = at.offset if at is not None and at.topic == topic else NO_OFFSET
+        return np.full(count, offset, np.int64)
+
+    def takes_time(self, timestamp: int, span_ms: int) -> bool:
+        task, node = self._task, self._node.name
+        if timestamp > INT64_MAX - span_ms:
+            said = f"{node!r}: the time {timestamp} ms with windows of {span_ms} ms leaves 64 bits"
+        elif task.max_future_ms is not None and timestamp > task.now_ms + task.max_future_ms:
+            ahead_ms = timestamp - task.now_ms
+            said = f"{node!r}: the time lies {ahead_ms} ms in the future; max_future_ms={task.max_future_ms}"
+        else:
+            return True
+        if task.record_metadata is not None:
+            raise DataError(said)
+        task.count_skipped("time too far ahead")
+        return False
+
+    def reject_output(self, record: Record, error: Exception) -> None:
+        self._guard.refuse(self._node.name, self._store, record, error)
+
+    def count_missed(self, windows: int) -> None:
+        self._task.metrics.missed(windows)
+
+    def count_skipped(self, reason: str, records: int = 1) -> None:
+        self._task.count_skipped(reason, records)
+
+    def forward_results(
+        self,
+        results: WindowResults,
+        source: Columns | None = None,
+        places: Int64Array | None = None,
+    ) -> None:
+        """Hand results to all children: as columns where there is one, a sink that can encode them so.
+
+        `places` says which records of `source` brought them about, one for one; without, it is the one in hand.
+        """
+        if len(self._ways) == 1 and self._writers and (encoded := self._writers[0].encode(results)) is not None:
+            self._task.outputs.add(encoded)
+            return
+        for i, (record, error) in enumerate(results.records()):
+            if source is not None and places is not None:
+                self._task.in_hand(source.record(int(places[i])))
+            try:
+                if error is None:
+                    self.forward(record)
+                else:
+                    self.reject_output(record, error)
+            except Exception as e:
+                e.add_note(f"the result of {name_result(results.store, record.key)}")
+                raise

@@ -1,0 +1,28 @@
+"""The progress record that ends a task's commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.shared.streams.changelog.format import Progress
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.task.stream_task import StreamTask
+
+
+def progress_of(task: StreamTask, now_ms: int) -> Progress:
+    """How far a task is, and all that a restart needs beside its stores; what it kept of idle times is taken out."""
+    return Progress(
+        application=task.application,
+        guarantee=task.guarantee,
+        sources=dict(task.sources),
+        stream_time_ms=task.stream_time_ms,
+        operator_times_ms=task.times.by_store(),
+        close_times_ms=task.times.close_times(),
+        grids_ms=task.schedules.grids_ms(),
+        stores=task.topology.schemas(),
+        wall_ms=now_ms,
+        source_ids=dict(task.source_ids),
+        idle_ms=task.idle_ms,
+        input=task.input,
+    )

@@ -1,0 +1,176 @@
+"""Windows over whole batches: a source's columns go into the store without an object a record.
+
+Where a source feeds one window and nothing else (`column_paths`), keys become numbers and values columns for a batch at
+once, and the operator's kernel takes them. What it closes is handed on when the batch is done, so nothing below the
+window may tell the time: a processor of the user's own there has its source taken record by record.
+
+What no column holds, such as a value that cannot be decoded or that an aggregation refuses, and what may make a state
+too large to be written, takes the way of single records, and is refused there: the batch is cut before it and after it,
+and where a STREAM_TIME schedule is due.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.shared.common.records import Columns, Int64Array
+from penstock.shared.streams.operators.stateless import Each
+from penstock.shared.streams.processor import INT64_MAX
+from penstock.shared.streams.task.batch_values import BatchValues, TakenValues
+from penstock.shared.streams.task.operator_chain import Chain
+from penstock.shared.streams.topology import SourceNode
+from penstock.shared.streams.windows.window_aggregate import WindowAggregate
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.task.processor_nodes import Wiring
+    from penstock.shared.streams.task.stream_task import StreamTask
+
+COLUMNS_MIN = 32
+"""Fewer records are taken one by one: to make columns of them costs more than it saves."""
+
+
+def column_paths(task: StreamTask, wiring: Wiring) -> dict[str, ColumnPath]:
+    """The sources of a task that can be taken as columns, by topic.
+
+    That is where a source feeds one window and nothing else, if through functions of single records (`chain`), none of
+    the window's aggregations is the user's own, and nobody could see the difference.
+    """
+    found = {}
+    for source in task.topology.sources():
+        nodes, name = _chain(task, wiring, source)
+        operator = None if name is None else wiring.processors.get(name)
+        if name is None or not isinstance(operator, WindowAggregate):
+            continue
+        in_order = operator.emit == "on_update" and not task.deduplicate_updates
+        at_moment = operator.emit == "on_close" and _sees_time(task, wiring, name)
+        if not (operator.takes_one_by_one or in_order or at_moment):
+            chain = Chain(task, nodes, operator.store.key_of) if nodes else None
+            found[source.topic] = ColumnPath(task, source, operator, chain)
+    return found
+
+
+def _chain(task: StreamTask, wiring: Wiring, source: SourceNode) -> tuple[list[Each], str | None]:
+    """The functions below a source, and the only node below them, if there is one; in a topic of our own there are
+    headers that they must not see, and nothing is called ahead."""
+    nodes: list[Each] = []
+    below = task.topology.children[source.name]
+    while len(below) == 1:
+        node = wiring.processors.get(below[0])
+        if not (isinstance(node, Each) and node.at_most_once and not source.is_internal):
+            return nodes, below[0]
+        nodes.append(node)
+        below = task.topology.children[below[0]]
+    return nodes, None
+
+
+def _sees_time(task: StreamTask, wiring: Wiring, name: str) -> bool:
+    """Whether a node below this one may see when it is given a result: that of a batch comes at the batch's end."""
+    names = list(task.topology.children[name])
+    for one in names:
+        names += task.topology.children[one]
+    return any(one in wiring.processors and wiring.processors[one].sees_time for one in names)
+
+
+class ColumnPath:
+    """Takes the batches of one source for one task; of fewer than `records_min` records each is taken by itself."""
+
+    def __init__(
+        self, task: StreamTask, source: SourceNode, operator: WindowAggregate, chain: Chain | None = None
+    ) -> None:
+        self._task, self._source, self._operator, self._chain = task, source, operator, chain
+        self._values = BatchValues(source, operator.store, task.key_bytes_max, chain)
+
+    @property
+    def records_min(self) -> int:
+        """As the task says now: none is taken as columns while one of its records is too slow (`slow_steps`)."""
+        return self._task.columns_min
+
+    def take(self, columns: Columns) -> None:
+        """Take a batch, in parts where it has to be cut; none of them is begun where there is no more time.
+
+        What went through the functions before the window is taken in any case: they are not called again, and one
+        that took long was called for the last record that is taken.
+        """
+        self._take(columns)
+        if self._chain is not None:
+            self._chain.forget()
+
+    def _take(self, columns: Columns) -> None:
+        if not len(columns) or columns.timestamps.max() > INT64_MAX - self._operator.rule.reach_ms:
+            self._take_records(columns)
+            return
+        values = self._values.of(columns)
+        if values is None:
+            self._take_records(columns)
+            return
+        self._operator.store.prepare(columns.keys, int(columns.timestamps.max()))
+        if in_doubt := self._operator.in_doubt(values.codes, values.got):
+            values.odd = sorted({*values.odd, *in_doubt})
+        self._take_values(columns[: len(values.codes)], values)
+
+    def _take_records(self, columns: Columns) -> None:
+        if self._chain is None:
+            self._task.take_records(columns)
+            return
+        seen = self._chain.seen(columns)
+        for place in range(seen):
+            self._task.take_records(columns[place : place + 1], self._chain.forward)
+        if seen < len(columns) and (not seen or self._task.has_time()):
+            self._task.take_records(columns[seen:], self._chain.forward)
+
+    def _take_values(self, columns: Columns, values: TakenValues) -> None:
+        odd = iter(values.odd)
+        next_odd = next(odd, len(columns))
+        start = 0
+        while start < len(columns):
+            if start == next_odd:
+                self._take_records(columns[start : start + 1])
+                start, next_odd = start + 1, next(odd, len(columns))
+            else:
+                stop = self._until_due(columns.timestamps[start:next_odd]) + start
+                done = self._take_part(columns, values, start, stop)
+                if done < stop:  # the next one is refused
+                    self._take_records(columns[done : done + 1])
+                    done += 1
+                start = done
+            if self._chain is None and not self._task.has_time():
+                return
+
+    def _until_due(self, timestamps: Int64Array) -> int:
+        """How many records until a STREAM_TIME schedule is due, the one that makes it so with them."""
+        due = self._task.schedules.stream_time.next_due_ms()
+        if due is None:
+            return len(timestamps)
+        if due <= self._task.stream_time_ms:
+            return 1
+        is_due = timestamps >= due
+        return int(np.argmax(is_due)) + 1 if is_due.any() else len(timestamps)
+
+    def _take_part(self, columns: Columns, values: TakenValues, start: int, stop: int) -> int:
+        """Take records until one is refused; the place of the first that was not taken."""
+        task, operator = self._task, self._operator
+        operator.store.touched = True  # what is taken in bulk cannot be refused record by record
+        task.in_hand(columns.record(stop - 1))
+        try:
+            at = np.arange(start, stop)
+            if values.is_out is not None:
+                at = at[~values.is_out[start:stop]]
+            has_key = values.codes[at] >= 0
+            null = at[~has_key]
+            at = at[has_key]
+            if len(at):
+                done = operator.take(columns, at, *values.of(at))
+                if done < len(at):
+                    stop = int(at[done])
+            null = null[null < stop]
+            if len(null):
+                task.in_hand(columns.record(int(null[-1])))
+                task.count_skipped("null key", len(null))
+        except Exception as e:
+            raise task.spoilt(e) from e
+        if stop > start:
+            task.stream_time_ms = max(task.stream_time_ms, int(columns.timestamps[start:stop].max()))
+            task.taken(columns.record(stop - 1), stop - start)
+        return stop

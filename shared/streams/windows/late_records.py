@@ -1,0 +1,243 @@
+"""Late records on their way to the late topic: the source record as it was, and headers that say how late it came.
+
+What a punctuation or a commit forwards comes of no source record. Where that is late, it goes there itself, as JSON,
+and without the headers that name a source record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.shared.clients.connection import record_size
+from penstock.shared.clients.connection.packed_headers import PackedHeaders
+from penstock.shared.clients.consumer.dead_letters import DeadLetter
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
+from penstock.shared.common.string_copies import copied
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.task.json_rows import texts
+from penstock.shared.streams.task.outputs import OutputColumns
+from penstock.shared.streams.task.repartition_headers import original
+from penstock.shared.streams.topology import ProcessorNode
+from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
+
+if TYPE_CHECKING:
+    from penstock.shared.streams.task.stream_task import StreamTask
+
+TOPIC = "penstock.late.topic"
+PARTITION = "penstock.late.partition"
+OFFSET = "penstock.late.offset"
+LATENESS_MS = "penstock.late.lateness_ms"
+CLOSE_TIME_MS = "penstock.late.close_time_ms"
+STREAM_TIME_MS = "penstock.late.stream_time_ms"
+STORE = "penstock.late.store"
+APPLICATION = "penstock.late.application"
+CHANGELOG_ID = "penstock.late.changelog_id"
+HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE, APPLICATION)
+"""What every late record of a source record has; CHANGELOG_ID is there as well where there is a changelog."""
+COLUMNS_MIN = 8
+"""Fewer late records of a batch are made one by one: to make columns of them costs more than it saves."""
+STAGE_LATE = "late"
+"""What a late record has in the place of a dead letter's stage."""
+
+
+def late_record(
+    record: ConsumerRecord,
+    late_topic: str,
+    close_time_ms: int,
+    stream_time_ms: int,
+    store: str,
+    application: str,
+    changelog_id: str | None = None,
+) -> ProducerRecord:
+    """The record for the late topic; header values are text in UTF-8, numbers in decimal.
+
+    `lateness_ms` is how far the record's time lies behind the close time: 1 or more. `store` is the store whose window
+    it came too late for: another store of the same source may have taken it, as may another `application`.
+    `changelog_id` is the id of the application's changelog topic. A reset makes another: it tells this life of the
+    application from earlier ones, which may have taken the record. None where there is no changelog.
+    """
+    place = _place(record.topic.encode(), record.partition, record.offset)
+    lateness = _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
+    headers = record.headers + place + lateness
+    return ProducerRecord(late_topic, record.value, record.key, headers, None, record.timestamp)
+
+
+def parse_late_record(record: ConsumerRecord) -> DeadLetter:
+    """A record of a late topic as the source record that it was, and why it is there; to be read like a dead letter.
+
+    DataError for one that comes of no source record, or that nobody here wrote.
+    """
+    found = {name: value for name, value in record.headers if name in HEADERS}
+    where = place_of(record)
+    missing = [name for name in HEADERS if name not in found]
+    if missing:
+        raise DataError(f"{where} is no source's late record: without {', '.join(missing)}")
+    text = {name: (value or b"").decode(errors="replace") for name, value in found.items()}
+    numbers = {name: text[name] for name in (PARTITION, OFFSET, LATENESS_MS)}
+    for name, value in numbers.items():
+        if not (value.isascii() and value.isdigit()):
+            raise DataError(f"{where} is no late record: {name} is {value!r}, not a number")
+    own = {*HEADERS, CHANGELOG_ID}
+    original: Headers = tuple(header for header in record.headers if header[0] not in own)
+    partition, offset = int(text[PARTITION]), int(text[OFFSET])
+    source = replace(record, topic=text[TOPIC], partition=partition, offset=offset, headers=original)
+    said = f"{text[LATENESS_MS]} ms too late for {text[STORE]}"
+    return DeadLetter(source, STAGE_LATE, "", said, 1, text[APPLICATION])
+
+
+def forwarded_late_record(
+    record: Record,
+    late_topic: str,
+    close_time_ms: int,
+    stream_time_ms: int,
+    store: str,
+    application: str,
+    changelog_id: str | None,
+    record_bytes_max: int,
+) -> ProducerRecord:
+    """What was forwarded by itself, for the late topic: key and value as JSON, text and bytes as they are.
+
+    What JSON does not have is shown by its `repr`; a value that makes the record too large is left out. So nothing
+    that is late can end the task.
+    """
+    lateness = _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
+    headers = record.headers + lateness
+    key = as_bytes(record.key.key if isinstance(record.key, WindowKey) else record.key)
+    value = record.value.to_json() if isinstance(record.value, WindowResult) else as_bytes(record.value)
+    if record_size(key, value, list(headers)) > record_bytes_max:
+        value = None
+    return ProducerRecord(late_topic, value, key, headers, None, record.timestamp)
+
+
+def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:
+    """Count what came too late for a node's windows and send it to its source's late topic.
+
+    That is the source record in hand; where there is none, in a punctuation or a commit, what was `forwarded`.
+    """
+    if task.record_metadata is not None:
+        _send_in_hand(task, node, close_time_ms, stream_time_ms)
+        return
+    source, store = task.source_node(node), _store_of(task, node)
+    said = (close_time_ms, stream_time_ms, store, task.application, task.changelog_id)
+    task.outputs.add(forwarded_late_record(forwarded, source.late, *said, task.record_bytes_max))
+    task.metrics.late(source.topic, 1)
+    task.metrics.refused_at["late"] = f"store {store!r}, of no source record"
+
+
+def send_late_columns(
+    task: StreamTask,
+    columns: Columns,
+    places: Int64Array,
+    node: str,
+    close_times_ms: Int64Array,
+    stream_times_ms: Int64Array,
+) -> None:
+    """As `send_late`, of the source records in these places of a batch; the last becomes the one in hand."""
+    if len(places) < COLUMNS_MIN:
+        moments = zip(places.tolist(), close_times_ms.tolist(), stream_times_ms.tolist(), strict=True)
+        for place, close_time_ms, stream_time_ms in moments:
+            task.in_hand(columns.record(place))
+            _send_in_hand(task, node, close_time_ms, stream_time_ms)
+        return
+    task.in_hand(columns.record(int(places[-1])))
+    source = task.source_node(node)
+    topic: bytes | PackedBytes = columns.topic.encode()
+    partition: int | Int64Array = columns.partition
+    offset, timestamps = columns.offsets[places], columns.timestamps[places]
+    if source.is_internal:  # each says by itself where its source record stands
+        records = [original(columns.record(place)) for place in places.tolist()]
+        topic = PackedBytes.of([record.topic.encode() for record in records])
+        partition, offset = (np.array([getattr(r, n) for r in records], np.int64) for n in ("partition", "offset"))
+        keys = PackedBytes.of([record.key for record in records])
+        own = PackedHeaders.of([record.headers for record in records])
+    else:
+        keys = _strings(columns.keys, places)
+        own = _headers(columns.headers, places)
+    told = (close_times_ms, stream_times_ms, _store_of(task, node), task.application, task.changelog_id)
+    headers = own.followed_by(_place(topic, partition, offset) + _lateness(timestamps, *told))
+    values = _strings(columns.values, places)
+    task.outputs.add(OutputColumns(source.late, keys, values, timestamps, headers=headers))
+    _count(task, _in_hand(task), len(places))
+
+
+def _send_in_hand(task: StreamTask, node: str, close_time_ms: int, stream_time_ms: int) -> None:
+    record, source = _in_hand(task), task.source_node(node)
+    told = (close_time_ms, stream_time_ms, _store_of(task, node), task.application, task.changelog_id)
+    task.outputs.add(late_record(record, source.late, *told))
+    _count(task, record, 1)
+
+
+def _count(task: StreamTask, last: ConsumerRecord, records: int) -> None:
+    task.late_records += records
+    task.metrics.refused_at["late"] = place_of(last)
+
+
+def _in_hand(task: StreamTask) -> ConsumerRecord:
+    record = task.source_record()
+    assert record is not None
+    return record
+
+
+def _strings(column: Sequence[bytes | None], places: Int64Array) -> PackedBytes:
+    if isinstance(column, PackedBytes):
+        return copied(column.at(places))  # or a few late records would keep all that was fetched with them
+    return PackedBytes.of([column[place] for place in places.tolist()])
+
+
+def _headers(column: Sequence[Headers] | None, places: Int64Array) -> PackedHeaders:
+    if column is None:
+        return PackedHeaders.none(len(places))
+    if isinstance(column, PackedHeaders):
+        return column.at(places)
+    return PackedHeaders.of([column[place] for place in places.tolist()])
+
+
+def _store_of(task: StreamTask, node: str) -> str:
+    below = task.topology.nodes[node]
+    return next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
+
+
+def _place(topic: Any, partition: Any, offset: Any) -> tuple[tuple[str, Any], ...]:
+    return ((TOPIC, topic), (PARTITION, _decimal(partition)), (OFFSET, _decimal(offset)))
+
+
+def _lateness(
+    timestamp_ms: Any, close_time_ms: Any, stream_time_ms: Any, store: str, application: str, changelog_id: str | None
+) -> tuple[tuple[str, Any], ...]:
+    """The headers of one record; of many where times are arrays: a value is then one for all, or one for each."""
+    told = (
+        (LATENESS_MS, _decimal(close_time_ms - timestamp_ms)),
+        (CLOSE_TIME_MS, _decimal(close_time_ms)),
+        (STREAM_TIME_MS, _decimal(stream_time_ms)),
+        (STORE, store.encode()),
+        (APPLICATION, application.encode()),
+    )
+    return told if changelog_id is None else (*told, (CHANGELOG_ID, changelog_id.encode()))
+
+
+def _decimal(number: int | Int64Array) -> bytes | PackedBytes:
+    return b"%d" % number if isinstance(number, int) else texts(number)
+
+
+def as_bytes(value: Any) -> bytes | None:
+    """Text and bytes as they are, anything else as JSON, what JSON does not have by its `repr`; never raises."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace")
+    try:
+        return msgspec.json.encode(value, enc_hook=repr)
+    except (TypeError, ValueError, RecursionError):
+        return repr(value).encode(errors="backslashreplace")
+
+
+def place_of(record: ConsumerRecord) -> str:
+    """Where a record stands, in words."""
+    return f"{record.topic}-{record.partition}@{record.offset}"

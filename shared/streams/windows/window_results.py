@@ -1,0 +1,130 @@
+"""Results of many windows on their way out: as records for whatever node comes next, or encoded at once for a sink.
+
+Encoded, they are byte for byte what `result_encoders` makes of each (`json_rows`). Rows of an aggregation without
+windows are results without bounds.
+
+What a commit hands on goes in order of event time, so that a window downstream finds none of it late. A retraction
+comes before what replaces it, which is never older.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.shared.common.packed_bytes import NULL, PackedBytes
+from penstock.shared.common.records import Int64Array
+from penstock.shared.streams.aggregations.latest import LATEST
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.state.detached import detached
+from penstock.shared.streams.task.json_rows import key_texts, objects, texts
+from penstock.shared.streams.windows.aggregate_store import key_in_row
+from penstock.shared.streams.windows.state_columns import StateColumns
+from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
+from penstock.shared.streams.windows.window_columns import Windows
+
+BOUNDS = ("key", "start", "end")
+
+
+@dataclass(slots=True)
+class WindowResults:
+    """Results of a store's windows; `is_retracted` says which tell that a window is no more.
+
+    `names` are those of the aggregations. They go in order of the windows, or `by_time`, retractions before results of
+    the same time, then by start. Without bounds each is a row of its key, and none is retracted.
+    """
+
+    store: str
+    names: tuple[str, ...]
+    columns: StateColumns
+    keys_of: Callable[[PackedBytes], Sequence[Any]]
+    windows: Windows
+    is_retracted: NDArray[np.bool_] | None = None
+    by_time: bool = False
+    has_bounds: bool = True
+    _order: Int64Array = field(init=False)
+    """The places of all windows in the order in which they go."""
+
+    def __post_init__(self) -> None:
+        self._order = np.arange(len(self.windows))
+        if self.by_time:
+            kind = np.ones(len(self)) if self.is_retracted is None else ~self.is_retracted
+            self._order = np.lexsort((self.windows.starts, kind, self._times()))
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def records(self) -> Iterator[tuple[Record, Exception | None]]:
+        """The results as records, one by one; with the error where one cannot be made."""
+        windows = self.windows
+        gone = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
+        keys, times = self.keys_of(windows.keys), self._times().tolist()
+        starts, ends = windows.starts.tolist(), windows.ends.tolist()
+        results = self._results()
+        for at in self._order.tolist():
+            error, result = None, cast(Any, None)
+            if not gone[at]:
+                try:
+                    own = self._results_of(at) if results is None else [column[at] for column in results]
+                    named = dict(zip(self.names[self._has_latest :], own, strict=True))
+                    if self.has_bounds:
+                        result = WindowResult(keys[at], starts[at], ends[at], named)
+                    else:
+                        result = detached({"key": key_in_row(keys[at]), **named})
+                except Exception as e:
+                    error = e
+            key = WindowKey(keys[at], starts[at], ends[at]) if self.has_bounds else keys[at]
+            yield Record(key, result, times[at]), error
+
+    def _results(self) -> list[list[Any]] | None:
+        """Each aggregation's results; None where one of them cannot be made."""
+        if self.is_retracted is not None and self.is_retracted.any():
+            return None
+        try:
+            return self.columns.results(self.windows.columns)[self._has_latest :]
+        except Exception:
+            return None
+
+    def _results_of(self, at: int) -> list[Any]:
+        results = self.columns.results([column[at : at + 1] for column in self.windows.columns])
+        return [own[0] for own in results[self._has_latest :]]
+
+    def encoded(self, *, whole_window_keys: bool) -> tuple[PackedBytes, PackedBytes]:
+        """Keys and values, as `encode_updates` makes them, or else `encode_json`; raises what encoding raises."""
+        order = self._order
+        there = order if self.is_retracted is None else order[~self.is_retracted[order]]
+        keys, is_bare = key_texts(self.windows.keys, self.keys_of)
+        bounds = [texts(column) for column in (self.windows.starts, self.windows.ends)] if self.has_bounds else []
+        results = self.columns.result_columns([column[there] for column in self.windows.columns])[self._has_latest :]
+        columns = [keys.at(there), *(column.at(there) for column in bounds), *map(texts, results)]
+        values = objects([*BOUNDS[: 1 + len(bounds)], *self.names[self._has_latest :]], columns, is_bare=is_bare)
+        if len(there) < len(order):
+            offsets, lengths = np.zeros(len(order), np.int64), np.full(len(order), NULL, np.int64)
+            is_there = ~self.is_retracted[order]  # type: ignore[index]  # or all would be there
+            offsets[is_there], lengths[is_there] = values.offsets, values.lengths
+            values = PackedBytes(values.data, offsets, lengths)
+        if not (whole_window_keys and self.has_bounds):
+            return self.source_keys(), values
+        return objects(BOUNDS, [keys.at(order), *(column.at(order) for column in bounds)], is_bare=is_bare), values
+
+    def source_keys(self) -> PackedBytes:
+        """Each window's record key."""
+        return self.windows.keys.at(self._order)
+
+    def timestamps(self) -> Int64Array:
+        """Each result's event time in ms: that of the window's latest record where it is kept, or else its end."""
+        return np.asarray(self._times()[self._order])
+
+    def _times(self) -> Int64Array:
+        if not self._has_latest:
+            return self.windows.ends
+        latest = self.windows.columns[0]
+        return latest if self.is_retracted is None else np.where(self.is_retracted, self.windows.ends, latest)
+
+    @property
+    def _has_latest(self) -> bool:
+        return self.names[0] == LATEST

@@ -1,0 +1,390 @@
+"""Aggregations, each on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.errors import ConfigError, DataError
+from penstock.shared.streams.aggregations.aggregation import (
+    INT64_MAX,
+    INT64_MIN,
+    Aggregate,
+    Aggregation,
+    Count,
+    CountDistinct,
+    Max,
+    Mean,
+    Min,
+    Sum,
+)
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+
+class Flight(msgspec.Struct):
+    """A value with a field of each kind."""
+
+    delay: int
+    speed: float
+    dest: str
+    maybe: int | None = None
+    either: int | float = 0
+    flag: bool = False
+    limited: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+@dataclass
+class Plain:
+    """A dataclass works as a struct does."""
+
+    delay: int
+
+
+class Typed(TypedDict):
+    """A typed dict is read as the dict it is."""
+
+    delay: int
+
+
+def fold(aggregation: Aggregation[Any], values: list[Any]) -> Any:
+    state = aggregation.initial()
+    for value in values:
+        state = aggregation.add(state, value)
+    return state
+
+
+def of(*values: Any) -> list[dict[str, Any]]:
+    return [{"x": value} for value in values]
+
+
+NUMERIC: list[tuple[Aggregation[Any], Any]] = [(Sum("x"), 6.0), (Min("x"), 1.0), (Max("x"), 3.0), (Mean("x"), 2.0)]
+ALL: list[Aggregation[Any]] = [Count(), *(a for a, _ in NUMERIC), CountDistinct("x"), Aggregate(int, max, max)]
+
+
+@pytest.mark.parametrize(("aggregation", "expected"), NUMERIC)
+def test_numbers(aggregation: Aggregation[Any], expected: float) -> None:
+    """Nothing gives None, one value itself, several the aggregate, and None among them is no value."""
+    assert aggregation.result(aggregation.initial()) is None
+    assert aggregation.result(fold(aggregation, of(None))) is None
+    assert aggregation.result(fold(aggregation, of(-7))) == -7
+    assert aggregation.result(fold(aggregation, of(3, None, 1, 2, None))) == expected
+
+
+def test_count_counts_records() -> None:
+    """Count counts records, whatever their values."""
+    assert Count().result(fold(Count(), [])) == 0
+    assert Count().result(fold(Count(), [None, {}, 3])) == 3
+
+
+def test_a_users_own() -> None:
+    """Aggregate runs the three functions that it was given and keeps its state as JSON of the type named."""
+    longest = Aggregate(str, lambda state, value: max(state, value, key=len), lambda a, b: max(a, b, key=len), str)
+    state = fold(longest, ["ab", "abcd", "c"])
+    assert (longest.result(state), longest.to_columns(state)) == ("abcd", (b'"abcd"',))
+    assert longest.merge(longest.from_columns((b'"abcde"',)), state) == "abcde"
+    assert longest.result(longest.initial()) == ""
+
+
+@pytest.mark.parametrize("aggregation", [Sum("delay"), Min("delay"), Max("delay"), Mean("delay")])
+@given(st.lists(st.integers(-1_000, 1_000)), st.integers(0, 50))
+def test_merged_equals_sequential(aggregation: Aggregation[Any], numbers: list[int], cut: int) -> None:
+    """Aggregating two parts and merging them gives what aggregating all gives, and leaves the parts as they were."""
+    bound = aggregation.bind(Flight)
+    flights = [Flight(n, 0.0, "") for n in numbers]
+    a, b = fold(bound, flights[:cut]), fold(bound, flights[cut:])
+    before = (a, b)
+    assert bound.merge(a, b) == fold(bound, flights)
+    assert (a, b) == before
+
+
+@pytest.mark.parametrize("aggregation", ALL)
+def test_merging_nothing_changes_nothing(aggregation: Aggregation[Any]) -> None:
+    """The state of no records is neutral on both sides."""
+    values = [4, 2] if isinstance(aggregation, Aggregate) else of(4, 2)
+    state = fold(aggregation, values)
+    for merged in (aggregation.merge(state, aggregation.initial()), aggregation.merge(aggregation.initial(), state)):
+        assert aggregation.result(merged) == aggregation.result(state)
+
+
+@pytest.mark.parametrize("aggregation", ALL)
+@pytest.mark.parametrize("numbers", [[], [5], [3, -4, 3]])
+def test_columns_round_trip(aggregation: Aggregation[Any], numbers: list[int]) -> None:
+    """A state put into columns and back gives the same result, and the columns are of the types declared."""
+    state = fold(aggregation, numbers if isinstance(aggregation, Aggregate) else of(*numbers))
+    columns = aggregation.to_columns(state)
+    types = {"int64": int, "float64": float, "binary": bytes}
+    assert [type(value) for value in columns] == [types[column.type] for column in aggregation.state_columns]
+    again = aggregation.from_columns(columns)
+    assert aggregation.result(again) == aggregation.result(state)
+    assert aggregation.to_columns(again) == columns
+
+
+@pytest.mark.parametrize("aggregation", [Sum("x"), Max("x")])
+def test_a_result_does_not_change_by_being_kept(aggregation: Aggregation[Any]) -> None:
+    """A result is encoded alike before and after its state was written and read: an int counts as a float there."""
+    state = fold(aggregation, of(3, 4))
+    kept = aggregation.from_columns(aggregation.to_columns(state))
+    assert msgspec.json.encode(aggregation.result(state)) == msgspec.json.encode(aggregation.result(kept))
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize("aggregation", [Sum("x"), Min("x"), Max("x"), Mean("x")])
+@pytest.mark.parametrize("wrong", ["3", [1], {"a": 1}])
+def test_what_is_no_number_is_refused(aggregation: Aggregation[Any], wrong: Any) -> None:
+    """A value that is no number is a DataError that names the field and the function."""
+    with pytest.raises(DataError, match=rf"{aggregation.function}\('x'\): .* is not a number"):
+        aggregation.add(aggregation.initial(), {"x": wrong})
+
+
+@pytest.mark.parametrize("value", [{}, None, 7, "text", [1], b"x"])
+@pytest.mark.parametrize("aggregation", [Sum("x"), CountDistinct("x")])
+def test_a_missing_field_is_refused(aggregation: Aggregation[Any], value: Any) -> None:
+    """A value without the field, or that has no fields at all, is a DataError that names it."""
+    with pytest.raises(DataError, match="no field 'x'"):
+        aggregation.add(aggregation.initial(), value)
+
+
+@pytest.mark.parametrize("aggregation", [Sum("delay"), CountDistinct("dest")])
+def test_a_tombstone_in_a_typed_stream_is_refused(aggregation: Aggregation[Any]) -> None:
+    """A null value where structs are expected is a DataError, not a crash."""
+    bound = aggregation.bind(Flight)
+    with pytest.raises(DataError, match="no field"):
+        bound.add(bound.initial(), None)
+
+
+def test_a_fraction_in_an_integer_field_is_refused() -> None:
+    """An int64 aggregation does not round."""
+    bound = Sum("delay").bind(Flight)
+    with pytest.raises(DataError, match=r"1\.5 is not an integer"):
+        bound.add(bound.initial(), Flight(1.5, 0.0, ""))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["sum", "min", "max", "mean"])
+@pytest.mark.parametrize("number", [INT64_MAX + 1, INT64_MIN - 1, 10**40])
+def test_a_value_beyond_64_bits_is_refused(name: str, number: int) -> None:
+    """JSON's integers have no bound and the state's columns have: the first value, too, must fit."""
+    bound = {"sum": Sum, "min": Min, "max": Max, "mean": Mean}[name]("delay").bind(Flight)
+    with pytest.raises(DataError, match=rf"{name}\('delay'\): -?\d+ does not fit into 64 bits"):
+        bound.add(bound.initial(), Flight(number, 0.0, ""))
+
+
+def test_a_sum_beyond_64_bits_is_refused() -> None:
+    """A sum that leaves 64 bits by adding or by merging is a DataError; the last that fits is kept."""
+    bound = Sum("delay").bind(Flight)
+    state = fold(bound, [Flight(INT64_MAX, 0.0, "")])
+    one = fold(bound, [Flight(1, 0.0, "")])
+    for overflow in (lambda: bound.add(state, Flight(1, 0.0, "")), lambda: bound.merge(state, one)):
+        with pytest.raises(DataError, match="64 bits"):
+            overflow()
+    assert bound.result(state) == INT64_MAX
+    assert bound.result(bound.add(state, Flight(-1, 0.0, ""))) == INT64_MAX - 1
+
+
+def test_an_integer_beyond_a_float_is_refused() -> None:
+    """An integer that no float64 holds is a DataError."""
+    with pytest.raises(DataError, match="float64"):
+        Sum("x").add(Sum("x").initial(), {"x": 10**400})
+
+
+# --- binding ---
+
+
+@pytest.mark.parametrize(
+    ("field", "type_"),
+    [("delay", "int64"), ("maybe", "int64"), ("flag", "int64"), ("limited", "int64"), ("speed", "float64")],
+)
+def test_bound_columns_follow_the_annotation(field: str, type_: str) -> None:
+    """An int field (optional, constrained or boolean, too) is summed as int64, a float field as float64."""
+    bound = Sum(field).bind(Flight)
+    assert [tuple(c) for c in bound.state_columns] == [("sum", type_), ("n", "int64")]
+    assert bound.result_type == type_
+    assert Mean(field).bind(Flight).result_type == "float64"
+
+
+def test_a_mixed_annotation_is_a_float() -> None:
+    """A field that may be int or float is float64."""
+    assert Sum("either").bind(Flight).result_type == "float64"
+
+
+def test_unbound_is_float() -> None:
+    """Where the type is not known, numbers are float64."""
+    for value_type in (dict, Any, None):
+        bound = Sum("x").bind(value_type)
+        assert bound.result_type == "float64"
+        assert bound.result(fold(bound, of(2))) == 2.0
+
+
+def test_bind_leaves_the_original() -> None:
+    """One aggregation can be bound to several types."""
+    mean = Mean("delay")
+    bound = mean.bind(Flight)
+    assert bound.result(fold(bound, [Flight(4, 0.0, "")])) == 4.0
+    assert mean.result(fold(mean, [{"delay": 6}])) == 6.0
+
+
+@pytest.mark.parametrize("value_type", [Plain, Typed])
+def test_bind_to_other_types(value_type: Any) -> None:
+    """Dataclasses are read by attribute, typed dicts by key, both with their annotations."""
+    bound = Sum("delay").bind(value_type)
+    assert (bound.result_type, bound.result(fold(bound, [value_type(delay=3)]))) == ("int64", 3)
+
+
+@pytest.mark.parametrize("aggregation", [Sum("dealy"), CountDistinct("dealy")])
+def test_bind_refuses_an_unknown_field(aggregation: Aggregation[Any]) -> None:
+    """A field that the type does not have is a ConfigError with those that it has."""
+    with pytest.raises(ConfigError, match=r"'dealy'\): Flight has no such field \(it has delay, speed, dest, "):
+        aggregation.bind(Flight)
+
+
+@pytest.mark.parametrize("aggregation", [Sum("dest"), Min("dest"), Max("dest"), Mean("dest")])
+def test_bind_refuses_what_is_no_number(aggregation: Aggregation[Any]) -> None:
+    """A field of another type is a ConfigError that names it."""
+    with pytest.raises(ConfigError, match=rf"{aggregation.function}\('dest'\): the field is .*str.*, not a number"):
+        aggregation.bind(Flight)
+
+
+class Renamed(msgspec.Struct, rename="camel"):
+    delay_ms: int
+    ms: float | None = None
+    hops: int = 1
+    fast: bool = False
+    tags: list[str] = msgspec.field(default_factory=list)
+
+
+class Listed(msgspec.Struct, array_like=True):
+    ms: float
+
+
+@pytest.mark.parametrize(
+    ("value_type", "aggregation", "verbatim"),
+    [
+        (dict, Sum("ms"), True),
+        (Renamed, Sum("ms"), True),
+        (Renamed, Sum("delay_ms"), False),
+        (Renamed, Sum("hops"), False),
+        (Renamed, Sum("fast"), False),
+        (Renamed, CountDistinct("tags"), False),
+        (Listed, Sum("ms"), False),
+        (Renamed, Count(), True),
+    ],
+)
+def test_bind_says_whether_json_has_the_field(value_type: Any, aggregation: Aggregation[Any], verbatim: bool) -> None:
+    """A field that JSON has under another name, with a default, or of another type is not verbatim."""
+    assert aggregation.bind(value_type).verbatim is verbatim
+
+
+def test_bind_refuses_a_type_without_fields() -> None:
+    """bytes and unions of structs have no fields to name."""
+    for value_type in (bytes, Flight | Plain):
+        with pytest.raises(ConfigError, match=r"sum\('x'\)"):
+            Sum("x").bind(value_type)
+
+
+# --- distinct counts ---
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 25, 100])
+def test_distinct_is_exact_for_small_sets(number: int) -> None:
+    """A few dozen different values are counted exactly, however often each comes."""
+    values = of(*(f"dest-{i}" for i in range(number))) * 3
+    assert CountDistinct("x").result(fold(CountDistinct("x"), values)) == number
+
+
+def test_distinct_is_near_for_large_sets() -> None:
+    """Ten thousand different values are counted within 7 % (three standard errors)."""
+    got = CountDistinct("x").result(fold(CountDistinct("x"), of(*range(10_000))))
+    assert abs(got - 10_000) < 700
+
+
+@given(st.lists(st.text("abcdef", max_size=2), max_size=30), st.integers(0, 30))
+def test_distinct_merges(values: list[str], cut: int) -> None:
+    """Merged sketches count a value once that both have seen, and are left as they were."""
+    distinct = CountDistinct("x")
+    a, b = fold(distinct, of(*values[:cut])), fold(distinct, of(*values[cut:]))
+    before = (distinct.to_columns(a), distinct.to_columns(b))
+    assert distinct.result(distinct.merge(a, b)) == len(set(values))
+    assert (distinct.to_columns(a), distinct.to_columns(b)) == before
+
+
+def test_distinct_of_any_kind_of_value() -> None:
+    """Numbers, text, booleans and nested values count by value; the empty string too, and None is no value."""
+    values = of(1, 1, 2.5, "a", "a", "ä", [1, 2], [1, 2], {"k": 1}, None, "", "")
+    assert CountDistinct("x").result(fold(CountDistinct("x"), values)) == 7
+
+
+def test_distinct_refuses_what_is_no_text() -> None:
+    """Text that UTF-8 cannot hold is a DataError."""
+    with pytest.raises(DataError, match="UTF-8"):
+        CountDistinct("x").add(CountDistinct("x").initial(), {"x": "\ud800"})
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("window", ["session_window", "tumbling_window", "sliding_window"])
+def test_an_aggregator_that_changes_its_state_leaves_no_trace_of_a_refused_record(window: str, restored: bool) -> None:
+    """A dead letter is in no state, whether the task went on or was restored, whichever aggregation refused it."""
+
+    def add(state: list[Any], value: Any) -> list[Any]:
+        state.append(value["v"])
+        state.append(value["w"])
+        return state
+
+    builder = StreamsBuilder()
+    grouped = builder.stream("in").group_by_key()
+    both = {"all": Aggregate(list, add, lambda a, b: a + b), "sum": Sum("v")}
+    getattr(grouped, window)(10).aggregate("s", **both).on_update().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for i, value in enumerate((b'{"v":1,"w":1}', b'{"v":2}', b'{"v":"bad","w":2}')):
+        driver.pipe("in", key=b"k", value=value, timestamp=20 + i)
+    if restored:
+        driver.crash()
+        driver.restore()
+    driver.read("out")
+    driver.pipe("in", key=b"k", value=b'{"v":3,"w":3}', timestamp=25)
+    assert len(driver.read("in-dlq")) == 2
+    results = [msgspec.json.decode(record.value or b"{}").get("all") for record in driver.read("out")]
+    assert [1, 1, 3, 3] in results
+    assert all(result in (None, [1, 1], [3, 3], [1, 1, 3, 3]) for result in results)
+
+
+def _extended(earlier: list[int], later: list[int]) -> list[int]:
+    earlier.extend(later)
+    return earlier
+
+
+def test_a_merger_and_a_reader_may_change_what_they_are_given() -> None:
+    """The states that were merged and the state that a result was read from stay as they were."""
+    merging = Aggregate(list, lambda state, value: [*state, value], _extended)
+    earlier, later = [1], [2]
+    assert merging.merge(earlier, later) == [1, 2]
+    merging.result(earlier).append(9)
+    assert (earlier, later) == ([1], [2])
+
+
+def test_nan_is_the_greatest_number_and_there_is_one_zero() -> None:
+    """As in Spark, whose jobs merge the same states: in whatever order values come, the result is the same."""
+    nan = float("nan")
+    for kind, numbers, expected in (
+        (Min, [1.0, nan, 2.0], "1.0"),
+        (Max, [1.0, nan, 2.0], "nan"),
+        (Min, [nan, nan], "nan"),
+        (Min, [0.0, -0.0], "0.0"),
+        (Max, [-0.0], "0.0"),
+        (Sum, [-0.0], "0.0"),
+        (Sum, [1.0, nan], "nan"),
+    ):
+        bound = kind("ms").bind(dict)
+        for order in permutations(numbers):
+            state = bound.initial()
+            for number in order:
+                state = bound.add(state, {"ms": number})
+            assert repr(bound.result(state)) == expected

@@ -1,0 +1,557 @@
+"""Putting a task's state back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.shared.common.errors import ConfigError, CorruptRecord
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Max
+from penstock.shared.streams.aggregations.collect import CollectList, Last
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import (
+    DELETED,
+    LIVE,
+    BatchInput,
+    Progress,
+    StateCodec,
+    decode,
+    decode_progress,
+)
+from penstock.shared.streams.changelog.reader import Change, ChangelogReader, CorruptEntry, one_by_one
+from penstock.shared.streams.changelog.restore import (
+    require_whole_input,
+    restore_change,
+    restore_changes,
+    restore_progress,
+    restore_windows,
+)
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.late_records import CLOSE_TIME_MS, LATENESS_MS, STREAM_TIME_MS
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+
+def new_task() -> StreamTask:
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(10, 5)
+    windows.aggregate("s", n=Count(), last=Aggregate(lambda: None, lambda s, v: v, lambda a, b: b)).on_close().to("out")
+    return StreamTask(builder.build(), 0, application="app")
+
+
+def pack(task: StreamTask, n: int, last: bytes) -> bytes:
+    return StateCodec(task.topology.schemas()[0].state_columns()).pack([n, last])
+
+
+def test_a_live_window_comes_and_goes() -> None:
+    """A live entry puts the window back, a deletion takes it out again."""
+    task = new_task()
+    restore_change(task, Change(LIVE, "s", b"k", 1, 2, pack(task, 3, b'"x"'), task.topology.schemas()[0]))
+    assert [(s.key, s.start, s.end, s.states) for s in task.stores["s"].rows()] == [("k", 1, 2, [3, "x"])]
+    restore_change(task, Change(DELETED, "s", b"k", 1, 0, b"", task.topology.schemas()[0]))
+    assert not list(task.stores["s"].rows())
+
+
+@pytest.mark.parametrize(
+    ("operation", "key", "last"),
+    [(LIVE, b"\xff", b'"x"'), (DELETED, b"\xff", b""), (LIVE, b"k", b"{")],
+    ids=["a live window's key", "a deletion's key", "an aggregation's state"],
+)
+def test_what_cannot_be_read_is_corrupt(operation: bytes, key: bytes, last: bytes) -> None:
+    """A key that is no text, or a state that its aggregation does not know, is a corrupt record of a named store."""
+    task = new_task()
+    with pytest.raises(CorruptRecord, match="an entry of store 's' cannot be read"):
+        restore_change(task, Change(operation, "s", key, 1, 2, pack(task, 3, last), task.topology.schemas()[0]))
+
+
+LIVES_AND_ENDS = st.lists(
+    st.tuples(
+        st.sampled_from("LLDF"), st.sampled_from(["s", "t", "u"]), st.sampled_from([b"a", b"b"]), st.integers(0, 3)
+    ),
+    max_size=12,
+)
+
+
+@given(commits=st.lists(LIVES_AND_ENDS, max_size=4), ends=st.lists(st.integers(0, 40), max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_columns_restore_what_the_changes_do_one_by_one(
+    commits: list[list[tuple[str, str, bytes, int]]], ends: list[int]
+) -> None:
+    """Of each key and start the newest counts, in stores of windows and of rows, with states of numbers and objects."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in").group_by_key()
+    stream.session_window(10, 5).aggregate("s", n=Count(), most=Max("x")).on_close().to("out")
+    stream.tumbling_window(10, 5).aggregate("t", all=CollectList("x"), n=Count()).on_close().to("out")
+    stream.aggregate("u", n=Count(), last=Last("x"))
+    topology = builder.build()
+    schemas = topology.schemas()
+    names = [schema.name for schema in schemas]
+    log: list[tuple[bytes | None, bytes]] = [(None, fmt.encode_takeover(1, fmt.Takeover("app", "i", 0)))]
+    for commit, changes in enumerate(commits, 1):
+        for place, (operation, name, key, at) in enumerate(changes):
+            number, start = names.index(name), 0 if name == "u" else 10 * at
+            own = topology.stores[name].aggregations
+            states = [a.initial() for a in own]
+            columns = [v for a, s in zip(own, states, strict=True) for v in a.to_columns(s)]
+            columns = [place + commit if column == 0 else column for column in columns]
+            state = StateCodec(schemas[number].state_columns()).pack(columns)
+            if operation == "L":
+                log.append((key, fmt.encode_live(number, 1, commit, start, start + place, state)))
+            elif operation == "F":
+                log.append((key, fmt.encode_final(number, 1, commit, start, start + place, 99, state)))
+            else:
+                log.append((key, fmt.encode_deleted(number, 1, commit, start)))
+        said = Progress("app", "exactly_once", {}, -1, {}, {}, schemas, 0)
+        log.append((None, fmt.encode_progress(1, commit, said)))
+    restored = [StreamTask(topology, 0, application="app") for _ in range(2)]
+    bounds = sorted({0, len(log), *(end for end in ends if end < len(log))})
+    first, second = restored
+    for apply in (partial(restore_changes, first), one_by_one(partial(restore_change, second))):
+        reader = ChangelogReader(apply, stores=schemas)
+        for low, high in pairwise(bounds):
+            part = log[low:high]
+            reader.feed(np.arange(low, high), [key for key, _ in part], [value for _, value in part])
+    in_columns, singly = (
+        {name: sorted(tuple(row) for row in task.stores[name].rows()) for name in names} for task in restored
+    )
+    assert in_columns == singly
+
+
+def test_the_entry_that_cannot_be_read_is_found_among_others() -> None:
+    """Its offset is named, not that of the first one of its batch."""
+    task = new_task()
+    (schema,) = task.topology.schemas()
+    entries = [(b"k%d" % i, pack(task, i, b"{" if i == 3 else b"1")) for i in range(5)]
+    values = [fmt.encode_live(0, 1, 1, 0, 5, state) for _, state in entries]
+    said = Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)
+    reader = ChangelogReader(partial(restore_changes, task), epoch=1)
+    with pytest.raises(CorruptEntry) as refused:
+        reader.feed(np.arange(10, 16), [*(key for key, _ in entries), None], [*values, fmt.encode_progress(1, 1, said)])
+    assert refused.value.offset == 13
+
+
+def test_a_state_that_a_later_one_replaces_is_read_too() -> None:
+    """Whether an entry is refused does not depend on where batches end."""
+    task = new_task()
+    (schema,) = task.topology.schemas()
+    values = [fmt.encode_live(0, 1, 1, 0, 5, state) for state in (b"short", pack(task, 1, b"1"))]
+    values.append(fmt.encode_progress(1, 1, Progress("app", "exactly_once", {}, -1, {}, {}, (schema,), 0)))
+    reader = ChangelogReader(partial(restore_changes, task), epoch=1)
+    with pytest.raises(CorruptEntry) as refused:
+        reader.feed(np.arange(3), [b"k", b"k", None], values)
+    assert refused.value.offset == 0
+
+
+def of_lake(columns: dict[str, Any], live: list[bool] | None = None) -> pa.RecordBatch:
+    """A batch as a lake is read, of windows that are live where nothing else is said."""
+    key, start_ms, end_ms, *_ = columns
+    head = {name: columns[name] for name in (key, start_ms, end_ms)}
+    return pa.record_batch({**head, "live": live or [True] * len(columns[key]), **columns})
+
+
+def tasks(**more: Aggregate[object, object]) -> tuple[StreamTask, StreamTask]:
+    """A task, and one whose store has another aggregation in front."""
+    made = []
+    for first in ({}, {"most": Max("x")}):
+        builder = StreamsBuilder()
+        windows = builder.stream("in").group_by_key().session_window(10, 5)
+        windows.aggregate("s", **first, n=Count(), **more).on_close().to("out")
+        made.append(StreamTask(builder.build(), 0, application="app"))
+    return made[0], made[1]
+
+
+@pytest.mark.parametrize("in_columns", [True, False])
+def test_an_aggregation_that_was_added_begins_anew(in_columns: bool) -> None:
+    """From the changelog as from a snapshot, old states are in their places, and the new one is that of no records."""
+    last = Aggregate(lambda: None, lambda s, v: v, lambda a, b: b)
+    old, new = tasks() if in_columns else tasks(last=last)
+    values = [3] if in_columns else [3, b'"x"']
+    (written,), (grown,) = old.topology.schemas(), new.topology.schemas()
+    restore_change(new, Change(LIVE, "s", b"k", 1, 2, StateCodec(written.state_columns()).pack(values), written))
+    state = {c.name: pa.array([value]) for c, value in zip(written.state_columns(), values, strict=True)}
+    restore_windows(new, written, of_lake({"key": [b"m"], "start_ms": [50], "end_ms": [60], **state}))
+    # A row of a table that has the column by now, and was written before it had.
+    empty = {c.name: state.get(c.name, pa.nulls(1, pa.int64())) for c in grown.state_columns()}
+    restore_windows(new, grown, of_lake({"key": [b"z"], "start_ms": [90], "end_ms": [95], **empty}))
+    states = [(0, 0), 3, *([] if in_columns else ["x"])]
+    assert sorted((s.key, s.start, s.end, s.states) for s in new.stores["s"].rows()) == [
+        ("k", 1, 2, states),
+        ("m", 50, 60, states),
+        ("z", 90, 95, states),
+    ]
+
+
+def test_a_snapshot_of_the_same_store_is_taken_as_columns() -> None:
+    """Rows in a batch are the rows one by one, key by key."""
+    task, _ = tasks()
+    (written,) = task.topology.schemas()
+    batch = of_lake({"key": [b"a", b"a", b"b"], "start_ms": [0, 50, 7], "end_ms": [5, 60, 7], "n_n": [1, 2, 3]})
+    restore_windows(task, written, batch)
+    rows = [(s.key, s.start, s.end, s.states) for s in task.stores["s"].rows_of("a")]
+    assert rows == [("a", 0, 5, [1]), ("a", 50, 60, [2])]
+    assert len(task.stores["s"]) == 3
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["numbers", "objects"])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_rows_of_a_snapshot_are_replayed(kept: bool, on_disk: bool) -> None:
+    """Of each key and start the last row counts, within a batch and over batches: as it is, or as a removal."""
+    last = {"last": Last("x")} if kept else {}
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(10, 5).aggregate("s", n=Count(), **last).on_close().to("out")
+    with ExitStack() as stack:
+        local = None
+        if on_disk:
+            folder = stack.enter_context(TemporaryDirectory())
+            local = stack.enter_context(directory_of(folder)).state_of(0)
+            stack.callback(local.close)
+        task = StreamTask(builder.build(), 0, application="app", local=local)
+        (written,) = task.topology.schemas()
+        names = [column.name for column in written.state_columns()]
+
+        def replay(*changes: tuple[bytes, int, int | None]) -> None:
+            columns: dict[str, Any] = {
+                "key": [key for key, _, _ in changes],
+                "start_ms": [start for _, start, _ in changes],
+                "end_ms": pa.array([None if n is None else start + n for _, start, n in changes], pa.int64()),
+            }
+            for name in names:
+                made = pa.binary() if name.endswith("json") else pa.int64()
+                said = [None if n is None else b'"%d"' % n if made == pa.binary() else n for _, _, n in changes]
+                columns[name] = pa.array(said, made)
+            restore_windows(task, written, of_lake(columns, [n is not None for _, _, n in changes]))
+
+        replay((b"a", 0, 1), (b"b", 0, 2), (b"a", 0, 3), (b"c", 0, 4), (b"c", 0, None), (b"c", 7, 5))
+        replay((b"b", 0, None), (b"x", 1, None))
+        replay((b"d", 2, None), (b"a", 0, 6), (b"d", 2, 7), (b"a", 9, 8), (b"c", 7, None))
+        if local is not None:
+            local.write(None)
+        states = {(w.key, w.start, w.end): w.states for w in task.stores["s"].rows()}
+        expected = {("a", 0, 6): 6, ("d", 2, 9): 7, ("a", 9, 17): 8}
+        assert {window: state[0] for window, state in states.items()} == expected
+        if kept:
+            assert {window: state[1] for window, state in states.items()} == {
+                window: (n, str(n)) for window, n in expected.items()
+            }
+
+
+def kept_task() -> StreamTask:
+    """A task whose states are objects in columns."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(10, 5)
+    windows.aggregate("s", last=Last("x"), all=CollectList("x"), users=CountDistinct("x")).on_close().to("out")
+    return StreamTask(builder.build(), 0, application="app")
+
+
+def test_a_snapshot_of_objects_is_taken_as_columns() -> None:
+    """Each row has the state that was written, and what is added to one is in no other."""
+    task = kept_task()
+    assert isinstance(task.stores["s"], WindowStore)
+    (written,) = task.topology.schemas()
+    own = task.topology.stores["s"].aggregations
+    none = own[2].initial()
+    states = [[(4, "a"), (("a",), 1), own[2].add(own[2].initial(), {"x": "a"})], [(-1, None), ((), 0), none]]
+    columns = zip(*([v for a, s in zip(own, row, strict=True) for v in a.to_columns(s)] for row in states), strict=True)
+    named = {c.name: list(column) for c, column in zip(written.state_columns(), columns, strict=True)}
+    batch = of_lake({"key": [b"a", b"b"], "start_ms": [0, 7], "end_ms": [5, 7], **named})
+    restore_windows(task, written, batch)
+    one, two = (next(iter(task.stores["s"].rows_of(key))).states for key in "ab")
+    assert [one[:2], two[:2]] == [row[:2] for row in states]
+    own[2].add(one[2], {"x": "b"})
+    assert [own[2].result(row[2]) for row in (one, two)] == [2, 0]
+    broken = batch.set_column(batch.schema.get_field_index("last_json"), "last_json", pa.array([b"{", b""]))
+    with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
+        restore_windows(kept_task(), written, broken)
+
+
+def test_windows_of_a_snapshot_are_gone_on_with() -> None:
+    """A record that comes after a snapshot was taken as columns counts in the windows that it brought back."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().hopping_window(20, 10, 5).aggregate("s", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build(), 0, application="app")
+    (written,) = task.topology.schemas()
+    latest, counts = (column.name for column in written.state_columns())
+    columns = {"key": [b"a", b"a", b"b"], "start_ms": [0, 10, 10], "end_ms": [20, 30, 30]}
+    restore_windows(task, written, of_lake({**columns, latest: [7, 17, 18], counts: [2, 1, 1]}))
+    task.initialize(0)
+    task.process(Columns.of([ConsumerRecord("in", 0, 0, 15, b"a", b"{}")]), 0)
+    rows = [(w.key, w.start, w.end, w.states) for key in "ab" for w in task.stores["s"].rows_of(key)]
+    assert rows == [("a", 0, 20, [15, 3]), ("a", 10, 30, [17, 2]), ("b", 10, 30, [18, 1])]
+
+
+def test_a_row_that_cannot_be_read_names_its_store() -> None:
+    """A snapshot's state that its aggregation does not know is corrupt."""
+    task = new_task()
+    (written,) = task.topology.schemas()
+    batch = of_lake({"key": [b"a"], "start_ms": [0], "end_ms": [5], "n_n": [1], "last_json": [b"{"]})
+    with pytest.raises(CorruptRecord, match="a row of store 's' cannot be read"):
+        restore_windows(task, written, batch)
+
+
+SIZE_MS = 10
+SHORT_MS, LONG_MS = 5, 1_000
+
+
+def cut(kind: str, grace_ms: int) -> Topology:
+    """Counts in tumbling or hopping windows, or in sessions, with late records."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("in", late="late").group_by_key()
+    windows = {
+        "tumbling": grouped.tumbling_window(SIZE_MS, grace_ms),
+        "hopping": grouped.hopping_window(SIZE_MS, SIZE_MS // 2, grace_ms),
+        "grace": grouped.session_window(SIZE_MS, grace_ms),
+    }
+    windows[kind].aggregate("s", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+def gone_on_with(
+    driver: TopologyTestDriver, topology: Topology, state: StateDirectory | None = None
+) -> TopologyTestDriver:
+    """A driver that goes on with the state of another under this topology."""
+    driver.commit()
+    driver.close()
+    now_ms, idle_ms = driver.clock.now_ms(), driver.idle_timeout_ms
+    other = TopologyTestDriver(
+        topology,
+        columns_min=driver.columns_min,
+        now_ms=now_ms,
+        idle_timeout_ms=idle_ms,
+        max_future_ms=None,
+        errors=ErrorHandlers(),
+    )
+    other.state = state
+    other.changelog = list(driver.changelog)
+    other.source_log |= {topic: list(records) for topic, records in driver.source_log.items()}
+    other.restore()
+    return other
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "grace"])
+@pytest.mark.parametrize("by_column", [False, True])
+def test_a_longer_patience_opens_nothing_that_was_closed(kind: str, by_column: bool) -> None:
+    """A record of a closed window stays late, one of an open window stays in time, and both by the new grace
+    once time has moved on as far; back with the old ones nothing is late that was not."""
+
+    def late(driver: TopologyTestDriver, key: bytes, *times: int) -> list[int]:
+        """Pipe records at these times; those that came too late."""
+        before = len(driver.outputs.get("late", ()))
+        if by_column:
+            driver.pipe_columns("in", [(key, b"{}", time) for time in times])
+        else:
+            for time in times:
+                driver.pipe("in", key=key, value=b"{}", timestamp=time)
+        driver.commit()
+        return [record.timestamp or 0 for record in driver.outputs.get("late", ())[before:]]
+
+    first = TopologyTestDriver(cut(kind, SHORT_MS), columns_min=1, errors=ErrorHandlers())
+    assert late(first, b"k", 0, 100, 190) == []
+    assert late(first, b"other", 0) == [0]
+    driver = gone_on_with(first, cut(kind, LONG_MS))
+    assert late(driver, b"other", 0, 100) == [0, 100]
+    assert late(driver, b"k", 188) == []
+    again = gone_on_with(driver, cut(kind, SHORT_MS))
+    assert late(again, b"other", 186, 100) == [100]
+    assert late(again, b"other", 210, 186) == [186]
+    assert late(driver, b"k", 180 + LONG_MS, 200, 188) == []
+    assert late(driver, b"other", 300 + 2 * LONG_MS, 200) == [200]
+    closed = [(record.key, record.timestamp) for record in first.outputs["out"] + driver.outputs["out"]]
+    assert len(closed) == len(set(closed)), "no window is closed twice"
+
+
+KINDS = ("tumbling", "hopping", "grace")
+
+
+def kinds_driver(kind: str, patience_ms: int) -> TopologyTestDriver:
+    return TopologyTestDriver(
+        cut(kind, patience_ms),
+        columns_min=1,
+        now_ms=1_000_000,
+        idle_timeout_ms=1,
+        max_future_ms=None,
+        errors=ErrorHandlers(),
+    )
+
+
+def closed(driver: TopologyTestDriver) -> list[tuple[Any, Any, Any]]:
+    """The windows that went out: key, start and end."""
+    found = [msgspec.json.decode(record.value or b"") for record in driver.outputs.get("out", ())]
+    return [(row["key"], row["start"], row["end"]) for row in found]
+
+
+def quiet_until_closed(driver: TopologyTestDriver, key: str, step_ms: int) -> int:
+    """How long it is quiet until a window of the key is closed."""
+    for ms in range(step_ms, 4 * LONG_MS, step_ms):
+        driver.advance_wall_clock(step_ms)
+        if any(row[0] == key for row in closed(driver)):
+            return ms
+    raise AssertionError("nothing was closed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quiet_topic_closes_by_the_new_patience_from_its_own_time(kind: str) -> None:
+    """Time is moved on from where it was, whatever the grace had been: what is new stays open for as long as they
+    now say, and what was open under longer ones closes with the next advance."""
+    first = kinds_driver(kind, SHORT_MS)
+    first.pipe("in", key=b"first", value=b"{}", timestamp=1_000)
+    driver = gone_on_with(first, cut(kind, LONG_MS))
+    driver.pipe("in", key=b"new", value=b"{}", timestamp=1_001)
+    assert LONG_MS - SIZE_MS <= quiet_until_closed(driver, "new", 5) <= LONG_MS + 3 * SIZE_MS
+
+    first = kinds_driver(kind, LONG_MS)
+    first.pipe("in", key=b"first", value=b"{}", timestamp=1_000)
+    driver = gone_on_with(first, cut(kind, SHORT_MS))
+    assert quiet_until_closed(driver, "first", 5) <= SHORT_MS + 3 * SIZE_MS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by_column", [False, True])
+def test_what_was_closed_is_told_by_true_times(kind: str, by_column: bool) -> None:
+    """A record that is late because of what was closed under a shorter patience says the newest time that there was,
+    and by which close time it is late; so does what is closed say when that was."""
+    first = kinds_driver(kind, SHORT_MS)
+    first.pipe("in", key=b"k", value=b"{}", timestamp=5_000)
+    driver = gone_on_with(first, cut(kind, LONG_MS))
+    (pipe_columns if by_column else pipe_singly)(driver, (b"other", 4_900), (b"k", 5_004))
+    (record,) = driver.outputs["late"]
+    headers = dict(record.headers)
+    waited = SHORT_MS + (SIZE_MS if kind == "grace" else 0)
+    assert headers[STREAM_TIME_MS] == b"5000"
+    assert headers[CLOSE_TIME_MS] == b"%d" % (5_000 - waited)
+    assert headers[LATENESS_MS] == b"%d" % (5_000 - waited - 4_900)
+    (pipe_columns if by_column else pipe_singly)(driver, (b"k", 9_000))
+    finals = [fmt.decode(value) for _, value in driver.changelog if value[1:2] == fmt.FINAL]
+    assert finals
+    assert {fmt.START_END_CLOSED.unpack_from(entry.body)[2] for entry in finals} == {9_000}
+
+
+def pipe_columns(driver: TopologyTestDriver, *records: tuple[bytes, int]) -> None:
+    driver.pipe_columns("in", [(key, b"{}", time) for key, time in records])
+
+
+def pipe_singly(driver: TopologyTestDriver, *records: tuple[bytes, int]) -> None:
+    for key, time in records:
+        driver.pipe("in", key=key, value=b"{}", timestamp=time)
+
+
+def progress_of(driver: TopologyTestDriver) -> Progress:
+    """What the newest commit says."""
+    driver.task.needs_commit = True
+    driver.commit()
+    return fmt.decode_progress(fmt.decode(driver.changelog[-1][1]).body)
+
+
+@contextmanager
+def directory_of(folder: str) -> Iterator[StateDirectory]:
+    state = StateDirectory(folder, "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0)
+    state.acquire()
+    yield state
+    state.release()
+
+
+class Life(NamedTuple):
+    """Under a patience: batches of (key, time less 1,000), each taken one by one or in columns, then quiet ms."""
+
+    patience_ms: int
+    batches: list[tuple[list[tuple[bytes, int]], bool, int]]
+
+
+TIMES = st.integers(-90, 300)
+BATCHES = st.tuples(
+    st.lists(st.tuples(st.sampled_from([b"a", b"b"]), TIMES), max_size=5),
+    st.booleans(),
+    st.sampled_from([0, 0, 40]),
+)
+LIVES = st.lists(
+    st.builds(Life, st.sampled_from([0, 5, 60, 200]), st.lists(BATCHES, min_size=1, max_size=3)), min_size=2, max_size=5
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(lives=LIVES)
+@settings(max_examples=25, deadline=None)
+def test_a_restart_changes_nothing_whatever_the_grace_was(kind: str, lives: list[Life]) -> None:
+    """A record is late just where its windows were closed, by all patience that there was; no window is closed twice;
+    and with restarts in between, in columns or one by one, the same comes out."""
+    require_same(kind, lives, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_on_disk_knows_what_was_closed(kind: str) -> None:
+    """As the changelog does, through a grace that is made longer twice and shorter in between."""
+    lives = [
+        Life(5, [([(b"a", 0), (b"b", 100)], True, 40)]),
+        Life(200, [([(b"a", 101), (b"b", 150), (b"c", 90)], True, 0), ([(b"a", 120)], False, 40)]),
+        Life(60, [([(b"b", 20), (b"a", 130)], False, 0)]),
+        Life(200, [([(b"a", 121), (b"c", 300), (b"b", 95)], True, 0), ([(b"d", 290)], False, 40)]),
+    ]
+    with TemporaryDirectory() as folder, directory_of(folder) as state:
+        require_same(kind, lives, state)
+
+
+def require_same(kind: str, lives: list[Life], state: StateDirectory | None) -> None:
+    """Two drivers live these lives, the second with a restart more before each batch, and with its state there."""
+    drivers = [kinds_driver(kind, lives[0].patience_ms) for _ in range(2)]
+    late: list[list[tuple[Any, Any]]] = [[], []]
+    out: list[list[tuple[Any, Any, Any]]] = [[], []]
+    wanted: list[tuple[bytes, int]] = []
+    time = closed_to = -1
+    for life in lives:
+        topology = cut(kind, life.patience_ms)
+        drivers = [gone_on_with(drivers[0], topology), gone_on_with(drivers[1], topology, state)]
+        waits = topology.schemas()[0].patience_ms
+        for records, by_column, quiet_ms in life.batches:
+            sent = [(key, 1_000 + at) for key, at in records]
+            drivers[1] = gone_on_with(drivers[1], topology, state)
+            for driver, how, own_late, own_out in zip(drivers, (by_column, not by_column), late, out, strict=True):
+                (pipe_columns if how or not sent else pipe_singly)(driver, *sent)
+                driver.task.needs_commit = True  # also where nothing came
+                driver.advance_wall_clock(quiet_ms)
+                own_late += [(record.key, record.timestamp) for record in driver.read("late")]
+                own_out += closed(driver)
+                driver.read("out")
+            for key, at in sent:
+                time = max(time, at)
+                closed_to = max(closed_to, time - waits)
+                if at // SIZE_MS * SIZE_MS + SIZE_MS <= closed_to:
+                    wanted.append((key, at))
+            time += quiet_ms
+            closed_to = max(closed_to, time - waits) if quiet_ms else closed_to
+    drivers[1].close()
+    assert late[0] == late[1]
+    assert sorted(out[0]) == sorted(out[1])
+    assert len(out[0]) == len(set(out[0])), "no window is closed twice"
+    assert kind != "tumbling" or late[0] == wanted
+
+
+def test_files_that_were_not_read_to_their_end_are_said() -> None:
+    """A batch's input comes back with the progress record, and stays in those that follow; nobody else goes on
+    before its end."""
+    for is_done in (False, True):
+        before, after = new_task(), new_task()
+        before.input = BatchInput("aa", 7, is_done=is_done)
+        before.initialize(0)
+        restore_progress(after, decode_progress(decode(before.prepare_commit(0).changelog[-1][1]).body))
+        assert after.input == before.input
+        if is_done:
+            require_whole_input(after)
+        else:
+            with pytest.raises(ConfigError, match="partition 0: a batch over files ended after 7 rows"):
+                require_whole_input(after)
+    require_whole_input(new_task())

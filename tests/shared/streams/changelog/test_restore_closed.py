@@ -1,0 +1,118 @@
+"""What was closed is put back as it was, whatever the grace is then: it is no matter of the time alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from tests.shared.streams.changelog.test_restore import (
+    KINDS,
+    LONG_MS,
+    SHORT_MS,
+    closed,
+    cut,
+    directory_of,
+    gone_on_with,
+    kinds_driver,
+    pipe_columns,
+    pipe_singly,
+    progress_of,
+)
+
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+Pipe = Callable[..., None]
+BEFORE = ((b"a", 4_500), (b"b", 5_000))
+AFTER = ((b"b", 5_001), (b"a", 4_505), (b"b", 9_000))
+PIPES = pytest.mark.parametrize("pipe", [pipe_singly, pipe_columns])
+
+
+def no_record(driver: TopologyTestDriver) -> None:
+    """A commit, as a punctuation makes one."""
+    driver.task.needs_commit = True
+    driver.commit()
+
+
+def no_key(driver: TopologyTestDriver) -> None:
+    driver.pipe("in", key=None, value=b"{}", timestamp=4_000)
+
+
+def no_value(driver: TopologyTestDriver) -> None:
+    """A dead letter."""
+    driver.pipe("in", key=b"a", value=b"{", timestamp=4_000)
+
+
+def begun(kind: str, pipe: Pipe) -> TopologyTestDriver:
+    """A driver that goes by the long patience, with a window that the short one would close."""
+    driver = kinds_driver(kind, LONG_MS)
+    pipe(driver, *BEFORE)
+    return driver
+
+
+def ended(driver: TopologyTestDriver, pipe: Pipe) -> tuple[Any, Any]:
+    """The windows that the last records close, and which of those records are late."""
+    pipe(driver, *AFTER)
+    return closed(driver), [(record.key, record.timestamp) for record in driver.read("late")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PIPES
+@pytest.mark.parametrize("commit", [no_record, no_key, no_value])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_shorter_patience_that_is_taken_back_has_closed_nothing(
+    kind: str, pipe: Pipe, commit: Callable[[TopologyTestDriver], None], on_disk: bool
+) -> None:
+    """Where only commits without a keyed record were made under it, one or several: what comes after it is in time and
+    in the windows as if it had never been, in memory and on disk."""
+    expected, late = ended(begun(kind, pipe), pipe)
+    assert expected
+    assert late == []
+    with TemporaryDirectory() as folder, directory_of(folder) as directory:
+        state: StateDirectory | None = directory if on_disk else None
+        driver = gone_on_with(begun(kind, pipe), cut(kind, SHORT_MS), state)
+        commit(driver)
+        driver = gone_on_with(driver, cut(kind, 0), state)
+        commit(driver)
+        driver = gone_on_with(driver, cut(kind, LONG_MS), state)
+        assert ended(driver, pipe) == (expected, [])
+        driver.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@PIPES
+def test_what_is_due_by_a_shorter_patience_is_closed_by_what_comes_next(kind: str, pipe: Pipe) -> None:
+    """The first record with a key, which moves no time here, or an advance; that stays closed when it is taken back."""
+    for by_record in (True, False):
+        driver = gone_on_with(begun(kind, pipe), cut(kind, SHORT_MS))
+        no_record(driver)
+        assert closed(driver) == []
+        if by_record:
+            pipe(driver, (b"b", 4_999))
+        else:
+            for ms in (0, 1):  # it is quiet from the first look on
+                driver.advance_wall_clock(ms)
+        found = closed(driver)
+        assert {row[0] for row in found} == {"a"}
+        driver = gone_on_with(driver, cut(kind, LONG_MS))
+        windows, late = ended(driver, pipe)
+        assert late == [(b"a", 4_505)]
+        assert {row[0] for row in windows} == {"b"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_close_time_never_goes_back(kind: str) -> None:
+    """Progress has it beside the operator's time; only what closes windows moves it, whatever the grace is."""
+    driver = begun(kind, pipe_singly)
+    closed_ms = 5_000 - driver.topology.schemas()[0].patience_ms
+    for grace_ms in (SHORT_MS, LONG_MS, 2 * LONG_MS):
+        driver = gone_on_with(driver, cut(kind, grace_ms))
+        assert progress_of(driver).close_times_ms == {"s": closed_ms}
+        assert progress_of(driver).operator_times_ms == {"s": 5_000}
+    driver.pipe("in", key=b"b", value=b"{}", timestamp=5_001)
+    assert progress_of(driver).close_times_ms == {"s": closed_ms}
+    driver = gone_on_with(driver, cut(kind, SHORT_MS))
+    driver.pipe("in", key=b"b", value=b"{}", timestamp=5_001)
+    assert progress_of(driver).close_times_ms == {"s": 5_001 - driver.topology.schemas()[0].patience_ms}

@@ -1,0 +1,142 @@
+"""Where a restore reads from."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.shared.common.errors import ChangelogHole
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog.partition import ChangelogPartition
+from penstock.shared.streams.changelog.restore_io import RESTORE_RECORDS_MAX, Restoring, checked_start
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.checkpoint import Checkpoint
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.testing.manual_clock import ManualClock
+
+AT = TopicPartition("app-changelog", 2)
+
+
+def test_a_log_that_is_whole() -> None:
+    """From its beginning without a snapshot, from the covered offset with one."""
+    assert [checked_start(AT, None, 0, 9), checked_start(AT, 5, 0, 9), checked_start(AT, 9, 9, 9)] == [0, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("covered", "first", "end", "says"),
+    [
+        (None, 3, 9, "app-changelog-2: offsets 0 to 2 were deleted, and there is no snapshot"),
+        (4, 6, 9, "app-changelog-2: offsets 4 to 5 are missing: the snapshot ends before them"),
+        (12, 6, 9, "app-changelog-2: the log ends at 9, but the snapshot covers it up to 12"),
+    ],
+)
+def test_a_hole_is_named(covered: int | None, first: int, end: int, says: str) -> None:
+    """What is missing between a snapshot and the log is said with its offsets."""
+    with pytest.raises(ChangelogHole, match=says):
+        checked_start(AT, covered, first, end)
+
+
+class Steps:
+    """A log whose reader comes on by a hundred offsets of transaction marks and a second with each poll."""
+
+    def __init__(self, clock: ManualClock, owned: OwnedTask) -> None:
+        self.at, self.seen, self._clock, self._owned = 0, [], clock, owned  # type: ignore[var-annotated]
+
+    async def position(self, at: TopicPartition) -> int:
+        return self.at
+
+    async def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, object]:
+        self.seen.append(self._owned.describe(2))
+        self.at += 100
+        self._clock.advance(1_000)
+        return {}
+
+
+async def test_a_restore_shows_how_far_it_is() -> None:
+    """While a task is restored its description says what is left, how fast it goes and how long it takes."""
+    builder, clock = StreamsBuilder(), ManualClock(0)
+    builder.stream("in").to("out")
+    kafka, settings = KafkaSettings(bootstrap_servers="localhost:1"), StreamsSettings(application_id="app")
+    owned = OwnedTask(ChangelogPartition(kafka, settings, 2, "here", clock))
+    restoring = Restoring(kafka, settings, StreamTask(builder.build(), 2, application="app"), clock)
+    owned.changelog.progress = restoring.progress
+    steps = Steps(clock, owned)
+    await restoring.read_until(300, steps)  # type: ignore[arg-type]
+    assert [(s["state"], s["remaining_records"], s["records_per_second"], s["eta_ms"]) for s in steps.seen] == [
+        ("restoring", 300, None, None),
+        ("restoring", 200, 100, 2_000),
+        ("restoring", 100, 100, 1_000),
+    ]
+    assert owned.describe(2)["remaining_records"] == 0
+
+
+async def test_the_loop_goes_on_within_a_restore() -> None:
+    """However much of the changelog is at hand, it is taken in slices, and what else waits in the loop has its turn."""
+    turns: list[int] = []
+
+    class AtHand:
+        """A consumer that has everything, and so awaits nothing."""
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        async def position(self, at: TopicPartition) -> int:
+            return self.at
+
+        async def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, object]:
+            self.at += max_records
+            return {}
+
+    consumer = AtHand()
+
+    async def beside() -> None:
+        while True:
+            turns.append(consumer.at)
+            await asyncio.sleep(0)
+
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    task = StreamTask(builder.build(), 2, application="app")
+    kafka = KafkaSettings(bootstrap_servers="localhost:1")
+    restoring = Restoring(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
+    other = asyncio.create_task(beside())
+    await restoring.read_until(10 * RESTORE_RECORDS_MAX, consumer)  # type: ignore[arg-type]
+    other.cancel()
+    assert turns == [step * RESTORE_RECORDS_MAX for step in range(10)]
+
+
+class Whole:
+    """A consumer of a changelog partition that has its first ten records."""
+
+    async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 10)
+
+
+async def test_a_restore_knows_nothing_of_a_disk_that_it_threw_away(tmp_path: Path) -> None:
+    """Neither its epochs nor its progress: what is written next is the first owner's of another topic."""
+    builder, consumer = StreamsBuilder(), Whole()
+    builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    local = StateDirectory(str(tmp_path), "app", memory_bytes_max=4 * 1024 * 1024, cache_bytes_max=0).state_of(0)
+    task = StreamTask(builder.build(), 0, application="app", local=local)
+    task.initialize(0)
+    kafka = KafkaSettings(bootstrap_servers="localhost:1")
+    restoring = Restoring(kafka, StreamsSettings(application_id="app"), task, ManualClock(0))
+    local.write(Checkpoint("id", 3, covered_offset=5, verified_offset=5, progress=None))
+    restoring.topic_id = "id"
+    assert await restoring._take_up_local(consumer) == local.checkpoint  # type: ignore[arg-type]
+    assert (restoring.reader.epoch, restoring.next_epoch()) == (3, 4)
+    restoring.topic_id = "another"
+    assert await restoring._take_up_local(consumer) is None  # type: ignore[arg-type]
+    reader = restoring.reader
+    assert (reader.epoch, reader.progress, restoring.next_epoch(), local.checkpoint) == (0, None, 1, None)
+    local.close()

@@ -1,0 +1,417 @@
+"""The DSL: what each call does to the records, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared.common.errors import ConfigError, SchemaMismatch
+from penstock.shared.common.serialization import json_deserializer
+from penstock.shared.streams.aggregations.aggregation import Count, Mean, Sum
+from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+
+class Click(msgspec.Struct):
+    """An input value."""
+
+    ms: int
+    user: str = ""
+
+
+def run(build: Any, *values: bytes | None, key: bytes | None = b"k", value: Any = dict) -> list[tuple[Any, Any]]:
+    """The keys and values that reach the topic `out` from those values."""
+    builder = StreamsBuilder()
+    build(builder.stream("in", value=value))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for one in values:
+        driver.pipe("in", key=key, value=one, timestamp=1)
+    assert driver.read("in-dlq") == []
+    return [(record.key, record.value) for record in driver.read("out")]
+
+
+def test_filter() -> None:
+    """Only records that the predicate is true of go on."""
+    got = run(lambda s: s.filter(lambda r: r.value["x"] > 1).to("out"), b'{"x":1}', b'{"x":2}')
+    assert got == [(b"k", b'{"x":2}')]
+
+
+def test_map_values() -> None:
+    """Each value is replaced; key, timestamp and headers stay."""
+    builder = StreamsBuilder()
+    builder.stream("in").map_values(lambda value: {"y": value["x"]}).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b'{"x":1}', timestamp=7, headers=(("h", b"1"),))
+    (record,) = driver.read("out")
+    assert (record.key, record.value, record.timestamp, record.headers) == (b"k", b'{"y":1}', 7, (("h", b"1"),))
+
+
+def test_map_values_says_what_comes_out() -> None:
+    """A typed `map_values` is what later aggregations are bound to."""
+    builder = StreamsBuilder()
+    mapped = builder.stream("in").map_values(lambda value: Click(value["x"]), value=Click)
+    mapped.group_by_key().session_window(10).aggregate("s", sum=Sum("ms")).on_update().to("out")
+    assert builder.build().stores["s"].schema.aggregations[0].result == "int64"
+    with pytest.raises(ConfigError, match="Click has no such field"):
+        mapped.group_by_key().session_window(10).aggregate("t", sum=Sum("x"))
+
+
+def test_flat_map_values() -> None:
+    """Each value is replaced by none, one or several."""
+    got = run(lambda s: s.flat_map_values(lambda value: value["all"]).to("out"), b'{"all":[1,2]}', b'{"all":[]}')
+    assert got == [(b"k", b"1"), (b"k", b"2")]
+
+
+def test_peek() -> None:
+    """The action sees each record on its way, unchanged."""
+    seen: list[Record] = []
+    assert run(lambda s: s.peek(seen.append).to("out"), b"{}") == [(b"k", b"{}")]
+    assert seen == [Record("k", {}, 1, ())]
+
+
+def test_branch() -> None:
+    """A record goes to the first branch whose predicate is true of it, and to none where none is."""
+
+    def build(stream: Stream) -> None:
+        small, even = stream.branch(lambda r: r.value < 3, lambda r: r.value % 2 == 0)
+        small.map_values(lambda v: f"small {v}").to("out")
+        even.map_values(lambda v: f"even {v}").to("out")
+
+    got = run(build, b"1", b"2", b"3", b"4")
+    assert [value for _, value in got] == [b'"small 1"', b'"small 2"', b'"even 4"']
+
+
+def test_branch_asks_each_predicate_once() -> None:
+    """A predicate that counts or samples sends a record one way: those before it are not asked again for later ones."""
+    asked: list[int] = []
+
+    def every_second(record: Record) -> bool:
+        asked.append(record.timestamp)
+        return len(asked) % 2 == 0
+
+    for columns_min in (1, 1_000):
+        asked.clear()
+        builder = StreamsBuilder()
+        first, rest = builder.stream("in").branch(every_second, lambda record: True)
+        first.to("first")
+        rest.group_by_key().session_window(1_000).aggregate("s", n=Count()).on_update().to("rest")
+        driver = TopologyTestDriver(builder.build(), columns_min=columns_min, errors=ErrorHandlers())
+        driver.pipe_columns("in", [(b"k", b"{}", at) for at in range(10)])
+        assert (asked, len(driver.read("first"))) == (list(range(10)), 5)
+        assert driver.read("rest")[-1].value == b'{"key":"k","start":0,"end":8,"n":5}'
+
+
+def test_process_values_keeps_the_key() -> None:
+    """A processor that forwards another key is refused with the way out; one that keeps it needs no topic between."""
+
+    class Doubling(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(value=2 * record.value))
+
+    class Rekeying(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(key="other"))
+
+    builder = StreamsBuilder()
+    doubled = builder.stream("in").process_values(Doubling, name="doubling")
+    doubled.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().to("out")
+    assert builder.build().internal_topics() == []
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b"7")
+    assert driver.read("out")[0].value == b'{"key":"k","start":0,"end":0,"n":1}'
+    other = StreamsBuilder()
+    other.stream("in").process_values(Rekeying).to("out")
+    with pytest.raises(ConfigError, match=r"forwards the key 'other' for a record with the key 'k'; process\(\)"):
+        TopologyTestDriver(other.build(), errors=ErrorHandlers()).pipe("in", key=b"k", value=b"7")
+
+
+@pytest.mark.parametrize("deduplicate", [True, False])
+def test_retractions_are_not_aggregated(deduplicate: bool) -> None:
+    """Records without a value, of a retracted window or a deleted row, are skipped and counted before a grouping."""
+    builder = StreamsBuilder()
+    sessions = builder.stream("in").group_by_key().session_window(10, 100).aggregate("s", n=Count()).on_update()
+    by_all = sessions.key_by(lambda record: "all", name="all")
+    by_all.group_by_key().tumbling_window(1_000).aggregate("u", n=Count()).on_update().to("out")
+    rows = builder.table("rows").to_stream()
+    rows.group_by_key().tumbling_window(1_000).aggregate("t", n=Count()).on_update().to("changes")
+    driver = TopologyTestDriver(builder.build(), deduplicate_updates=deduplicate, errors=ErrorHandlers())
+    for at in (0, 20, 10):  # the third makes one session of two that were shown
+        driver.pipe("in", key=b"k", value=b"{}", timestamp=at)
+    assert [row.states[-1] for row in driver.store("u").rows()] == [3]
+    for value in (b"1", None):
+        driver.pipe("rows", key=b"k", value=value)
+    assert driver.read("changes")[-1].value == b'{"key":"k","start":0,"end":1000,"n":1}'
+    assert driver.metrics()["skipped_records"] == 3
+
+
+def test_merge() -> None:
+    """The records of both streams go on, each in its own order."""
+    builder = StreamsBuilder()
+    builder.stream("a").merge(builder.stream("b")).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for topic, value in (("a", b"1"), ("b", b"2"), ("a", b"3")):
+        driver.pipe(topic, key=b"k", value=value)
+    assert [record.value for record in driver.read("out")] == [b"1", b"2", b"3"]
+
+
+def test_merge_keeps_each_source_apart() -> None:
+    """Late records and dead letters of merged streams go to the topics of the source that they came from."""
+    builder = StreamsBuilder()
+    merged = builder.stream("a").merge(builder.stream("b"))
+    merged.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("a", key=b"k", value=b"{}", timestamp=100)
+    driver.pipe("b", key=b"k", value=b"{}", timestamp=0)
+    driver.pipe("b", key=b"k", value=b"{", timestamp=0)
+    assert [len(driver.read(t)) for t in ("a-late", "b-late", "a-dlq", "b-dlq")] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "data", "expected"),
+    [
+        (dict, b'{"ms":1}', b'{"ms":1}'),
+        (bytes, b"\xff", b"\xff"),
+        (Click, b'{"ms":1,"other":2}', b'{"ms":1,"user":""}'),
+        (dict[str, int], b'{"ms":1}', b'{"ms":1}'),
+        (int | None, b"5", b"5"),
+        (json_deserializer, b'{"ms":1}', b'{"ms":1}'),
+        (Click, None, None),
+    ],
+)
+def test_value_types(value: Any, data: bytes | None, expected: bytes | None) -> None:
+    """Values are decoded as the type says, or by the deserializer given; null stays null."""
+    assert run(lambda s: s.to("out"), data, value=value) == [(b"k", expected)]
+
+
+def test_a_deserializers_values_are_taken_for_dicts() -> None:
+    """With a deserializer of one's own, fields are read by key and numbers are float64."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in", value=json_deserializer).group_by_key().session_window(10)
+    windows.aggregate("s", sum=Sum("ms")).on_update().to("out", encode=encode_json)
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b'{"ms":4}')
+    assert [record.value for record in driver.read("out")] == [b'{"key":"k","start":0,"end":0,"sum":4.0}']
+
+
+def test_bytes_keys() -> None:
+    """With `key="bytes"` a key need not be text; a window's key is then base64 in JSON, and raw as the record's key."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in", key="bytes").group_by_key().session_window(10)
+    windows.aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"\xff\x00", value=b"{}", timestamp=0)
+    driver.pipe("in", key=b"\xff\x00", value=b"{}", timestamp=11)
+    driver.crash()
+    driver.restore()
+    (record,) = driver.read("out")
+    assert (record.key, record.value) == (b"\xff\x00", b'{"key":"/wA=","start":0,"end":0,"n":1}')
+    assert [s.key for s in driver.task.stores["s"].rows()] == [b"\xff\x00"]
+
+
+# --- encoders ---
+
+WINDOW, RESULT = WindowKey("k", 1, 2), WindowResult("k", 1, 2, {"n": 3, "mean": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (Record("k", {"a": 1}, 0), (b"k", b'{"a":1}')),
+        (Record("ä", b"raw", 0), ("ä".encode(), b"raw")),
+        (Record(b"\xff", None, 0), (b"\xff", None)),
+        (Record(None, [1], 0), (None, b"[1]")),
+        (Record(7, "text", 0), (b"7", b'"text"')),
+        (Record(WINDOW, RESULT, 0), (b"k", b'{"key":"k","start":1,"end":2,"n":3,"mean":1.5}')),
+    ],
+)
+def test_encode_json(record: Record, expected: tuple[bytes | None, bytes | None]) -> None:
+    """Text keys as UTF-8, bytes as they are, windows under their record key and as one flat object."""
+    assert encode_json(record) == expected
+
+
+def test_encode_updates() -> None:
+    """On update the key is the whole window, so that a retraction, which has no value, names it."""
+    key = b'{"key":"k","start":1,"end":2}'
+    assert encode_updates(Record(WINDOW, RESULT, 0)) == (key, RESULT.to_json())
+    assert encode_updates(Record(WINDOW, None, 0)) == (key, None)
+    assert encode_updates(Record("k", None, 0)) == (b"k", None)
+
+
+def test_on_update_uses_window_keys_also_downstream() -> None:
+    """A stream of updates keeps its encoder through filters, and a sink's own encoder goes first."""
+    builder = StreamsBuilder()
+    table = builder.stream("in").group_by_key().session_window(10).aggregate("s", n=Count())
+    updates = table.on_update().filter(lambda r: True)
+    updates.to("out")
+    updates.to("own", encode=lambda r: (b"mine", None))
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=5)
+    assert [r.key for r in driver.read("out")] == [b'{"key":"k","start":5,"end":5}']
+    assert [(r.key, r.value) for r in driver.read("own")] == [(b"mine", None)]
+
+
+# --- what the schema says ---
+
+
+def test_the_schema_says_how_windows_were_made() -> None:
+    """A store's schema holds all that readers of the changelog need, the results' topic once there is a sink."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in", value=Click, late="too-late").group_by_key().session_window(30, 15)
+    closed = windows.aggregate("s", n=Count(), ms=Mean("ms")).on_close()
+    assert builder.build().stores["s"].schema.results is None
+    closed.to("out")
+    schema = builder.build().stores["s"].schema
+    assert (schema.gap_ms, schema.grace_ms, schema.emit, schema.key) == (30, 15, "on_close", "string")
+    assert (schema.source, schema.results, schema.late, schema.dead_letters) == ("in", "out", "too-late", "in-dlq")
+    assert [(a.name, a.function, a.field) for a in schema.aggregations] == [("n", "count", None), ("ms", "mean", "ms")]
+
+
+def upstream_of(build: Callable[[StreamsBuilder, Stream], Stream]) -> tuple[str, ...]:
+    builder = StreamsBuilder()
+    stream = build(builder, builder.stream("in", value=Click))
+    stream.group_by_key().session_window(30).aggregate("s", n=Count()).on_close().to("out")
+    return builder.build().schemas()[0].upstream
+
+
+@pytest.mark.parametrize(
+    ("build", "upstream"),
+    [
+        (lambda _, stream: stream, ()),
+        (lambda _, stream: stream.peek(print), ()),
+        (lambda _, stream: stream.peek(print).filter(bool).peek(print), ("filter-3",)),
+        (lambda _, stream: stream.map_values(lambda v: v).flat_map_values(list), ("map_values-2", "flat_map_values-3")),
+        (lambda _, stream: stream.branch(bool, bool)[1], ("split-2",)),
+        (lambda _, stream: stream.process_values(Processor, name="mine"), ("mine",)),
+        (lambda builder, stream: stream.merge(builder.stream("other")), ("source-2", "merge-3")),
+    ],
+)
+def test_the_schema_names_what_stands_before_the_window(build: Any, upstream: tuple[str, ...]) -> None:
+    """Every node above a window that may drop, change or add records is named; what comes after it is not."""
+    assert upstream_of(build) == upstream
+
+
+def test_the_schema_says_whether_json_has_the_fields() -> None:
+    """A deserializer of the user's own hides what a field is, and results encoded otherwise name no results topic."""
+    for value, verbatim in ((dict, True), (Click, True), (lambda topic, data: {}, False)):
+        builder = StreamsBuilder()
+        windows = builder.stream("in", value=value).group_by_key().session_window(30)
+        windows.aggregate("s", ms=Mean("ms")).on_close().to("out", encode=lambda record: (None, None))
+        (schema,) = builder.build().schemas()
+        assert schema.aggregations[0].verbatim is verbatim
+        assert schema.results is None
+
+
+# --- refusals ---
+
+
+def windows_of(builder: StreamsBuilder) -> Any:
+    return builder.stream("in", value=Click).group_by_key().session_window(10)
+
+
+@pytest.mark.parametrize("name", ["key", "start", "end"])
+def test_reserved_result_names(name: str) -> None:
+    """A result may not be called like a part of its window."""
+    with pytest.raises(ConfigError, match=f"aggregate\\('s'\\): {name}: these names are a result's own"):
+        windows_of(StreamsBuilder()).aggregate("s", **{name: Count()})
+
+
+def test_no_aggregation() -> None:
+    """An aggregate without aggregations is refused by its name."""
+    with pytest.raises(ConfigError, match=r"aggregate\('s'\): at least one"):
+        windows_of(StreamsBuilder()).aggregate("s")
+
+
+def test_no_such_field() -> None:
+    """A field that the stream's type does not have is refused when the topology is made."""
+    with pytest.raises(ConfigError, match=r"mean\('msec'\): Click has no such field \(it has ms, user\)"):
+        windows_of(StreamsBuilder()).aggregate("s", ms=Mean("msec"))
+
+
+def test_a_store_name_is_taken_once() -> None:
+    """Two stores of one name, or one table emitted twice, are refused."""
+    builder = StreamsBuilder()
+    table = windows_of(builder).aggregate("s", n=Count())
+    table.on_close().to("out")
+    with pytest.raises(ConfigError, match="the store 's' is there already"):
+        table.on_update()
+
+
+def test_a_topic_has_one_source() -> None:
+    """Reading one topic twice is refused: branch the stream instead."""
+    builder = StreamsBuilder()
+    builder.stream("in")
+    with pytest.raises(ConfigError, match="the topic 'in' has a source already"):
+        builder.stream("in")
+
+
+def test_a_processor_name_is_taken_once() -> None:
+    """Two processors of one name are refused."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    stream.process(lambda: _never(), name="mine")
+    with pytest.raises(ConfigError, match="the name 'mine' is taken"):
+        stream.process(lambda: _never(), name="mine")
+
+
+def _never() -> Any:
+    raise AssertionError("a topology makes no processors")
+
+
+def test_nothing_defined() -> None:
+    """A topology without a stream is refused."""
+    with pytest.raises(ConfigError, match="no stream was defined"):
+        StreamsBuilder().build()
+
+
+@pytest.mark.parametrize("value", [None, 3, "json"])
+def test_no_type(value: Any) -> None:
+    """What is neither a type nor a deserializer is refused as a value."""
+    with pytest.raises(ConfigError, match="value must be a type or a deserializer"):
+        StreamsBuilder().stream("in", value=value)
+
+
+@pytest.mark.parametrize(("gap", "grace"), [(0, 0), (-1, 0), (1.5, 0), (1, -1)])
+def test_durations(gap: Any, grace: Any) -> None:
+    """A gap below 1 ms or not whole, and a negative grace, are refused."""
+    with pytest.raises(ConfigError, match="whole number of ms"):
+        StreamsBuilder().stream("in").group_by_key().session_window(gap, grace)
+
+
+def test_a_store_has_a_name_of_its_own() -> None:
+    """Without a name the store is called after the topic and the windows, whatever lies between; twice is refused."""
+    builder = StreamsBuilder()
+    stream = builder.stream("clicks").filter(lambda r: True).key_by(lambda r: "k")
+    stream.group_by_key().session_window(10).aggregate(n=Count()).on_close().to("out")
+    stream.group_by_key().tumbling_window(10).aggregate(n=Count()).on_close().to("out2")
+    assert list(builder.build().stores) == ["clicks-session", "clicks-tumbling"]
+    with pytest.raises(ConfigError, match="needs a name of its own"):
+        stream.group_by_key().tumbling_window(20).aggregate(n=Count()).on_close()
+
+
+def test_a_changed_aggregation_under_a_derived_name_is_refused() -> None:
+    """State that was written under a name that nobody gave is no more taken for another's than under a given one."""
+
+    def windows(aggregation: Count | Sum, *, filtered: bool) -> Topology:
+        builder = StreamsBuilder()
+        stream = builder.stream("clicks")
+        if filtered:
+            stream = stream.peek(lambda r: None)
+        stream.group_by_key().session_window(10).aggregate(n=aggregation).on_close().to("out")
+        return builder.build()
+
+    driver = TopologyTestDriver(windows(Count(), filtered=False), errors=ErrorHandlers())
+    driver.pipe("clicks", key=b"a", value=b"{}", timestamp=1)
+    driver.topology = windows(Count(), filtered=True)
+    driver.restore()
+    assert len(driver.store("clicks-session")) == 1
+    driver.topology = windows(Sum("ms"), filtered=True)
+    with pytest.raises(SchemaMismatch, match="clicks-session"):
+        driver.restore()

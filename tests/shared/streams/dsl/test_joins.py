@@ -1,0 +1,234 @@
+"""What the DSL puts before a grouping or a join whose key was changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.operators.stream_join import JoinWindows
+from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.windows.timed_processor import WindowResult
+from penstock.shared.testing.topology_test_driver import APPLICATION, TopologyTestDriver
+
+
+class Order(msgspec.Struct):
+    """A value."""
+
+    user: str
+    amount: int = 0
+
+
+def driver_of(builder: StreamsBuilder) -> TopologyTestDriver:
+    return TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+
+
+def by_user() -> StreamsBuilder:
+    builder = StreamsBuilder()
+    orders = builder.stream("orders", Order).key_by(lambda record: record.value.user, name="by-user")
+    orders.group_by_key().tumbling_window(10).aggregate("w", n=Count(), sum=Sum("amount")).on_close().to("out")
+    return builder
+
+
+def test_a_changed_key_goes_through_a_topic_before_it_is_grouped() -> None:
+    """Records come together under the new key, with their timestamps and types, over a crash too."""
+    driver = driver_of(by_user())
+    for at, user in ((1, "ann"), (2, "bob"), (3, "ann"), (12, "ann")):
+        value = msgspec.json.encode({"user": user, "amount": at})
+        driver.pipe("orders", key=b"order-%d" % at, value=value, timestamp=at)
+        driver.crash()
+        driver.restore()
+    got = [msgspec.json.decode(record.value or b"") for record in driver.read("out")]
+    assert [(r["key"], r["n"], r["sum"]) for r in got] == [("ann", 2, 4), ("bob", 1, 2)]
+    assert driver.task.sources == {"orders": 4, f"{APPLICATION}-by-user-repartition": 4}
+
+
+def test_the_topic_is_the_applications_own() -> None:
+    """It is named after the application once that is known, is read as a source, and is no output."""
+    topology = by_user().build()
+    assert topology.internal_topics() == ["by-user-repartition"]
+    named = topology.of_application("shop")
+    assert named.internal_topics() == ["shop-by-user-repartition"]
+    assert named.of_application("other") is named
+    assert named.source_topics() == ["orders", "shop-by-user-repartition"]
+    assert named.output_topics() == ["out", "orders-dlq", "orders-late"]
+    (schema,) = named.schemas()
+    assert (schema.source, schema.late, schema.upstream) == ("shop-by-user-repartition", "orders-late", ("source-4",))
+
+
+def test_it_is_described_in_parts() -> None:
+    """The text has a paragraph a part, the flowchart a dotted arrow between them."""
+    topology = by_user().build()
+    assert topology.describe().splitlines() == [
+        "Sub-topology 0:",
+        "  Source: source-1 (topic: orders) --> by-user",
+        "  Processor: by-user (stores: []) --> keyed-2",
+        "  Processor: keyed-2 (stores: []) --> sink-3",
+        "  Sink: sink-3 (topic: by-user-repartition) --> none",
+        "Sub-topology 1:",
+        "  Source: source-4 (topic: by-user-repartition) --> w",
+        "  Processor: w (stores: [w]) --> sink-5",
+        "  Sink: sink-5 (topic: out) --> none",
+    ]
+    assert "  n3 -.-> n4" in topology.mermaid().splitlines()
+
+
+def test_nodes_that_share_a_store_are_one_part() -> None:
+    """What reads and writes the same store cannot be parted, whatever topics it hangs on."""
+    builder = StreamsBuilder()
+    builder.add_store("s")
+    for topic in ("a", "b", "c"):
+        builder.stream(topic).process(Processor, *(["s"] if topic != "b" else []), name=f"from-{topic}")
+    assert builder.build().sub_topologies() == [["source-1", "from-a", "source-3", "from-c"], ["source-2", "from-b"]]
+
+
+def test_one_topic_serves_all_that_comes_after_it() -> None:
+    """A changed stream that is grouped twice goes through its topic once; one whose key is its own through none."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in").select_key(lambda record: "k")
+    for name in ("a", "b"):
+        stream.group_by_key().tumbling_window(10).aggregate(name, n=Count()).on_close().to("out")
+    assert builder.build().internal_topics() == ["key_by-2-repartition"]
+    stream.filter(lambda record: True).group_by_key()
+    assert len(builder.build().internal_topics()) == 2
+    other = StreamsBuilder()
+    other.stream("in").map_values(lambda value: value).group_by_key()
+    assert other.build().internal_topics() == []
+
+
+def test_map_and_flat_map_change_the_key() -> None:
+    """Records that `map`, `flat_map`, `group_by` or a processor gave keys meet under them."""
+
+    class Swap(Processor):
+        """Puts the value's user in the key's place."""
+
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(key=record.value["user"]))
+
+    def swap(record: Record) -> Record:
+        return record._replace(key=record.value["user"])
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    grouped = {
+        "map": stream.map(swap).group_by_key(),
+        "flat_map": stream.flat_map(lambda record: [swap(record)] * 2).group_by_key(),
+        "group_by": stream.group_by(lambda record: record.value["user"]),
+        "process": stream.process(Swap).group_by_key(),
+        "repartition": stream.map(swap).repartition().group_by_key(),
+    }
+    for name, one in grouped.items():
+        one.tumbling_window(10).aggregate(f"w-{name}", n=Count()).on_update().to(name)
+    driver = driver_of(builder)
+    driver.pipe("in", key=b"x", value=b'{"user":"ann"}')
+    counts = {name: msgspec.json.decode(driver.read(name)[-1].value or b"") for name in grouped}
+    assert {name: (one["key"], one["n"]) for name, one in counts.items()} == {
+        name: ("ann", 2 if name == "flat_map" else 1) for name in grouped
+    }
+
+
+def test_records_without_a_key_go_no_further() -> None:
+    """A record whose new key is None is skipped before the topic, and counted."""
+    builder = StreamsBuilder()
+    builder.stream("in").group_by(lambda record: None).tumbling_window(10).aggregate("w", n=Count()).on_update().to("o")
+    driver = driver_of(builder)
+    driver.pipe("in", key=b"x", value=b"{}")
+    assert (driver.read("o"), driver.task.metrics.skipped_total) == ([], 1)
+
+
+@pytest.mark.parametrize(("key", "made"), [("string", 7), ("string", b"k"), ("bytes", "k")])
+def test_a_key_of_another_type_is_a_dead_letter(key: str, made: object) -> None:
+    """The key function must give what was said: text or bytes."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("in").group_by(lambda record: made, key=key)  # type: ignore[arg-type]
+    grouped.tumbling_window(10).aggregate("w", n=Count()).on_update().to("out")
+    driver = driver_of(builder)
+    driver.pipe("in", key=b"x", value=b"{}")
+    assert len(driver.read("in-dlq")) == 1
+
+
+def test_both_sides_of_a_join_are_brought_together() -> None:
+    """A stream with a changed key and one with its own meet in a join, and a changed one meets a table."""
+    builder = StreamsBuilder()
+    orders = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
+    orders.join(builder.stream("visits"), lambda a, b: [a["n"], b], JoinWindows.of(10), name="j").to("joined")
+    orders.join(builder.table("users"), lambda a, b: [a["n"], b]).to("known")
+    driver = driver_of(builder)
+    driver.pipe("users", key=b"ann", value=b'"Oslo"', timestamp=0)
+    driver.pipe("visits", key=b"ann", value=b'"home"', timestamp=1)
+    driver.pipe("orders", key=b"1", value=b'{"user":"ann","n":7}', timestamp=2)
+    assert [record.value for record in driver.read("joined")] == [b'[7,"home"]']
+    assert [record.value for record in driver.read("known")] == [b'[7,"Oslo"]']
+
+
+def test_bytes_stay_bytes() -> None:
+    """Keys and values that are bytes go through the topic as they are."""
+    builder = StreamsBuilder()
+    builder.stream("in", bytes, key="bytes").key_by(lambda r: r.value, key="bytes").repartition().to("out")
+    driver = driver_of(builder)
+    driver.pipe("in", key=b"x", value=b"\xff\x00")
+    assert [(record.key, record.value) for record in driver.read("out")] == [(b"\xff\x00", b"\xff\x00")]
+
+
+def test_streams_of_different_keys_do_not_merge() -> None:
+    """A merged stream has one type of key; the changed key of either asks for the topic."""
+    builder = StreamsBuilder()
+    with pytest.raises(ConfigError, match="keys of one are string, those of the other bytes"):
+        builder.stream("a").merge(builder.stream("b", key="bytes"))
+    builder.stream("c").merge(builder.stream("d").key_by(lambda r: "k")).group_by_key()
+    assert builder.build().internal_topics() == ["merge-6-repartition"]
+
+
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+def test_windows_of_windows(emit: str) -> None:
+    """A windowed result under a key of its own goes through a topic and is a WindowResult again on the other side."""
+    builder = StreamsBuilder()
+    windows = builder.stream("c", key="bytes").group_by_key().session_window(10).aggregate("s", n=Count())
+    seen: list[Any] = []
+    keyed = getattr(windows, emit)().key_by(lambda r: r.key.key.decode(), name="k")
+    results = keyed.filter(lambda r: r.value is not None)
+    counts = results.repartition().peek(lambda r: seen.append(r.value)).map_values(lambda v: v.results)
+    counts.group_by_key().tumbling_window(100).aggregate("t", n=Sum("n")).on_update().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for at in (1, 5, 90):
+        driver.pipe("c", key=b"a", value=b"{}", timestamp=at)
+    expected = [WindowResult(b"a", 1, 5, {"n": 2})]
+    if emit == "on_update":
+        expected = [WindowResult(b"a", 1, 1, {"n": 1}), *expected, WindowResult(b"a", 90, 90, {"n": 1})]
+    assert seen == expected
+    assert driver.read("out") != []
+    assert driver.read("c-dlq") == []
+
+
+def test_windows_join_a_table() -> None:
+    """A windowed result under its record's key is joined with that key's row."""
+    builder = StreamsBuilder()
+    windows = builder.stream("c").group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
+    users = builder.table("users")
+    windows.key_by(lambda r: r.key.key, name="k").join(users, lambda w, user: [w.results, user]).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("users", key=b"a", value=b'{"q":1}', timestamp=0)
+    for at in (1, 100):
+        driver.pipe("c", key=b"a", value=b"{}", timestamp=at)
+    assert [record.value for record in driver.read("out")] == [b'[{"n":1},{"q":1}]']
+
+
+@pytest.mark.parametrize("grouped_first", [False, True])
+def test_a_left_join_keeps_what_key_by_gave_no_key(grouped_first: bool) -> None:
+    """It goes through the repartition topic and on without a match; a grouping of the same stream skips it."""
+    builder = StreamsBuilder()
+    orders = builder.stream("orders").key_by(lambda record: record.value["user"], name="by-user")
+    if grouped_first:
+        orders.group_by_key().tumbling_window(10).aggregate("w", n=Count()).on_update().to("counts")
+    orders.left_join(builder.table("users"), lambda order, user: [order["user"], user]).to("out")
+    driver = driver_of(builder)
+    for user in (b"null", b'"ann"'):
+        driver.pipe("orders", key=b"k", value=b'{"user":%s}' % user, timestamp=5)
+    assert [record.value for record in driver.read("out")] == [b"[null,null]", b'["ann",null]']
+    assert not grouped_first or len(driver.read("counts")) == 1
+    assert driver.task.metrics.skipped_total == grouped_first

@@ -1,0 +1,62 @@
+"""What stores and aggregations may be called where there is a lake."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.dsl.grouped_stream import RESERVED_RESULTS
+from penstock.shared.streams.dsl.lake_names import require_lake_names
+
+
+def stores(*names: str, result: str = "n") -> tuple[StoreSchema, ...]:
+    """Sessions of these names, each with one aggregation, as the DSL describes them."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    for name in names:
+        stream.group_by_key().session_window(10).aggregate(name, **{result: Count()}).on_close().to("out")
+    return builder.build().schemas()
+
+
+@pytest.mark.parametrize("name", STATE_COLUMNS)
+def test_a_store_that_hides_a_column_of_state_is_refused(name: str) -> None:
+    """Every column of `state`, in whatever case; the message has the store and the column."""
+    said = f"store '{name.title()}': the lake's table state has a column '{name}' of its own"
+    with pytest.raises(ConfigError, match=said):
+        require_lake_names(stores(name.title()))
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        *(("closed", name) for name in sorted({*CLOSED_COLUMNS} - RESERVED_RESULTS)),
+        *(("late", name) for name in sorted({*LATE_COLUMNS} - {*CLOSED_COLUMNS})),
+    ],
+)
+def test_an_aggregation_that_hides_a_column_of_closed_or_late_is_refused(table: str, name: str) -> None:
+    """Every column of both tables that the DSL does not refuse by itself."""
+    said = f"store 'visits': aggregation '{name}': the lake's table {table}/visits has a column '{name}' of its own"
+    with pytest.raises(ConfigError, match=said):
+        require_lake_names(stores("visits", result=name))
+
+
+@pytest.mark.parametrize("name", ["a b", "a=b", "a/b", "a,b", "a;b"])
+def test_a_store_that_is_no_columns_name_is_refused(name: str) -> None:
+    """Nor a folder's; the signs that it cannot have are listed."""
+    with pytest.raises(ConfigError, match=r"store '.*': the name is a column's of the lake's table state"):
+        require_lake_names(stores(name))
+
+
+def test_names_that_differ_in_case_alone_are_refused() -> None:
+    """Delta has one column for both."""
+    with pytest.raises(ConfigError, match=r"store 'Banks': .* has a column for 'banks' already"):
+        require_lake_names(stores("banks", "Banks"))
+
+
+def test_other_names_do() -> None:
+    """What is a column of the other table is free, and so is every sign that Delta takes."""
+    require_lake_names(stores("day", "clicks-session", "a.b", result="run"))

@@ -1,0 +1,242 @@
+"""What the DSL refuses while a topology is written: the error names the argument."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.dsl.builder import GlobalTable, Stream, StreamsBuilder, Table
+from penstock.shared.streams.dsl.grouped_stream import WindowedTable
+from penstock.shared.streams.operators.stream_join import JoinWindows
+from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+
+
+class Click(msgspec.Struct):
+    """A value of one type."""
+
+    ms: int
+
+
+class View(msgspec.Struct):
+    """A value of another type."""
+
+    ms: int
+
+
+def clicks(builder: StreamsBuilder | None = None) -> Stream:
+    return (builder or StreamsBuilder()).stream("clicks")
+
+
+def counted(builder: StreamsBuilder | None = None) -> WindowedTable:
+    return clicks(builder).group_by_key().session_window(10).aggregate("s", n=Count())
+
+
+def pair(left: Any, right: Any) -> Any:
+    return [left, right]
+
+
+WRONG: list[tuple[str, Callable[[], Any]]] = [
+    ("filter: predicate must be callable, got 3", lambda: clicks().filter(3)),  # type: ignore[arg-type]
+    ("filter_not: predicate must be", lambda: clicks().filter_not(None)),  # type: ignore[arg-type]
+    ("map_values: mapper must be", lambda: clicks().map_values("x")),  # type: ignore[arg-type]
+    ("flat_map_values: mapper must be", lambda: clicks().flat_map_values("x")),  # type: ignore[arg-type]
+    ("map: mapper must be", lambda: clicks().map("x")),  # type: ignore[arg-type]
+    ("flat_map: mapper must be", lambda: clicks().flat_map("x")),  # type: ignore[arg-type]
+    ("key_by: selector must be", lambda: clicks().key_by("user")),  # type: ignore[arg-type]
+    ("peek: action must be", lambda: clicks().peek(0)),  # type: ignore[arg-type]
+    ("foreach: action must be", lambda: clicks().foreach(0)),  # type: ignore[arg-type]
+    ("branch: predicate must be", lambda: clicks().branch(0)),  # type: ignore[arg-type]
+    ("branch: at least one predicate", lambda: clicks().branch()),
+    ("process: supplier", lambda: clicks().process(3)),  # type: ignore[arg-type]
+    ("join: joiner must be", lambda: clicks().join(clicks(), 3, JoinWindows.of(5))),  # type: ignore[arg-type]
+    ("join: windows must be JoinWindows", lambda: clicks().join(clicks(), pair, 5)),  # type: ignore[arg-type]
+    ('stream: key must be "string" or "bytes"', lambda: StreamsBuilder().stream("c", key="int")),  # type: ignore[arg-type]
+    ('key_by: key must be "string"', lambda: clicks().key_by(str, key="int")),  # type: ignore[arg-type]
+    ("global_table: key must be", lambda: StreamsBuilder().global_table("c", key="int")),  # type: ignore[arg-type]
+    ("add_store: key must be", lambda: StreamsBuilder().add_store("c", key="int")),  # type: ignore[arg-type]
+    ("stream: topic must be a topic's name", lambda: StreamsBuilder().stream("")),
+    ("stream: late must be a topic's name", lambda: StreamsBuilder().stream("c", late="a b")),
+    ("global_table: topic must be", lambda: StreamsBuilder().global_table("a/b")),
+    ("to: topic must be .* got 'bad topic!'", lambda: clicks().to("bad topic!")),
+    ("session_window: gap must be .* got '30m'", lambda: clicks().group_by_key().session_window("30m")),  # type: ignore[arg-type]
+    ("session_window: gap must be", lambda: clicks().group_by_key().session_window(None)),  # type: ignore[arg-type]
+    ("session_window: gap must be", lambda: clicks().group_by_key().session_window(math.nan)),  # type: ignore[arg-type]
+    ("tumbling_window: size must be", lambda: clicks().group_by_key().tumbling_window(math.inf)),  # type: ignore[arg-type]
+    ("hopping_window: advance must be", lambda: clicks().group_by_key().hopping_window(5, 0)),
+    ("sliding_window: difference must be", lambda: clicks().group_by_key().sliding_window(-1)),
+    ("grace must be", lambda: clicks().group_by_key().session_window(5, None)),  # type: ignore[arg-type]
+    ("JoinWindows: before_ms must be", lambda: JoinWindows(timedelta(seconds=1), 5)),  # type: ignore[arg-type]
+    ("JoinWindows: difference must be", lambda: JoinWindows.of("5s")),  # type: ignore[arg-type]
+    (
+        r"n is the class Count; an aggregation is made of it: Count\(",
+        lambda: clicks().group_by_key().session_window(5).aggregate("s", n=Count),  # type: ignore[arg-type]
+    ),
+    ("n must be an aggregation", lambda: clicks().group_by_key().session_window(5).aggregate("s", n=3)),  # type: ignore[arg-type]
+    ("name must be text", lambda: clicks().group_by_key().session_window(5).aggregate(Count(), n=Count())),  # type: ignore[arg-type]
+    ("key_by: name must be text, got 3", lambda: clicks().key_by(str, name=3)),  # type: ignore[arg-type]
+    ("map: name must be text, got ''", lambda: clicks().map(lambda r: r, name="")),
+    ("group_by: name|key_by: name", lambda: clicks().group_by(str, name=b"x")),  # type: ignore[arg-type]
+    ("process: name must be text", lambda: clicks().process(Processor, name=3)),  # type: ignore[arg-type]
+    ("join: name must be text", lambda: clicks().join(clicks(), pair, JoinWindows.of(5), name=3)),  # type: ignore[arg-type]
+    ("table: name must be text", lambda: StreamsBuilder().table("t", name=3)),  # type: ignore[arg-type]
+    ("global_table: name must be text", lambda: StreamsBuilder().global_table("t", name=3)),  # type: ignore[arg-type]
+    ("add_store: name must be text", lambda: StreamsBuilder().add_store("")),
+    ("add_store: a store needs a name", lambda: StreamsBuilder().add_store(None)),  # type: ignore[arg-type]
+    ("ErrorHandlers: deserialize must be one of dead_letter", lambda: ErrorHandlers("nope")),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("said", "call"), WRONG, ids=range(len(WRONG)))
+def test_arguments(said: str, call: Callable[[], Any]) -> None:
+    """A wrong argument is a ConfigError that names it."""
+    with pytest.raises(ConfigError, match=said):
+        call()
+
+
+@pytest.mark.parametrize("name", ["by user", "by/user", "x" * 240])
+def test_names_that_topics_are_made_of(name: str) -> None:
+    """A name is refused where a topic of the application's own is named after it, not where none is."""
+    for call in (
+        lambda: clicks().key_by(str, name=name).group_by_key(),
+        lambda: clicks().group_by(str, name=name),
+        lambda: clicks().process(Processor, name=name).repartition(),
+    ):
+        with pytest.raises(ConfigError, match=r"name='.*: its records go through a topic .* 1 to 235 of a-z"):
+            call()
+    builder = StreamsBuilder()
+    clicks(builder).key_by(str, name=name).to("out")
+    builder.build()
+
+
+def test_a_name_that_is_too_long_with_the_application_before_it() -> None:
+    """Whether a name is too long is known when the application is: before any topic is made."""
+    builder = StreamsBuilder()
+    clicks(builder).key_by(str, name="x" * 200).repartition().to("out")
+    topology = builder.build()
+    assert topology.of_application("a" * 36).internal_topics() == ["a" * 36 + "-" + "x" * 200 + "-repartition"]
+    with pytest.raises(ConfigError, match=r"cannot have the topic 'aaa.*: it has 250 characters, and 249 at most"):
+        topology.of_application("a" * 37)
+
+
+def test_windows_need_a_key_by() -> None:
+    """A windowed result is neither grouped nor joined by its window: the error names key_by."""
+    builder = StreamsBuilder()
+    table, results = builder.table("users"), counted(builder).on_close()
+    for call in (
+        results.group_by_key,
+        results.repartition,
+        lambda: results.join(table, pair),
+        lambda: results.left_join(builder.stream("x"), pair, JoinWindows.of(5)),
+        lambda: builder.stream("y").join(results, pair, JoinWindows.of(5)),
+        results.filter(lambda r: True).map_values(lambda v: v.results).group_by_key,
+    ):
+        with pytest.raises(ConfigError, match=r"the keys are windows.*key_by"):
+            call()
+
+
+def test_two_builders() -> None:
+    """Streams and tables of two builders cannot meet."""
+    other = StreamsBuilder()
+    sides: list[tuple[Stream | Table | GlobalTable, dict[str, Any]]] = [
+        (other.stream("b"), {"windows": JoinWindows.of(5)}),
+        (other.table("t"), {}),
+        (other.global_table("g"), {"key": lambda r: r.key}),
+    ]
+    for side, how in sides:
+        with pytest.raises(ConfigError, match="join: the two sides are of two StreamsBuilders"):
+            clicks().join(side, pair, **how)
+    with pytest.raises(ConfigError, match="merge: the two sides"):
+        clicks().merge(other.stream("c"))
+
+
+def test_mixed_values() -> None:
+    """Merged streams of two types are written and counted, but repartitioned, summed or joined only as one type."""
+    builder = StreamsBuilder()
+    merged = builder.stream("a", Click).merge(builder.stream("b", View))
+    merged.to("out")
+    merged.group_by_key().session_window(5).aggregate("n", n=Count()).on_close().to("counts")
+    with pytest.raises(ConfigError, match=r"aggregate\('m'\).*different types.*Click, View.*map_values"):
+        merged.filter(lambda r: True).group_by_key().session_window(5).aggregate("m", ms=Sum("ms"))
+    with pytest.raises(ConfigError, match=r"repartition: .*different types"):
+        merged.key_by(lambda r: "k").group_by_key()
+    with pytest.raises(ConfigError, match="different types"):
+        merged.join(builder.table("t"), pair)
+    same = merged.map_values(lambda v: Click(v.ms), value=Click)
+    same.group_by_key().session_window(5).aggregate("s", ms=Sum("ms")).on_close().to("sums")
+    builder.build()
+
+
+def test_an_aggregate_that_says_nothing() -> None:
+    """Neither on_close() nor on_update() is a mistake, and so are both."""
+    builder = StreamsBuilder()
+    windows = counted(builder)
+    with pytest.raises(ConfigError, match=r"aggregate\('s'\): say when"):
+        builder.build()
+    windows.on_close()
+    builder.build()
+    with pytest.raises(ConfigError, match="either on_close"):
+        windows.on_update()
+
+
+@pytest.mark.parametrize("is_rekeyed", [False, True])
+def test_loops(is_rekeyed: bool) -> None:
+    """A sink on a topic that its records come from is refused, also by way of a topic in between."""
+    builder = StreamsBuilder()
+    stream = clicks(builder)
+    (stream.key_by(lambda r: "k").repartition() if is_rekeyed else stream).to("clicks")
+    with pytest.raises(ConfigError, match=r"to\('clicks'\): records of the topic 'clicks' would come back"):
+        builder.build()
+
+
+def test_a_topic_of_another_branch_is_no_loop() -> None:
+    """A topic that other records of the topology come from may be written."""
+    builder = StreamsBuilder()
+    builder.table("users")
+    clicks(builder).to("users")
+    assert "users" in builder.build().output_topics()
+
+
+def looped(late: str | None = None, dead_letters: str | None = None, to: str = "out", *, rekeyed: bool = False) -> Any:
+    """A topology of sessions of "a", and of another stream that goes from "b" to a topic."""
+    builder = StreamsBuilder()
+    stream = builder.stream("a", late=late, dead_letters=dead_letters)
+    (stream.key_by(lambda r: "k") if rekeyed else stream).group_by_key().session_window(10).aggregate(
+        "s", n=Count()
+    ).on_close().to("sessions")
+    builder.stream("b", dead_letters="b-dlq").to(to)
+    return builder.build()
+
+
+@pytest.mark.parametrize("rekeyed", [False, True])
+@pytest.mark.parametrize("argument", ["late", "dead_letters"])
+def test_loops_of_what_was_refused(argument: str, rekeyed: bool) -> None:
+    """Late records and dead letters must not come back either, be it by way of another stream of the topology."""
+    with pytest.raises(ConfigError, match=rf"{argument}='a'\): records of the topic '.*' would come back to it"):
+        looped(**{argument: "a"}, rekeyed=rekeyed)
+    with pytest.raises(ConfigError, match=r"to\('a'\): records of the topic 'a' would come back to it by way of"):
+        looped(**{argument: "b"}, to="a", rekeyed=rekeyed)
+
+
+def test_what_another_stream_takes_up_is_no_loop() -> None:
+    """Dead letters that another stream of the topology reads, and late ones where no window is, are not refused."""
+    assert "b" in looped(dead_letters="b").output_topics()
+    builder = StreamsBuilder()
+    builder.stream("a", late="a").to("out")
+    builder.build()
+
+
+def test_loops_of_two_streams() -> None:
+    """Two streams that feed each other go round for ever as one does."""
+    builder = StreamsBuilder()
+    builder.stream("a").to("b")
+    builder.stream("b").to("a")
+    with pytest.raises(ConfigError, match=r"to\('a'\): records .* 'a' would come back to it by way of b, for"):
+        builder.build()

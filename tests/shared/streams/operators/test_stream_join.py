@@ -1,0 +1,337 @@
+"""Joining two streams: what meets, what is late, what goes on alone; then against a brute-force model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.operators.stream_join import JoinRows, JoinWindows, Remembered
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.windows.late_records import CLOSE_TIME_MS, STORE, STREAM_TIME_MS
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+Pair = tuple[Any, Any]
+Step = tuple[str, str | None, int]
+"""Topic, key, timestamp."""
+
+
+def driver_of(windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
+    """Joins the topics `left` and `right` into pairs of values."""
+    builder = StreamsBuilder()
+    one, other = builder.stream("left"), builder.stream("right")
+    method = one.left_join if left else one.join
+    method(other, lambda a, b: [a, b], windows, name="j").to("out")
+    return TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+
+
+def pipe(driver: TopologyTestDriver, *steps: Step) -> None:
+    """Pipe records whose values are their topic's first letter and offset."""
+    for topic, key, timestamp in steps:
+        value = msgspec.json.encode(f"{topic[0]}{len(driver.source_log[topic])}")
+        driver.pipe(topic, key=None if key is None else key.encode(), value=value, timestamp=timestamp)
+
+
+def out(driver: TopologyTestDriver) -> list[tuple[Pair, int]]:
+    """The pairs since the last look, with their timestamps."""
+    return [(tuple(msgspec.json.decode(record.value or b"")), record.timestamp or 0) for record in driver.read("out")]
+
+
+def late(driver: TopologyTestDriver) -> tuple[int, int]:
+    return len(driver.read("left-late")), len(driver.read("right-late"))
+
+
+def test_records_within_the_window_meet() -> None:
+    """Both bounds are inclusive, whichever side comes first; the result has the higher timestamp and the key."""
+    driver = driver_of(JoinWindows(10, 5, grace_ms=100))
+    pipe(driver, ("left", "k", 50), ("right", "k", 39), ("right", "k", 40), ("right", "k", 55), ("right", "k", 56))
+    assert out(driver) == [(("l0", "r1"), 50), (("l0", "r2"), 55)]
+    pipe(driver, ("left", "k", 46), ("left", "other", 50))
+    assert out(driver) == [(("l1", "r0"), 46), (("l1", "r1"), 46)]
+
+
+def test_results_with_keys_of_bytes_are_the_same_after_a_restore() -> None:
+    """What a join remembers of windows' results is read back with the keys as they were."""
+    joined: list[tuple[Any, Any]] = []
+    builder = StreamsBuilder()
+    sessions = builder.stream("in", key="bytes").group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
+    results = sessions.key_by(lambda record: record.key.key, key="bytes", name="again")
+    other = builder.stream("other", key="bytes")
+    results.join(other, lambda a, b: joined.append((a.key, a.results)) or "", JoinWindows.of(100), name="j").to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for at in (0, 50):
+        driver.pipe("in", key=b"\xff\x01", value=b"{}", timestamp=at)
+    driver.pipe("other", key=b"\xff\x01", value=b"{}", timestamp=0)
+    driver.crash()
+    driver.restore()
+    driver.pipe("other", key=b"\xff\x01", value=b"{}", timestamp=1)
+    assert joined == [(b"\xff\x01", {"n": 1})] * 2
+
+
+def gone_on_with(driver: TopologyTestDriver, windows: JoinWindows, *, left: bool = False) -> TopologyTestDriver:
+    """A driver that goes on with the state of another by these windows, and commits once without a record."""
+    driver.commit()
+    other = driver_of(windows, left=left)
+    other.changelog = list(driver.changelog)
+    other.source_log |= {topic: list(records) for topic, records in driver.source_log.items()}
+    other.restore()
+    other.task.needs_commit = True
+    other.commit()
+    return other
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_longer_grace_opens_nothing_that_was_settled(left: bool) -> None:
+    """A record that would need what was forgotten is late, by the times that it is late by, until time has caught up;
+    what was not settled stays open by the new grace."""
+    driver = driver_of(JoinWindows.of(5), left=left)
+    pipe(driver, ("right", "k", 100), ("left", "k", 101), ("right", "z", 1_000))
+    assert out(driver) == [(("l0", "r0"), 101)]
+    driver = gone_on_with(driver, JoinWindows.of(5, 2_000), left=left)
+    driver = gone_on_with(driver, JoinWindows.of(5, 3_000), left=left)
+    pipe(driver, ("left", "k", 102), ("right", "k", 989))
+    said = dict(driver.outputs["left-late"][0].headers)
+    assert (said[CLOSE_TIME_MS], said[STREAM_TIME_MS]) == (b"1000", b"1000")
+    assert late(driver) == (1, 1)
+    pipe(driver, ("left", "z", 995), ("right", "z", 2_000), ("left", "z", 995), ("left", "z", 996))
+    assert out(driver) == [(("l2", "r1"), 1_000), (("l3", "r1"), 1_000), (("l4", "r1"), 1_000)]
+    pipe(driver, ("right", "z", 4_100), ("left", "z", 1_094))
+    assert late(driver) == (1, 0)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_shorter_grace_settles_what_is_due_with_the_next_record(left: bool) -> None:
+    """Nothing before one comes, also if it is taken back meanwhile; then all of it, though the record is late."""
+    driver = driver_of(JoinWindows.of(5, 1_000), left=left)
+    pipe(driver, ("left", "k", 100), ("right", "m", 100), ("right", "z", 500))
+    driver = gone_on_with(driver, JoinWindows.of(5, 10), left=left)
+    assert out(driver) == []
+    driver = gone_on_with(driver, JoinWindows.of(5, 1_000), left=left)
+    pipe(driver, ("left", "m", 101))
+    assert out(driver) == [(("l1", "r0"), 101)]
+    in_time, too_late = (("left", "z", 499), [(("l2", "r1"), 500)], (0, 0)), (("left", "k", 300), [], (1, 0))
+    for step, pairs, are_late in (in_time, too_late):
+        one = gone_on_with(driver, JoinWindows.of(5, 10), left=left)
+        pipe(one, step)
+        found = out(one)
+        assert [pair for pair in found if None not in pair[0]] == pairs
+        assert [pair for pair in found if None in pair[0]] == [(("l0", None), 100)] * left
+        assert late(one) == are_late
+        one = gone_on_with(one, JoinWindows.of(5, 1_000), left=left)
+        pipe(one, ("right", "k", 101))
+        assert late(one) == (0, 1)
+
+
+def test_records_of_one_moment_are_all_kept() -> None:
+    """Several records of one key and timestamp each meet the other side."""
+    driver = driver_of(JoinWindows.of(0, grace=100))
+    pipe(driver, ("left", "k", 5), ("left", "k", 5), ("right", "k", 5), ("right", "k", 5))
+    assert out(driver) == [(("l0", "r0"), 5), (("l1", "r0"), 5), (("l0", "r1"), 5), (("l1", "r1"), 5)]
+
+
+def test_a_left_join_waits_for_the_window_and_the_grace() -> None:
+    """A left record without a match goes on alone once nothing can come for it, by the stream time of both sides."""
+    driver = driver_of(JoinWindows.of(10, grace=5), left=True)
+    pipe(driver, ("left", "a", 0), ("left", "b", 1), ("right", "b", 3), ("right", "x", 15))
+    assert out(driver) == [(("l1", "r0"), 3)]
+    pipe(driver, ("right", "x", 16))
+    assert out(driver) == [(("l0", None), 0)]
+    pipe(driver, ("left", "x", 100))
+    assert out(driver) == []
+
+
+def test_what_went_on_alone_is_joined_with_nothing() -> None:
+    """After a left record went on alone, a right one that comes late does not contradict it, though it is not late."""
+    driver = driver_of(JoinWindows(10, 0), left=True)
+    pipe(driver, ("left", "k", 15), ("left", "x", 20), ("right", "k", 15))
+    assert (out(driver), late(driver)) == ([(("l0", None), 15)], (0, 0))
+
+
+def test_late_records_go_to_their_own_late_topic() -> None:
+    """A left record is late once its window has passed, a right one when only such records could meet it."""
+    driver = driver_of(JoinWindows(10, 5, grace_ms=2))
+    pipe(driver, ("right", "x", 100), ("left", "k", 93), ("right", "k", 83))
+    assert late(driver) == (0, 0)
+    pipe(driver, ("left", "k", 92), ("right", "k", 82))
+    headers = [dict(driver.read(f"{side}-late")[0].headers) for side in ("left", "right")]
+    assert [h[CLOSE_TIME_MS] for h in headers] == [b"98", b"98"]
+    assert headers[0][STORE] == b"j-left"
+    assert driver.task.metrics.late_total == 2
+    assert [pair for pair, _ in out(driver)] == [("l0", "r1")]
+
+
+def test_null_keys_and_values_are_skipped() -> None:
+    """A record without a key or value meets nothing, moves no time, and is counted."""
+    driver = driver_of(JoinWindows.of(5), left=True)
+    pipe(driver, ("left", "k", 0), ("right", None, 99))
+    driver.pipe("right", key=b"k", value=None, timestamp=99)
+    assert (out(driver), driver.task.metrics.skipped_total) == ([], 2)
+
+
+def test_time_moved_by_hand_lets_them_go() -> None:
+    """Without a record, time that is moved on forwards what is left over and forgets both sides."""
+    driver = driver_of(JoinWindows.of(5), left=True)
+    pipe(driver, ("left", "k", 0), ("right", "x", 0))
+    driver.task.advance_time(5)
+    assert [len(store) for store in driver.task.stores.values()] == [1, 1]
+    driver.task.advance_time(1)
+    driver.task.operators()[0].advance_time(2)
+    driver.commit()
+    assert out(driver) == [(("l0", None), 0)]
+    driver.task.advance_time(5)
+    assert [len(store) for store in driver.task.stores.values()] == [0, 0]
+
+
+def test_what_a_joiner_raises_is_a_dead_letter() -> None:
+    """A record for which the joiner raises was not joined at all: it is not remembered either."""
+    builder = StreamsBuilder()
+    builder.stream("left").join(builder.stream("right"), lambda a, b: a["x"] / b["x"], JoinWindows.of(5)).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("left", key=b"k", value=b'{"x":6}', timestamp=0)
+    for x in (b"0", b"3"):
+        driver.pipe("right", key=b"k", value=b'{"x":%s}' % x, timestamp=0)
+    assert [record.value for record in driver.read("out")] == [b"2.0"]
+    assert len(driver.read("right-dlq")) == 1
+
+
+@pytest.mark.parametrize(("before", "after", "grace"), [(-5, 4, 0), (1, 1, -1)])
+def test_windows_refuse_what_is_none(before: int, after: int, grace: int) -> None:
+    """A window that ends before it starts and a negative grace are refused; one that lies to one side is not."""
+    with pytest.raises(ConfigError, match="join"):
+        JoinWindows(before, after, grace)
+    assert JoinWindows(-5, 5).reach(0) == (-5, 5)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """Two streams need windows, a table takes none, and both sides need keys of one type."""
+    builder = StreamsBuilder()
+    stream, other, bytes_ = builder.stream("a"), builder.stream("b"), builder.stream("c", key="bytes")
+    table = builder.table("t")
+    with pytest.raises(ConfigError, match="two streams need JoinWindows"):
+        stream.join(other, max)
+    with pytest.raises(ConfigError, match="a table takes none"):
+        stream.join(table, max, JoinWindows.of(1))
+    with pytest.raises(ConfigError, match="a global table needs a key function"):
+        stream.join(table, max, key=lambda record: record.key)
+    with pytest.raises(ConfigError, match="keys of one side are string, those of the other bytes"):
+        stream.join(bytes_, max, JoinWindows.of(1))
+
+
+def test_rows_are_kept_as_they_are() -> None:
+    """What is remembered of a moment goes through the changelog with its values' type."""
+    rows = JoinRows(int)
+    state = rows.add(rows.initial(), Remembered(7, joined=True))
+    assert rows.from_columns(rows.to_columns(state)) == (Remembered(7, True),)
+    assert rows.result(rows.merge(state, state)) == [7, 7]
+
+
+def test_its_stores_are_in_the_changelog_beside_others() -> None:
+    """A join and a window in one application each have their own rows, and both come back."""
+    builder = StreamsBuilder()
+    left, right = builder.stream("left"), builder.stream("right")
+    left.join(right, lambda a, b: [a, b], JoinWindows.of(10), name="j").to("out")
+    left.group_by_key().tumbling_window(10).aggregate("w", n=Count()).on_close().to("counts")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    pipe(driver, ("left", "k", 0))
+    driver.crash()
+    driver.restore()
+    pipe(driver, ("right", "k", 3), ("left", "k", 10))
+    assert out(driver) == [(("l0", "r0"), 3), (("l1", "r0"), 10)]
+    assert [record.value for record in driver.read("counts")] == [b'{"key":"k","start":0,"end":10,"n":1}']
+
+
+steps = st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("aab"), st.integers(0, 60)), max_size=30)
+
+
+def model(windows: JoinWindows, given_: list[Step], *, left: bool) -> tuple[list[tuple[Pair, int]], tuple[int, int]]:
+    """All pairs and lone left records, and how many records of each side were late."""
+    time, found, known, lates = -1, [], [], [0, 0]
+    counts, joined = [0, 0], set()
+    for topic, key, at in given_:
+        side = int(topic == "right")
+        name, counts[side] = f"{topic[0]}{counts[side]}", counts[side] + 1
+        moment = max(time, at)
+        closed = moment - windows.grace_ms - max(0, windows.after_ms)
+        if at < (closed if side == 0 else closed - windows.before_ms):
+            lates[side] += 1
+            continue
+        time = moment
+        for row in sorted((r for r in known if r[0] == 0 and r[2] < closed), key=lambda r: (r[2], r[1])):
+            known.remove(row)
+            if left and row[3] not in joined:
+                found.append(((row[3], None), row[2]))
+        for other_side, other_key, other_at, other in sorted(known, key=lambda r: r[2]):
+            l_at, r_at = (at, other_at) if side == 0 else (other_at, at)
+            if other_side != side and other_key == key and -windows.before_ms <= r_at - l_at <= windows.after_ms:
+                pair = (name, other) if side == 0 else (other, name)
+                found.append((pair, max(at, other_at)))
+                joined.add(pair[0])
+        known.append((side, key, at, name))
+    return found, (lates[0], lates[1])
+
+
+shapes = st.sampled_from([JoinWindows(10, 10, 5), JoinWindows(5, 0), JoinWindows(0, 8, 20), JoinWindows(-2, 6, 3)])
+
+
+@given(shapes, steps, st.lists(st.integers(0, 29), max_size=3), st.booleans())
+def test_equals_brute_force_over_crashes(
+    windows: JoinWindows, given_: list[Step], crashes: list[int], left: bool
+) -> None:
+    """Pairs, lone records and late ones are the model's, in its order, also where the task is lost in between."""
+    driver = driver_of(windows, left=left)
+    for i, step in enumerate(given_):
+        if i in crashes:
+            driver.crash()
+            driver.restore()
+        pipe(driver, step)
+    found, lates = model(windows, given_, left=left)
+    assert (out(driver), late(driver)) == (found, lates)
+
+
+def test_a_left_record_without_a_key_goes_on_alone() -> None:
+    """In a left join it is forwarded at once with None; on the right, or in an inner join, it is skipped."""
+    driver = driver_of(JoinWindows.of(5), left=True)
+    pipe(driver, ("left", None, 7), ("right", None, 8))
+    assert (out(driver), driver.task.metrics.skipped_total) == ([(("l0", None), 7)], 1)
+    driver = driver_of(JoinWindows.of(5))
+    pipe(driver, ("left", None, 7))
+    assert (out(driver), driver.task.metrics.skipped_total) == ([], 1)
+
+
+@pytest.mark.parametrize("mutates", ["joiner", "branch"])
+def test_what_is_remembered_is_not_changed_by_user_code(mutates: str) -> None:
+    """A record is remembered as it came, whatever a joiner or another branch does to it: so it is after a restore."""
+
+    def change(value: dict[str, Any]) -> dict[str, Any]:
+        value["n"].append("changed")
+        return value
+
+    def both(left: dict[str, Any], right: dict[str, Any]) -> list[Any]:
+        return [change(left)["n"], change(right)["n"]] if mutates == "joiner" else [left["n"], right["n"]]
+
+    builder = StreamsBuilder()
+    left, right = builder.stream("left"), builder.stream("right")
+    left.join(right, both, JoinWindows.of(10), name="j").to("out")
+    if mutates == "branch":
+        left.map_values(change).to("left-out")
+        right.map_values(change).to("right-out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+
+    def joined(topic: str, n: int) -> list[Any]:
+        driver.pipe(topic, key=b"k", value=b'{"n":[%d]}' % n, timestamp=n)
+        return [msgspec.json.decode(record.value or b"") for record in driver.read("out")]
+
+    expected = [[1], [2]] if mutates == "branch" else [[1, "changed"], [2, "changed"]]
+    assert joined("left", 1) == []
+    assert joined("right", 2) == [expected]
+    assert joined("left", 3) == [[[3, *expected[0][1:]], expected[1]]]
+    driver.crash()
+    driver.restore()
+    driver.read("out")
+    assert joined("right", 4) == [[[n, *expected[0][1:]], [4, *expected[0][1:]]] for n in (1, 3)]

@@ -1,0 +1,87 @@
+"""Global tables: one copy an instance, looked up by any key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.runtime.global_table import GlobalTableRows
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+
+def rows() -> GlobalTableRows:
+    builder = StreamsBuilder()
+    builder.global_table("airports", int, name="a")
+    return GlobalTableRows(builder._topology.global_tables["a"])
+
+
+def test_the_last_value_counts_and_none_deletes() -> None:
+    """A row is its key's last value; a record without one deletes it."""
+    table = rows()
+    for key, value in ((b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"b", None), (b"c", None)):
+        assert table.apply(key, value) is None
+    assert (table.get("a"), table.get("b"), len(table), dict(table.items())) == (3, None, 1, {"a": 3})
+
+
+def test_what_cannot_be_read_is_left_out_and_said() -> None:
+    """A record without a key, with no text as key or with an ill value changes nothing and is counted."""
+    table = rows()
+    table.apply(b"a", b"1")
+    said = [table.apply(key, value) for key, value in ((None, b"1"), (b"\xff", b"1"), (b"a", b"{"))]
+    assert [error is not None and str(error).startswith("airports: ") for error in said] == [True] * 3
+    assert repr(table) == "GlobalTableRows('a', 1 rows, 3 refused)"
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_stream_looks_up_a_key_of_its_own(left: bool) -> None:
+    """The key function says which row; where it gives none or there is none, only a left join goes on."""
+    builder = StreamsBuilder()
+    flights, airports = builder.stream("flights"), builder.global_table("airports")
+    method = flights.left_join if left else flights.join
+    method(airports, lambda flight, airport: [flight["n"], airport], key=lambda r: r.value.get("to")).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("airports", key=b"OSL", value=b'"Oslo"')
+    for value in (b'{"n":1,"to":"OSL"}', b'{"n":2,"to":"EWR"}', b'{"n":3}'):
+        driver.pipe("flights", key=None, value=value)
+        driver.crash()
+        driver.restore()
+    found = [msgspec.json.decode(record.value or b"") for record in driver.read("out")]
+    assert found == [[1, "Oslo"], *([[2, None], [3, None]] if left else [])]
+    assert driver.task.metrics.skipped_total == 0
+    assert driver.topology.describe().splitlines()[0] == "Global table: airports (topic: airports)"
+
+
+def test_a_processor_reads_it_by_name() -> None:
+    """A global table's name may be given to a processor beside its stores; names and topics are taken once."""
+    builder = StreamsBuilder()
+    builder.global_table("t")
+    with pytest.raises(ConfigError, match="store 't' is there already"):
+        builder.global_table("other", name="t")
+    with pytest.raises(ConfigError, match="topic 't' has a source already"):
+        builder.global_table("t", name="u")
+    with pytest.raises(ConfigError, match="store 't' is there already"):
+        builder.add_store("t")
+
+
+def test_a_joiner_may_change_what_it_is_given() -> None:
+    """What user code changes in a row, nested values too, is its own: the next record finds the row as it came."""
+
+    def seen(click: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        row["seen"].append(row["n"])
+        row["n"] += 1
+        return row
+
+    builder = StreamsBuilder()
+    builder.stream("clicks").join(builder.global_table("g"), seen, key=lambda r: r.key).to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("g", key=b"a", value=b'{"n":1,"seen":[]}')
+    for _ in range(2):
+        driver.pipe("clicks", key=b"a", value=b"{}")
+    assert [record.value for record in driver.read("out")] == [b'{"n":2,"seen":[1]}'] * 2
+    ((_, row),) = driver.store("g").items()
+    row["n"] = 9
+    assert driver.store("g").get("a") == {"n": 1, "seen": []}

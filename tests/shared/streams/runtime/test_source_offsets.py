@@ -1,0 +1,146 @@
+"""Where a task reads on in a source partition."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.errors import SchemaMismatch, SourceOffsetsMissing, SourceTopicChanged
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.streams.runtime.source_offsets import (
+    Ahead,
+    GroupAhead,
+    Held,
+    OnMissing,
+    Start,
+    ahead_of,
+    left_topics,
+    own_offset,
+    position_of,
+    refuse_unread,
+    start_of,
+)
+
+AT = TopicPartition("flights", 3)
+ID, OTHER = "2ia3basOR-KblWWPsTuLbw", "AAAAAAAAAAAAAAAAAAAAAA"
+offsets = st.integers(0, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("known", "committed", "from_group", "position"),
+    [
+        (None, None, False, None),
+        (None, 0, False, None),
+        (None, 0, True, 0),
+        (None, 7, True, 7),
+        (5, None, False, 5),
+        (5, 5, False, 5),
+        (5, 3, False, 5),
+        (5, 3, True, 5),
+    ],
+)
+def test_the_changelog_says_where(
+    known: int | None, committed: int | None, from_group: bool, position: int | None
+) -> None:
+    """The changelog's position counts; the group's does only where there is none, and only when asked to."""
+    offset = None if committed is None else OffsetAndMetadata(committed)
+    assert ahead_of(AT, known, offset, from_group=from_group) is None
+    assert position_of(known, offset, from_group=from_group) == position
+
+
+@pytest.mark.parametrize(("known", "from_group"), [(None, False), (5, False), (5, True), (0, False)])
+@pytest.mark.parametrize("offset", [own_offset(7), OffsetAndMetadata(7), OffsetAndMetadata(7, "x")])
+def test_a_group_that_is_ahead(known: int | None, from_group: bool, offset: OffsetAndMetadata) -> None:
+    """It has done more than the changelog knows of, and the offset's metadata says whether the application did."""
+    by_application = offset.metadata == own_offset(0).metadata
+    assert ahead_of(AT, known, offset, from_group=from_group) == Ahead(AT, 7, known, by_application)
+
+
+FOREIGN, LOST = Ahead(TopicPartition("flights", 0), 7, 5, False), Ahead(TopicPartition("flights", 1), 8, 6, True)
+GONE = Ahead(TopicPartition("banks", 0), 9, None, True)
+UNKNOWN = Ahead(TopicPartition("banks", 2), 9, None, False)
+COMMAND = "run `penstock streams restore-offsets --application-id app --execute"
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said", "not_said"),
+    [
+        ([FOREIGN], ["flights-0 (committed 7, changelog 5)", "not lost state", f"{COMMAND}`"], ["lost the", "empty"]),
+        ([LOST], ["flights-1 (committed 8, changelog 6)", "has lost the commits", f"{COMMAND}`"], ["not lost"]),
+        ([GONE], ["banks-0 (committed 9, changelog none)", "was lost", "--start-over banks`"], ["not lost", "or its"]),
+        ([UNKNOWN], ["banks-2 (committed 9, changelog none)", f"{COMMAND} --start-over banks`"], ["not lost state"]),
+        (
+            [UNKNOWN, LOST, FOREIGN],
+            ["flights-0", "flights-1", "banks-2", f"{COMMAND} --start-over banks`"],
+            [],
+        ),
+    ],
+    ids=["another client's", "the application's own", "the changelog's loss", "nothing known", "all"],
+)
+def test_the_error_names_partitions_cause_and_command(ahead: list[Ahead], said: list[str], not_said: list[str]) -> None:
+    """All partitions at once; lost state only where it may be; one command, which is the whole way out."""
+    message = str(GroupAhead("app", ahead))
+    assert [part for part in said if part not in message] == []
+    assert [part for part in not_said if part in message] == []
+    assert message.count("penstock streams") == 1
+
+
+@pytest.mark.parametrize("known_id", [None, ID])
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+@given(first=offsets, length=offsets, into=offsets)
+def test_a_position_within_is_kept(
+    known_id: str | None, on_missing: OnMissing, first: int, length: int, into: int
+) -> None:
+    """From the first offset up to the end every position is good, whatever is to be done about others."""
+    position = first + min(into, length)
+    held = Held(ID, first, first + length)
+    assert start_of(AT, position, known_id, held, on_missing) == Start(position)
+
+
+@given(first=offsets)
+def test_a_partition_that_was_never_read_starts_at_its_first_offset(first: int) -> None:
+    """What was deleted before the application ever read the partition is not missing from it."""
+    assert start_of(AT, None, None, Held(ID, first, first), "fail") == Start(first)
+
+
+def test_deleted_records_stop_or_are_counted() -> None:
+    """A first offset above the position names the gap; with `skip` it is counted to the offset."""
+    held = Held(ID, 40, 90)
+    with pytest.raises(
+        SourceOffsetsMissing, match=r"flights-3: offsets 25 to 39 were deleted .*streams.on_missing_source_off"
+    ):
+        start_of(AT, 25, ID, held, "fail")
+    assert start_of(AT, 25, ID, held, "skip") == Start(40, skipped=15)
+
+
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+def test_another_topic_of_the_same_name_is_refused(on_missing: OnMissing) -> None:
+    """A topic that was made again is refused by both ids, even where the position fits; nothing allows it."""
+    with pytest.raises(SourceTopicChanged, match=rf"made again: its id is {OTHER}, .* id {ID}\. .* application_id"):
+        start_of(AT, 5, ID, Held(OTHER, 0, 90), on_missing)
+
+
+@pytest.mark.parametrize("on_missing", ["fail", "skip"])
+def test_a_position_past_the_end_is_refused(on_missing: OnMissing) -> None:
+    """A topic that ends before the position lost what was read, or is another one whose id was not recorded."""
+    with pytest.raises(SourceTopicChanged, match=r"flights-3: the position is 91, but the partition ends at 90"):
+        start_of(AT, 91, None, Held(ID, 0, 90), on_missing)
+
+
+def test_own_topics_that_the_topology_left() -> None:
+    """Of all positions it is those of the application's own topics that nobody reads any more; sources may go."""
+    sources = {"app-key_by-2-repartition": 5, "app-by-user-repartition": 7, "clicks": 1, "other-x-repartition": 9}
+    assert left_topics(sources, ["app-by-user-repartition"], "app") == ["app-key_by-2-repartition"]
+
+
+def test_unread_records_of_a_topic_with_another_name_are_refused() -> None:
+    """The message has the place, what the topology reads now, and the name that keeps the topic."""
+    at = TopicPartition("app-key_by-2-repartition", 3)
+    with pytest.raises(SchemaMismatch) as refused:
+        refuse_unread(at, 5, ["clicks", "app-key_by-3-repartition"], "app")
+    said = str(refused.value)
+    assert "app-key_by-2-repartition-3 holds records from offset 5 on that were not read" in said
+    assert "its own topics are app-key_by-3-repartition." in said
+    assert "name='key_by-2'" in said
+    assert "penstock streams reset" in said

@@ -1,0 +1,133 @@
+"""Who stands by for what, and who becomes an owner for having stood by."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.clients.consumer.assignors import ASSIGNORS, GroupMember
+from penstock.shared.clients.consumer.group_protocol import Subscription, decode_generation
+from penstock.shared.common.errors import InconsistentGroupProtocol
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.runtime.standby_assignor import (
+    MARK,
+    STRATEGIES,
+    StreamsAssignor,
+    place_standbys,
+    standing_of,
+    with_standing,
+)
+
+
+def assignor(strategy: str = "cooperative-sticky", replicas: int = 1, *warm: int) -> StreamsAssignor:
+    return STRATEGIES[strategy](replicas, lambda: warm)
+
+
+def member(own: StreamsAssignor, owned: tuple[int, ...] = (), generation: int = 3) -> GroupMember:
+    at = tuple(TopicPartition("t", p) for p in owned)
+    return GroupMember(Subscription(("t",), own.user_data(at, generation), at, generation))
+
+
+def test_what_is_said_lies_behind_the_assignors_own() -> None:
+    """A member that knows nothing of standbys reads its generation as ever, and says nothing that could be read."""
+    data = assignor("cooperative-sticky", 1, 4, 2).user_data((), 7)
+    assert decode_generation(data) == 7
+    assert standing_of(data) == {2, 4}
+    assert standing_of(assignor("range", 1).user_data((), 7)) == frozenset()
+    plain = ASSIGNORS["cooperative-sticky"].user_data((), 7)
+    assert [standing_of(each) for each in (plain, None, b"", b"x{}\x00\x00\x00\x03" + MARK)] == [None] * 4
+
+
+def test_each_strategy_has_a_name_of_its_own() -> None:
+    """A broker rejects a member that shares no strategy with its group, so no other consumer has these names."""
+    for strategy in ("range", "cooperative-sticky"):
+        made = assignor(strategy, 0)
+        assert made.name == f"penstock-streams-{strategy}"
+        assert made.name not in ASSIGNORS
+        assert made.is_cooperative == ASSIGNORS[strategy].is_cooperative
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_without_replicas_every_member_is_told_that_it_has_no_standbys(strategy: str) -> None:
+    """Members say nothing and are given none, yet each is told something: a broker then refuses KIP-848's consumers."""
+    own = assignor(strategy, 0)
+    members = {"a": member(own), "b": member(own)}
+    said = [standing_of(one.subscription.user_data) for one in members.values()]
+    assigned = own.assign({"t": 1}, members)
+    told = own.told({"t": 1}, members, assigned)
+    assert said == [None, None]
+    assert {name: standing_of(data) for name, data in told.items()} == {"a": frozenset(), "b": frozenset()}
+
+
+def test_the_leader_tells_each_member() -> None:
+    """Each partition gets one member beside its owner; those that say nothing of standbys are given none."""
+    own, others = assignor("range", 1), assignor("range", 1, 0)
+    members = {"a": member(own), "b": member(others), "c": member(assignor("range", 0))}
+    assigned = own.assign({"t": 3}, members)
+    told = own.told({"t": 3}, members, assigned)
+    assert {name: standing_of(data) for name, data in told.items()} == {"a": {1, 2}, "b": {0}, "c": frozenset()}
+    others.on_assignment(told["b"])
+    assert others.standbys == {0}
+
+
+def test_an_assignment_that_no_instance_made_is_refused() -> None:
+    """A group of KIP-848 takes an instance in and assigns by itself: without a word of ours beside the partitions."""
+    for told in (None, b""):
+        with pytest.raises(InconsistentGroupProtocol, match="penstock-streams-range"):
+            assignor("range", 1).on_assignment(told)
+
+
+def test_who_stood_by_becomes_the_owner() -> None:
+    """Of those with the fewest partitions the one that has state of a partition without an owner gets it."""
+    order = {"a": (assignor(), (0,)), "b": (assignor("cooperative-sticky", 1, 3), (1,)), "c": (assignor(), (2,))}
+    members = {name: member(own, owned) for name, (own, owned) in order.items()}
+    assigned = order["a"][0].assign({"t": 4}, members)
+    assert {name: [p for _, p in given] for name, given in assigned.items()} == {"a": [0], "b": [1, 3], "c": [2]}
+
+
+def test_a_partition_between_owners_keeps_its_standbys() -> None:
+    """Under the cooperative assignor a partition is nobody's for one round: who has state of it stays, nobody comes."""
+    assert place_standbys({0: None, 1: "a"}, ["a", "b", "c"], {"c": {0}}, 1) == {"a": [], "b": [1], "c": [0]}
+
+
+partitions = st.integers(1, 12)
+places = st.integers(1, 5).flatmap(
+    lambda n: st.tuples(
+        st.just([f"m{i}" for i in range(n)]),
+        st.lists(st.integers(0, n - 1), min_size=1, max_size=12),
+        st.dictionaries(st.sampled_from([f"m{i}" for i in range(n)]), st.sets(st.integers(0, 12))),
+        st.integers(1, 3),
+    )
+)
+
+
+@given(places)
+def test_as_many_as_there_can_be_and_never_the_owner(
+    plan: tuple[list[str], list[int], dict[str, set[int]], int],
+) -> None:
+    """Every partition has its standbys on as many other members as were asked for, or as there are."""
+    order, own, warm, replicas = plan
+    owners: dict[int, str | None] = {p: order[i] for p, i in enumerate(own)}
+    placed = place_standbys(owners, order, warm, replicas)
+    for partition, owner in owners.items():
+        standing = [name for name, given in placed.items() if partition in given]
+        assert owner not in standing
+        assert len(standing) == min(replicas, len(order) - 1)
+    assert all(len(given) == len(set(given)) for given in placed.values())
+
+
+@given(partitions, st.integers(2, 4))
+def test_standbys_are_even_and_stay(count: int, members: int) -> None:
+    """With owners dealt out evenly no member stands by for many more than another, and what was placed stays so."""
+    order = [f"m{i}" for i in range(members)]
+    owners: dict[int, str | None] = {p: order[p % members] for p in range(count)}
+    placed = place_standbys(owners, order, {}, 1)
+    sizes = [len(given) for given in placed.values()]
+    assert max(sizes) - min(sizes) <= 2
+    assert place_standbys(owners, order, {name: set(given) for name, given in placed.items()}, 1) == placed
+
+
+def test_bytes_come_back() -> None:
+    """What is said survives, also with nothing before it."""
+    assert standing_of(with_standing(None, [3])) == {3}

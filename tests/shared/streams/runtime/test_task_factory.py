@@ -1,0 +1,88 @@
+"""Where an instance's tasks have their state."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.common.errors import ConfigError, IllegalState
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.runtime.task_factory import CLEAN_INTERVAL_MS, TaskMaker
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.state.persistent_stores import PersistentWindowStore
+from penstock.shared.streams.windows.window_store import WindowStore
+from penstock.shared.testing.manual_clock import ManualClock
+
+
+def maker(clock: Clock = SYSTEM_CLOCK, result: str = "n", **given: str) -> TaskMaker:
+    settings, registry = StreamsSettings(**given), CollectorRegistry()  # type: ignore[arg-type]
+    builder = StreamsBuilder()
+    sessions = builder.stream("in").group_by_key().session_window(10)
+    sessions.aggregate("s", **{result: Count()}).on_close().to("out")
+    return TaskMaker(settings, builder.build(), clock, registry)
+
+
+def test_state_is_in_memory_unless_it_is_asked_for() -> None:
+    """By default there is no folder, and nothing to let go of."""
+    made = maker()
+    made.startup()
+    assert made.open_state(0) is None
+    assert type(made.task(0, None).stores["s"]) is WindowStore
+    made.shutdown()
+
+
+def test_state_on_disk_is_below_the_applications_folder(tmp_path: Path) -> None:
+    """With rocksDB each partition has its folder, and the task its stores there."""
+    made = maker(default_dsl_store="rocksDB", state_dir=str(tmp_path), application_id="app")
+    made.startup()
+    state = made.open_state(3)
+    assert state is not None
+    assert type(made.task(3, state).stores["s"]) is PersistentWindowStore
+    assert (tmp_path / "app" / "3" / "CURRENT").is_file()
+    state.close()
+    made.shutdown()
+
+
+def test_a_standby_is_counted_only_once_it_runs() -> None:
+    """A task that stands by refuses to schedule and has no metrics of the instance; it has both when it begins."""
+    made = maker()
+    task = made.standby_task(3)
+    with pytest.raises(IllegalState, match="this instance stands by for partition 3: schedule"):
+        task.schedule(5, PunctuationType.WALL_CLOCK_TIME, print)
+    labels = {"partition": "3"}
+    assert made._registry.get_sample_value("penstock_streams_records_total", labels) is None
+    made.start(task, {})
+    task.schedule(5, PunctuationType.WALL_CLOCK_TIME, print)
+    assert made._registry.get_sample_value("penstock_streams_records_total", labels) == 0
+
+
+def test_state_of_partitions_elsewhere_is_deleted_now_and_then(tmp_path: Path) -> None:
+    """What no task has used for the delay is looked for once a minute, and not before."""
+    clock = ManualClock(int(time.time() * 1000) + 3_600_000)
+    made = maker(clock, default_dsl_store="rocksDB", state_dir=str(tmp_path), application_id="app")
+    made.startup()
+    state = made.open_state(3)
+    assert state is not None
+    state.close()
+    made.clean()
+    assert (tmp_path / "app" / "3").is_dir()
+    clock.advance(CLEAN_INTERVAL_MS)
+    made.clean()
+    assert not (tmp_path / "app" / "3").exists()
+    made.shutdown()
+
+
+def test_names_that_a_lake_cannot_have_are_refused_where_there_is_one() -> None:
+    """At the start, before any state is there that no compaction could fold; without a lake any name does."""
+    assert maker(result="state").task(0, None).stores
+    with pytest.raises(
+        ConfigError, match="store 's': aggregation 'state': the lake's table closed/s has a column 'state'"
+    ):
+        maker(result="state", lake="lake")
+    assert maker(lake="lake").task(0, None).stores

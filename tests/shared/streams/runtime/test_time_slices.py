@@ -1,0 +1,61 @@
+"""How a turn's time is dealt out, and how long a run may be."""
+
+from __future__ import annotations
+
+from penstock.shared.streams.runtime.time_slices import (
+    PROCESSING_MS_MAX,
+    RUN_RECORDS_FIRST,
+    RUN_RECORDS_MAX,
+    RUN_RECORDS_MIN,
+    RunLength,
+    TurnTime,
+)
+from penstock.shared.testing.manual_clock import ManualClock
+
+
+def test_equal_shares() -> None:
+    """Each gets the same part of the turn, and what one leaves over goes to those after it."""
+    clock = ManualClock()
+    turn = TurnTime(clock)
+    turn.begin(4)
+    assert turn.share().ms == PROCESSING_MS_MAX // 4
+    clock.advance(10)
+    assert turn.share().ms == (PROCESSING_MS_MAX - 10) // 3
+
+
+def test_who_comes_after_a_slow_one_has_its_part() -> None:
+    """What one took too much is not taken from the others: each has at least an equal part of the whole."""
+    clock = ManualClock()
+    turn = TurnTime(clock)
+    turn.begin(2)
+    slow = turn.share()
+    clock.advance(10 * PROCESSING_MS_MAX)
+    assert (slow.is_left(), slow.used_ms()) == (False, 10 * PROCESSING_MS_MAX)
+    assert turn.share().ms == PROCESSING_MS_MAX // 2
+
+
+def test_many_sharers_have_some_time() -> None:
+    """However many there are, none has no time at all; a turn without any can be begun too."""
+    turn = TurnTime(ManualClock())
+    turn.begin(10 * PROCESSING_MS_MAX)
+    assert turn.share().ms == 1
+    turn.begin(0)
+    assert turn.share().ms == PROCESSING_MS_MAX
+
+
+def test_runs_grow_while_they_are_cheap_and_shrink_when_they_are_not() -> None:
+    """A full run that took little makes the next larger; one that took too long makes it fit, down to a limit."""
+    length = RunLength()
+    length.took(RUN_RECORDS_FIRST - 1, 0, 100)
+    assert length.records_max == RUN_RECORDS_FIRST, "it was no full run"
+    length.took(RUN_RECORDS_FIRST, 25, 100)
+    assert length.records_max == 4 * RUN_RECORDS_FIRST
+    length.took(4 * RUN_RECORDS_FIRST, 100, 100)
+    assert length.records_max == 4 * RUN_RECORDS_FIRST
+    length.took(4 * RUN_RECORDS_FIRST, 1_000, 100)
+    assert length.records_max == 4 * RUN_RECORDS_FIRST // 10
+    for _ in range(4):
+        length.took(RUN_RECORDS_MAX, 0, 100)
+    assert length.records_max == RUN_RECORDS_MAX
+    length.took(1, 60_000, 100)
+    assert length.records_max == RUN_RECORDS_MIN

@@ -1,0 +1,159 @@
+"""The table of a worker's tasks, and which of them are paused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog.partition import ChangelogPartition
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.runtime.owned_task import OwnedTask
+from penstock.shared.streams.runtime.slow_records import SlowSteps
+from penstock.shared.streams.runtime.worker_tasks import WorkerTasks
+from penstock.shared.streams.settings import StreamsSettings
+from penstock.shared.streams.task.metrics import RestoreMetrics
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.testing.manual_clock import ManualClock
+
+
+def owned_of(partition: int) -> OwnedTask:
+    """A task that is assigned and not restored yet."""
+    of = (
+        KafkaSettings(),
+        StreamsSettings(),
+        partition,
+        "here",
+        ManualClock(),
+        1_000,
+        RestoreMetrics(CollectorRegistry()),
+    )
+    return OwnedTask(ChangelogPartition(*of))
+
+
+def begin(tasks: WorkerTasks, owned: OwnedTask, settings: StreamsSettings | None = None) -> None:
+    settings = settings or StreamsSettings()
+    builder = StreamsBuilder()
+    builder.stream("in").to("out")
+    owned.begin(StreamTask(builder.build(), owned.partition, application="app"), settings, SlowSteps.of(settings))
+    tasks.begun(owned)
+
+
+def test_a_paused_partition_stays_so_whichever_task_runs_it() -> None:
+    """A task that was restored after a crash or a rebalance is paused where the one before was, until it is resumed."""
+    tasks = WorkerTasks()
+    tasks.owned[3] = first = owned_of(3)
+    begin(tasks, first)
+    tasks.pause(3, paused=True)
+    assert first.inputs is not None
+    assert first.inputs.is_paused
+    tasks.clear()
+    tasks.owned |= {3: owned_of(3), 4: owned_of(4)}
+    for owned in tasks.all():
+        begin(tasks, owned)
+    assert [one["state"] for one in tasks.describe()] == ["paused", "running"]
+    tasks.pause(3, paused=False)
+    assert [one["state"] for one in tasks.describe()] == ["running", "running"]
+
+
+def test_a_partition_is_held_while_the_group_meets() -> None:
+    """A task that is set aside is nobody else's yet."""
+    tasks = WorkerTasks()
+    assert not tasks.holds(5)
+    tasks.owned[5] = owned_of(5)
+    assert tasks.holds(5)
+    tasks.suspended[5] = tasks.owned.pop(5)
+    assert tasks.holds(5)
+    tasks.suspended.clear()
+    assert not tasks.holds(5)
+
+
+def test_a_task_may_be_paused_while_it_is_restored() -> None:
+    """It begins paused; it is not among those that run before."""
+    tasks = WorkerTasks()
+    tasks.owned[0] = owned = owned_of(0)
+    tasks.pause(0, paused=True)
+    assert (tasks.running(), tasks.ready()) == ([], {})
+    begin(tasks, owned)
+    assert (tasks.running(), tasks.ready()) == ([owned], {0: owned})
+    assert [one["state"] for one in tasks.describe()] == ["paused"]
+    assert repr(tasks) == "WorkerTasks(owned [0], suspended [], paused {0})"
+
+
+def test_only_what_runs_here_can_be_paused() -> None:
+    """Another's partition is refused; one that was paused here can be resumed when it is elsewhere."""
+    tasks = WorkerTasks()
+    with pytest.raises(IllegalState, match="partition 7 does not run here"):
+        tasks.pause(7, paused=True)
+    with pytest.raises(IllegalState, match="partition 7 does not run here"):
+        tasks.pause(7, paused=False)
+    tasks.owned[7] = owned_of(7)
+    tasks.pause(7, paused=True)
+    tasks.clear()
+    tasks.pause(7, paused=False)
+    with pytest.raises(IllegalState):
+        tasks.pause(7, paused=False)
+
+
+@pytest.mark.parametrize(("given", "limit"), [({}, 1_000), ({"buffered_records_per_partition": 4}, 4)])
+def test_how_many_records_wait_is_a_setting(given: dict[str, Any], limit: int) -> None:
+    """A partition is full with more at hand than `buffered_records_per_partition`, by default Kafka Streams' 1,000."""
+    owned = owned_of(3)
+    begin(WorkerTasks(), owned, StreamsSettings(**given))
+    assert owned.inputs is not None
+    full = []
+    for at in range(limit + 1):
+        owned.inputs.add(Columns.of([ConsumerRecord("in", 3, at, 0, b"k", b"{}")]))
+        full.append(owned.inputs.is_full("in"))
+    assert full == [False] * limit + [True]
+
+
+def test_a_task_that_cannot_be_closed_is_in_the_log() -> None:
+    """All are forgotten, and of which one the closing failed, and why, is said."""
+    tasks = WorkerTasks()
+    tasks.owned |= {3: owned_of(3), 4: owned_of(4)}
+    with capture_logs() as lines:
+        tasks.closed([None, OSError("no answer")])
+    assert [(line["event"], line["log_level"], line["partition"], line["reason"]) for line in lines] == [
+        ("a task cannot be closed", "error", 4, "no answer")
+    ]
+    assert tasks.all() == []
+
+
+async def test_what_a_processor_raises_when_it_is_closed_is_in_the_log() -> None:
+    """The line names task and node; the processors after it, and all else of the task, are closed all the same."""
+    calls: list[str] = []
+
+    class Closing(Processor):
+        def __init__(self, said: str) -> None:
+            self._said = said
+
+        def close(self) -> None:
+            calls.append(self._said)
+            if self._said:
+                raise ValueError(self._said)
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    for name, said in (("first", "disk full"), ("second", ""), ("third", "no such file")):
+        stream.process(partial(Closing, said), name=name)
+    owned = owned_of(5)
+    task = StreamTask(builder.build(), 5, application="app")
+    owned.begin(task, StreamsSettings(), SlowSteps.of(StreamsSettings()))
+    with capture_logs() as lines:
+        await owned.close(100)
+        await owned.close(100)
+    assert calls == ["disk full", "", "no such file"]
+    ((line),) = [line for line in lines if line["log_level"] == "error"]
+    assert (line["event"], line["partition"]) == ("a task was not closed as it should be", 5)
+    assert line["reason"] == (
+        "the processors of partition 5 cannot be closed: node 'first': ValueError: disk full; "
+        "node 'third': ValueError: no such file"
+    )

@@ -1,0 +1,306 @@
+"""What a task's inputs hand it, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.common.errors import DataError, RecordTooSlow
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.runtime.slow_records import SlowSteps, Step
+from penstock.shared.streams.runtime.time_slices import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
+from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
+from penstock.shared.streams.task.inputs import TaskInputs
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.watermarks import TimeMark, mark_record
+from penstock.shared.testing.manual_clock import ManualClock
+
+
+def inputs_of(seen: list[tuple[str, int]], max_task_idle_ms: int = 0) -> tuple[TaskInputs, StreamTask]:
+    """Two topics that are merged, and one that has nothing to do with them; `seen` gets keys and timestamps."""
+
+    def see(record: Record) -> None:
+        seen.append((record.key, record.timestamp))
+
+    builder = StreamsBuilder()
+    builder.stream("a").merge(builder.stream("b")).peek(see)
+    builder.stream("c").peek(see)
+    task = StreamTask(builder.build(), 0, application="app")
+    task.initialize(0)
+    return TaskInputs(task, task.topology, max_task_idle_ms), task
+
+
+def records(topic: str, *timestamps: int) -> Columns:
+    key = topic.encode()
+    return Columns.of([ConsumerRecord(topic, 0, i, at, key, b"{}") for i, at in enumerate(timestamps)])
+
+
+def as_read(record: ProducerRecord) -> ConsumerRecord:
+    return ConsumerRecord(record.topic, 0, 0, 0, record.key, record.value, record.headers)
+
+
+def test_each_part_has_its_own_order() -> None:
+    """Topics that meet are taken by time and wait for each other; one that meets none waits for nothing."""
+    seen: list[tuple[str, int]] = []
+    inputs, task = inputs_of(seen)
+    for columns in (records("a", 1, 9), records("c", 50)):
+        inputs.add(columns)
+    inputs.process(0, {"b": 7})
+    assert (seen, inputs.holds("a"), inputs.holds("c")) == ([("c", 50)], True, False)
+    inputs.add(records("b", 5))
+    inputs.process(0, {"b": 0})
+    assert seen[1:] == [("a", 1), ("b", 5), ("a", 9)]
+    assert task.sources == {"a": 2, "b": 1, "c": 1}
+
+
+def test_an_idle_partition_is_waited_for() -> None:
+    """`max_task_idle_ms` holds the others back for that long."""
+    seen: list[tuple[str, int]] = []
+    inputs, _ = inputs_of(seen, 100)
+    inputs.add(records("a", 1))
+    for now in (0, 99):
+        inputs.process(now, {"b": 0})
+    assert seen == []
+    inputs.process(100, {"b": 0})
+    assert seen == [("a", 1)]
+
+
+def test_a_paused_task_processes_nothing() -> None:
+    """What comes while a task is paused waits, and its topics are full."""
+    seen: list[tuple[str, int]] = []
+    inputs, _ = inputs_of(seen)
+    inputs.is_paused = True
+    inputs.add(records("c", 1))
+    inputs.process(0, {})
+    assert (seen, inputs.is_full("c"), inputs.is_full("a")) == ([], True, True)
+    assert repr(inputs).endswith("paused)")
+    inputs.is_paused = False
+    inputs.process(0, {})
+    assert (seen, inputs.is_full("c")) == ([("c", 1)], False)
+
+
+def test_a_topic_is_full_beyond_the_limit() -> None:
+    """More than the limit of one topic's records at hand means that no more should be fetched; cleared, none are."""
+    inputs, _ = inputs_of([])
+    inputs.add(records("a", *range(BUFFERED_RECORDS_MAX)))
+    assert not inputs.is_full("a")
+    inputs.add(records("a", *range(BUFFERED_RECORDS_MAX + 1)))
+    assert inputs.is_full("a")
+    assert not inputs.is_full("b")
+    inputs.clear()
+    assert not inputs.holds("a")
+
+
+def test_a_record_too_far_in_the_future_moves_nothing() -> None:
+    """What lies further ahead of the clock than `max_future_ms` is a dead letter; what is around it is processed."""
+    seen: list[tuple[str, int]] = []
+    _, task = inputs_of(seen)
+    inputs = TaskInputs(task, task.topology, max_future_ms=100)
+    inputs.add(records("c", 2_101, 50, 2_100, 9_999, 9_998, 60))
+    inputs.process(2_000, {})
+    assert seen == [("c", 50), ("c", 2_100), ("c", 60)]
+    assert (task.stream_time_ms, task.sources["c"], task.metrics.dead_letters_total) == (2_100, 6, 3)
+    letters = [parse_dead_letter(as_read(record)) for record in task.prepare_commit(0).outputs]
+    assert [(letter.record.offset, letter.stage) for letter in letters] == [(i, "deserialize") for i in (0, 3, 4)]
+    assert letters[0].message == "c: the record lies 101 ms in the future; max_future_ms=100"
+    task.refuse(records("c", 1).record(0), DataError("again"))
+    assert task.metrics.dead_letters_total == 3
+
+
+def slow_inputs(ms: int, seen: list[int], **named: Any) -> tuple[TaskInputs, TurnTime]:
+    """A task whose records take `ms` each; `seen` gets their timestamps."""
+    clock = ManualClock()
+
+    def see(record: Record) -> None:
+        seen.append(record.timestamp)
+        clock.advance(ms)
+
+    builder = StreamsBuilder()
+    builder.stream("a").peek(see)
+    builder.stream("b").peek(see)
+    task = StreamTask(builder.build(), 0, application="app")
+    task.initialize(0)
+    return TaskInputs(task, task.topology, **named), TurnTime(clock)
+
+
+def test_slow_records_take_no_more_than_the_turns_time() -> None:
+    """What a turn has no time for is kept, in order, and says that it waits; the next turns take it."""
+    seen: list[int] = []
+    inputs, time = slow_inputs(10, seen)
+    inputs.add(records("a", *range(25)))
+    turns = []
+    while inputs.holds("a"):
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        turns.append((len(seen), inputs.is_cut))
+    assert turns == [(10, True), (20, True), (25, False)]
+    assert seen == list(range(25))
+
+
+def test_a_part_with_slow_records_leaves_the_others_their_time() -> None:
+    """Each part takes a record in every turn, however slow the one before it is."""
+    seen: list[int] = []
+    inputs, time = slow_inputs(PROCESSING_MS_MAX, seen)
+    inputs.add(records("a", *range(5)))
+    inputs.add(records("b", *range(100, 105)))
+    time.begin(inputs.waiting)
+    inputs.process(0, {}, time)
+    assert (seen, inputs.is_cut) == ([0, 100], True)
+    inputs.clear()
+    assert not inputs.is_cut
+
+
+def test_a_cut_run_may_have_records_from_the_future() -> None:
+    """What lies behind the cut is neither processed nor refused yet."""
+    seen: list[int] = []
+    inputs, time = slow_inputs(PROCESSING_MS_MAX, seen, max_future_ms=100)
+    inputs.add(records("a", 5, 9_999, 6))
+    turns = []
+    for _ in range(2):
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        turns.append((list(seen), inputs.is_cut))
+    assert turns == [([5], True), ([5, 6], False)]
+
+
+def test_batches_of_columns_are_cut_to_what_there_is_time_for() -> None:
+    """A source whose records are taken as columns is handed shorter runs once they have been slow, and loses none."""
+    clock, runs = ManualClock(), []
+
+    def decode(topic: str, value: bytes | None) -> Any:
+        clock.advance(1)
+        return {}
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in", value=decode)
+    stream.group_by_key().session_window(10_000).aggregate("s", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build(), 0, application="app")
+    task.initialize(0)
+    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
+    inputs.add(Columns.of([ConsumerRecord("in", 0, i, i, b"k", b"{}") for i in range(3_000)]))
+    while inputs.holds("in"):
+        began_ms, before = clock.monotonic_ms(), task.sources.get("in", 0)
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        runs.append((task.sources["in"] - before, clock.monotonic_ms() - began_ms))
+    assert runs[0] == (RUN_RECORDS_FIRST, RUN_RECORDS_FIRST)
+    assert {took for _, took in runs[1:]} == {PROCESSING_MS_MAX}
+    assert [window.states for window in task.stores["s"].rows()] == [[3_000]]
+
+
+def test_punctuation_goes_by_the_time_of_all_topics() -> None:
+    """A STREAM_TIME schedule sees records of two topics in one order of time, and fires once over a gap."""
+    called: list[int] = []
+    _, task = inputs_of([])
+    inputs = TaskInputs(task, task.topology)
+    task.schedule(10, PunctuationType.STREAM_TIME, called.append)
+    inputs.add(records("a", 20, 142, 155, 160))
+    inputs.add(records("b", 25, 145, 159, 161))
+    inputs.process(0, {"a": 0, "b": 0})
+    assert called == [20, 142, 155, 160]
+
+
+def test_marks_of_time_are_taken_among_records() -> None:
+    """What another task tells of its time is no record to any node; a turn that ends before it keeps it."""
+    seen: list[tuple[str, int]] = []
+    clock = ManualClock()
+
+    def see(record: Record) -> None:
+        seen.append((record.key, record.timestamp))
+        clock.advance(PROCESSING_MS_MAX)
+
+    builder = StreamsBuilder()
+    builder.stream("in").key_by(lambda record: record.key, name="x").repartition().peek(see)
+    task = StreamTask(builder.build().of_application("app"), 0, application="app")
+    task.initialize(0)
+    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
+    own = "app-x-repartition"
+    marks = [mark_record(own, 0, TimeMark(p, 2, 50)) for p in range(2)]
+    rows = [(b"a", b"{}", ()), (None, None, marks[0].headers), (None, None, ()), (None, None, marks[1].headers)]
+    inputs.add(Columns.of([ConsumerRecord(own, 0, i, 9, *row) for i, row in enumerate(rows)]))
+    positions = []
+    while inputs.holds(own):
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        positions.append(task.sources[own])
+    assert positions == [1, 3, 4]
+    assert seen == [("a", 9), (None, 9)]
+    assert task.times._marks == {own: {0: TimeMark(0, 2, 50), 1: TimeMark(1, 2, 50)}}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_record_that_is_too_slow_is_refused_among_others(at: int) -> None:
+    """It is a dead letter of its own, with the reason, wherever in a run it stands; the others are processed."""
+    seen: list[tuple[str, int]] = []
+    inputs, task = inputs_of(seen)
+    inputs.too_slow = ("c", at, RecordTooSlow("it is too slow"))
+    inputs.add(records("c", 10, 11, 12))
+    time = TurnTime(ManualClock())
+    time.begin(inputs.waiting)
+    inputs.process(0, {}, time)
+    assert seen == [("c", 10 + i) for i in range(3) if i != at]
+    assert task.sources == {"c": 3}
+    (letter,) = task.prepare_commit(0).outputs
+    dead = parse_dead_letter(as_read(letter))
+    assert (dead.record.offset, dead.stage, dead.message) == (at, "process", "it is too slow")
+
+
+def test_the_longest_step_of_a_turn_is_known() -> None:
+    """A record that takes long is the last of its run, so that it is the one that is named."""
+    clock = ManualClock()
+
+    def wait(record: Record) -> None:
+        clock.advance(500 if record.timestamp == 7 else 1)
+
+    builder = StreamsBuilder()
+    builder.stream("in").peek(wait)
+    task = StreamTask(builder.build(), 0, application="app")
+    task.initialize(0)
+    inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
+    inputs.add(records("in", *range(20)))
+    time.begin(inputs.waiting)
+    inputs.process(0, {}, time)
+    assert inputs.longest == Step("in", 7, 507)
+
+
+@pytest.mark.parametrize("attempts_max", [1, 3])
+@pytest.mark.parametrize(
+    "windowed", [lambda grouped: grouped.session_window(10), lambda grouped: grouped.hopping_window(10, 5)]
+)
+def test_a_slow_record_among_columns_is_found_and_it_alone_is_refused(
+    windowed: Callable[[GroupedStream], WindowedGroup], attempts_max: int
+) -> None:
+    """The batch that cost the partition is taken record by record in the next attempt, which names the slow one."""
+    clock, attempts = ManualClock(), []
+
+    def decode(topic: str, value: bytes | None) -> Any:
+        clock.advance(1_000 if value == b"slow" else 1)
+        return value
+
+    builder = StreamsBuilder()
+    windowed(builder.stream("in", value=decode).group_by_key()).aggregate("s", n=Count()).on_close().to("out")
+    topology = builder.build()
+    batch = Columns.of([ConsumerRecord("in", 0, i, i, b"k", b"slow" if i == 10 else b"x") for i in range(100)])
+    slow = SlowSteps(session_timeout_ms=900, heartbeat_interval_ms=100, attempts_max=attempts_max)
+    for _ in range(1 + attempts_max):  # as OwnedTask.begin, and a group that gives the instance up
+        assert slow.refused(0) is None
+        task = StreamTask(topology, 0, application="app")
+        task.initialize(0)
+        task.columns_min = slow.columns_min(0)
+        inputs, time = TaskInputs(task, topology), TurnTime(clock)
+        inputs.add(batch)
+        time.begin(inputs.waiting)
+        inputs.process(0, {}, time)
+        slow.took(0, inputs.longest)
+        slow.lost()
+        attempts.append(inputs.longest)
+    assert attempts == [Step("in", 99, 1_099, is_batch=True)] + [Step("in", 10, 1_010)] * attempts_max
+    assert repr(slow.refused(0)).startswith("Suspect(in-0@10 took 1010 ms")

@@ -1,0 +1,282 @@
+"""How far operators' times move on by themselves: behind others no further than what may still come of those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from zlib import crc32
+
+import msgspec
+import pytest
+
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations.aggregation import Count, Sum
+from penstock.shared.streams.changelog.reader import ChangelogReader
+from penstock.shared.streams.changelog.restore import restore_changes, restore_progress
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.operators.stream_join import JoinWindows
+from penstock.shared.streams.task.idleness import IdleAdvance, advance_idle
+from penstock.shared.streams.task.inputs import TaskInputs
+from penstock.shared.streams.task.operator_times import OperatorTimes
+from penstock.shared.streams.task.progress import progress_of
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.task.watermarks import NO_LIMIT, TimeMark
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.windows.timed_processor import TimedProcessor
+
+IDLE_MS = 1_000
+TASKS = 2
+
+
+class Application:
+    """All tasks of a topology, whose repartition topics are lists here; `out` are the values of other topics."""
+
+    def __init__(self, build: Callable[[], Topology]) -> None:
+        self.now_ms = 0
+        self.logs: dict[tuple[str, int], int] = {}
+        self.changelogs: list[list[tuple[bytes | None, bytes]]] = [[] for _ in range(TASKS)]
+        self.out: dict[str, list[dict[str, object]]] = {}
+        self.start(build)
+
+    def start(self, build: Callable[[], Topology]) -> None:
+        """Run a topology, with what the changelogs say."""
+        self.topology = build().of_application("app")
+        self.own = set(self.topology.internal_topics())
+        self.tasks = [StreamTask(self.topology, p, application="app") for p in range(TASKS)]
+        for task in self.tasks:
+            reader = ChangelogReader(partial(restore_changes, task), epoch=task.epoch)
+            for offset, (key, value) in enumerate(self.changelogs[task.partition]):
+                reader.feed_record(offset, key, value)
+            if reader.progress is not None:
+                restore_progress(task, reader.progress)
+            task.initialize(self.now_ms)
+        self.inputs = [TaskInputs(task, self.topology) for task in self.tasks]
+        self.idle = [IdleAdvance(IDLE_MS) for _ in self.tasks]
+
+    def append(self, topic: str, partition: int, record: ProducerRecord) -> None:
+        at = self.logs.get((topic, partition), 0)
+        self.logs[topic, partition] = at + 1
+        row = (record.timestamp or 0, record.key, record.value, record.headers)
+        self.inputs[partition].add(Columns.of([ConsumerRecord(topic, partition, at, *row)]))
+
+    def send(self, partition: int, key: str, timestamp: int, topic: str = "in") -> None:
+        self.append(topic, partition, ProducerRecord(topic, b'{"n":1}', key.encode(), (), None, timestamp))
+        self.settle()
+
+    def settle(self) -> None:
+        """Process and commit until there is nothing left to."""
+        lags = dict.fromkeys(self.topology.source_topics(), 0)
+        for inputs in self.inputs:
+            inputs.process(self.now_ms, lags)
+        for task in [task for task in self.tasks if task.needs_commit]:
+            commit = task.prepare_commit(self.now_ms)
+            self.changelogs[task.partition] += commit.changelog
+            for record in commit.outputs:
+                if record.topic not in self.own:
+                    self.out.setdefault(record.topic, []).append(msgspec.json.decode(record.value or b"null"))
+                elif record.partition is not None:
+                    self.append(record.topic, record.partition, record)
+                else:
+                    self.append(record.topic, crc32(record.key or b"") % TASKS, record)
+            task.commit_succeeded()
+        if any(len(group) for inputs in self.inputs for group in inputs._groups):
+            self.settle()
+
+    def wait(self, ms: int, at_end: tuple[bool, ...] = (True,) * TASKS) -> None:
+        """So much time passes, in which only what is at the end of its source is quiet."""
+        for _ in range(0, ms, IDLE_MS):
+            self.now_ms += IDLE_MS
+            for idle, task, is_quiet in zip(self.idle, self.tasks, at_end, strict=True):
+                advance_idle(idle, task, self.now_ms, at_end=is_quiet, tasks=TASKS)
+            self.settle()
+
+
+def chained() -> Topology:
+    """Sessions of a user, counted in windows by nobody in particular: through a repartition topic."""
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(3_000)
+    counted = windows.aggregate("first", n=Count()).on_close().map_values(lambda session: {"n": session.results["n"]})
+    sessions = counted.key_by(lambda record: "all", name="all")
+    sessions.group_by_key().tumbling_window(10_000).aggregate("second", n=Count(), sum=Sum("n")).on_close().to("out")
+    return builder.build()
+
+
+def rekeyed() -> Topology:
+    """Records by another key, straight into windows."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in").key_by(lambda record: "all", name="all")
+    stream.group_by_key().session_window(2_000).aggregate("second", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+def test_results_of_windows_that_time_closes_are_in_time_for_further_windows() -> None:
+    """Of sessions that close without another record none is late behind the repartition topic, and none is missing."""
+    app = Application(chained)
+    for i in range(40):
+        app.send(0, "ann", i * 5_000)
+        app.send(1, "bob", i * 5_000 + 1)
+    app.wait(60_000)
+    assert "in-late" not in app.out
+    windows = app.out["out"]
+    assert [(one["n"], one["sum"]) for one in windows] == [(4, 4)] * 20
+    assert [one["start"] for one in windows] == list(range(0, 200_000, 10_000))
+
+
+def test_time_waits_for_the_tasks_that_are_not_quiet() -> None:
+    """While one task still reads, what gets records of all goes no further than that one said it was."""
+    app = Application(chained)
+    app.send(0, "ann", 1_000)
+    app.send(1, "bob", 2_000)
+    app.wait(60_000, at_end=(True, False))
+    assert "out" not in app.out, "task 1 may have more of the first ten seconds"
+    app.send(1, "bob", 4_000)
+    app.wait(60_000)
+    assert [(one["start"], one["n"], one["sum"]) for one in app.out["out"]] == [(0, 2, 3)]
+    assert "in-late" not in app.out
+
+
+def test_a_task_without_records_holds_nobody_back() -> None:
+    """An empty partition says so: time goes by the marks of the others."""
+    app = Application(chained)
+    app.send(1, "bob", 2_000)
+    app.wait(60_000)
+    assert [one["n"] for one in app.out["out"]] == [1]
+
+
+def test_records_that_only_got_another_key_are_closed_too() -> None:
+    """Without an operator before the topic its tasks' times are what is told."""
+    app = Application(rekeyed)
+    app.send(0, "ann", 1_000)
+    app.send(1, "bob", 2_500)
+    app.wait(5_000)
+    assert [(one["start"], one["end"], one["n"]) for one in app.out["out"]] == [(1_000, 2_500, 2)]
+
+
+def test_a_restarted_task_waits_for_all_marks_again() -> None:
+    """What was told is not kept: until all tasks have told their times once more nothing is closed by them."""
+    topology = rekeyed().of_application("app")
+    task = StreamTask(topology, 0, application="app")
+    task.initialize(0)
+    (operator,) = task.operators()
+    operator.stream_time_ms = 100
+    times = OperatorTimes(topology, {"second": operator, **task._processors})
+    topic = "app-all-repartition"
+    for mark, expected in (
+        (TimeMark(1, 3, 5_000), 100),
+        (TimeMark(2, 3, NO_LIMIT), 100),
+        (TimeMark(0, 3, 700), 700),
+        (TimeMark(0, 3, 600), 700),
+        (TimeMark(0, 3, 9_000), 5_000),
+    ):
+        times.take(topic, mark)
+        times.advance(10)
+        assert operator.stream_time_ms == expected
+
+
+def test_only_marks_of_tasks_without_records() -> None:
+    """Where nobody had a record no time is known, and none is told as one."""
+    topology = rekeyed().of_application("app")
+    task = StreamTask(topology, 0, application="app")
+    topic = "app-all-repartition"
+    assert task.times.marks(-1) == {topic: NO_LIMIT}
+    task.operators()[0].stream_time_ms = 100
+    task.times.take(topic, TimeMark(0, 1, NO_LIMIT))
+    task.times.advance(10)
+    assert task.operators()[0].stream_time_ms == 100
+    assert task.times.marks(100) == {topic: 100}
+
+
+def test_a_topic_behind_a_topic_says_nothing_before_it_knows() -> None:
+    """What only passes on another repartition topic's records tells their marks, once it has all of them."""
+    builder = StreamsBuilder()
+    first = builder.stream("in").key_by(lambda record: "a", name="one").repartition()
+    second = first.key_by(lambda record: "b", name="two").repartition()
+    second.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    task = StreamTask(builder.build().of_application("app"), 0, application="app")
+    assert task.times.marks(50) == {"app-one-repartition": 50}
+    task.times.take("app-one-repartition", TimeMark(0, 1, 40))
+    assert task.times.marks(50) == {"app-one-repartition": 50, "app-two-repartition": 40}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("session", 100 - 3 - 20), ("tumbling", 100 - 3 - 20), ("sliding", 100 - 3 - 20)]
+)
+def test_what_results_may_still_come(kind: str, expected: int) -> None:
+    """Of windows of 20 ms with a grace of 3 ms that are open at time 100 none gives a result older than that."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("in").group_by_key()
+    windows = getattr(grouped, f"{kind}_window")(20, grace=3).aggregate("s", n=Count())
+    windows.on_close().to("out")
+    assert at(100, builder.build()).results_from_ms() == expected
+
+
+def test_what_a_join_may_still_give() -> None:
+    """A left record without a match goes on when its window and the grace have passed, at its own time."""
+    builder = StreamsBuilder()
+    left = builder.stream("left")
+    left.left_join(builder.stream("right"), lambda a, b: [a, b], JoinWindows(5, 7, 3), name="j").to("out")
+    assert at(100, builder.build()).results_from_ms() == 100 - 3 - 7 - 5
+
+
+def at(time_ms: int, topology: Topology) -> TimedProcessor:
+    """The operator of a topology, moved on to a time."""
+    task = StreamTask(topology, 0, application="app")
+    task.initialize(0)
+    (operator,) = task.operators()
+    operator.advance_time(time_ms)
+    return operator
+
+
+def waiting(kind: str, patience_ms: int) -> Topology:
+    """Windows of 1 s, or records that are joined with those of the same time, whose results get another key."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in")
+    grouped = stream.group_by_key()
+    results = {
+        "session": lambda: grouped.session_window(1_000, patience_ms - 1_000).aggregate("s", n=Count()).on_close(),
+        "tumbling": lambda: grouped.tumbling_window(1_000, patience_ms).aggregate("s", n=Count()).on_close(),
+        "hopping": lambda: grouped.hopping_window(1_000, 500, patience_ms).aggregate("s", n=Count()).on_close(),
+        "join": lambda: stream.left_join(
+            builder.stream("other"), lambda a, b: {"n": 1}, JoinWindows.of(0, patience_ms), name="s"
+        ),
+    }[kind]()
+    again = results.map_values(lambda result: {"n": 1}).key_by(lambda record: "all", name="all").group_by_key()
+    again.tumbling_window(1_000).aggregate("second", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+WAITING = pytest.mark.parametrize("kind", ["session", "tumbling", "hopping", "join"])
+
+
+@WAITING
+def test_marks_go_by_what_was_closed(kind: str) -> None:
+    """After a patience was changed no mark is ahead of a result that is still to come, nor behind what was closed: it
+    is what it was, until an advance closes what is due or time has caught up."""
+    app = Application(lambda: waiting(kind, 10_000))
+    app.send(0, "ann", 5_000)
+    app.send(0, "ann", 30_000)
+    task = app.tasks[0]
+    topic = "app-all-repartition"
+    told = task.times.marks(30_000)[topic]
+    assert told == 20_000 - 1_000 * (kind in ("tumbling", "hopping"))
+    for patience_ms, moved_ms in ((3_000, 8_000), (40_000, 1_000)):
+        progress = progress_of(task, 0)
+        topology = waiting(kind, patience_ms).of_application("app")
+        task = StreamTask(topology, 0, application="app")
+        restore_progress(task, progress)
+        task.initialize(0)
+        assert task.times.marks(30_000)[topic] == told
+        task.advance_time(1_000)
+        assert task.times.marks(30_000)[topic] == (told := told + moved_ms * (patience_ms == 3_000))
+
+
+@WAITING
+def test_results_that_a_shorter_patience_closes_are_in_time_behind_a_topic(kind: str) -> None:
+    """The marks that a restarted task sends before its first advance do not go past them."""
+    app = Application(lambda: waiting(kind, 100_000))
+    for timestamp in (1_000, 105_000, 112_000, 131_000):  # the first is closed, so there is time behind the topic
+        app.send(0, f"user {timestamp}", timestamp)
+    app.start(lambda: waiting(kind, 3_000))
+    app.wait(120_000)
+    assert "in-late" not in app.out
+    assert [one["start"] for one in app.out["out"]] == [1_000, 105_000, 112_000, 131_000]

@@ -1,0 +1,158 @@
+"""Which record is next, and when a partition without one keeps the others waiting."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.records import Columns, ConsumerRecord
+from penstock.shared.streams.task.partition_group import NEVER_WAIT, PartitionGroup, RecordQueue
+
+NOTHING_MORE = {"a": 0, "b": 0}
+
+
+def columns(topic: str, *timestamps: int, first: int = 0) -> Columns:
+    return Columns.of([ConsumerRecord(topic, 0, first + i, at, None, None) for i, at in enumerate(timestamps)])
+
+
+def group_of(max_task_idle_ms: int = 0, **timestamps: tuple[int, ...]) -> PartitionGroup:
+    group = PartitionGroup(["a", "b"], max_task_idle_ms)
+    for topic, times in timestamps.items():
+        group.queues[topic].add(columns(topic, *times))
+    return group
+
+
+def taken(group: PartitionGroup) -> list[tuple[str, int]]:
+    """All records at hand in the order in which they are taken, by topic and timestamp."""
+    found = []
+    while len(group):
+        run = group.next_run()
+        found += [(run.topic, at) for at in run.timestamps.tolist()]
+    return found
+
+
+def test_the_lowest_timestamp_is_next() -> None:
+    """Records of two partitions come by time, each partition's own in the order of offsets."""
+    group = group_of(a=(1, 5, 3), b=(2, 4, 6))
+    assert taken(group) == [("a", 1), ("b", 2), ("b", 4), ("a", 5), ("a", 3), ("b", 6)]
+    assert len(group) == 0
+
+
+def test_of_equal_times_the_first_topic_is_next() -> None:
+    """A tie is settled by the order of the topics, so that a replay takes the same order."""
+    assert taken(group_of(a=(1, 2), b=(1, 1, 2))) == [("a", 1), ("b", 1), ("b", 1), ("a", 2), ("b", 2)]
+
+
+def test_a_run_is_as_long_as_the_order_allows() -> None:
+    """Records of one partition that follow each other are handed out together."""
+    group = group_of(a=(1, 2, 3, 9), b=(5,))
+    assert [len(group.next_run()) for _ in range(3)] == [3, 1, 1]
+
+
+def test_a_record_out_of_order_does_not_wait() -> None:
+    """A partition's head decides, not what comes behind it: an old record behind a new one waits with it."""
+    assert taken(group_of(a=(10, 1), b=(5,))) == [("b", 5), ("a", 10), ("a", 1)]
+
+
+def test_nothing_at_hand_is_not_ready() -> None:
+    """Without any record there is nothing to take, whatever is known of the partitions."""
+    assert not group_of().is_ready(0, NOTHING_MORE)
+    assert not group_of(NEVER_WAIT).is_ready(0, NOTHING_MORE)
+
+
+def test_all_partitions_at_hand_are_ready() -> None:
+    """With a record of each partition nothing needs to be known."""
+    assert group_of(a=(1,), b=(2,)).is_ready(0, {})
+
+
+@pytest.mark.parametrize("lags", [{}, {"b": None}, {"b": 3}])
+def test_a_partition_that_may_have_more_is_waited_for(lags: dict[str, int | None]) -> None:
+    """Where records are at the broker, or that is not known, the others wait for as long as it takes."""
+    group = group_of(a=(1,))
+    assert not group.is_ready(0, lags)
+    assert not group.is_ready(10**9, lags)
+    assert group.is_ready(10**9, {"b": 0})
+
+
+def test_max_task_idle_is_waited_for_a_record_to_be_written() -> None:
+    """A partition read to its end is waited for from when that is known, and anew after each of its records."""
+    group = group_of(100, a=(1,))
+    assert [group.is_ready(now, {"b": 0}) for now in (1_000, 1_099, 1_100)] == [False, False, True]
+    group.queues["b"].add(columns("b", 5))
+    assert group.is_ready(1_101, {})
+    assert taken(group) == [("a", 1), ("b", 5)]
+    group.queues["a"].add(columns("a", 7, first=1))
+    assert [group.is_ready(now, {"b": 0}) for now in (2_000, 2_100)] == [False, True]
+    assert not group.is_ready(2_101, {"b": 4})
+    assert [group.is_ready(now, {"b": 0}) for now in (2_102, 2_201, 2_202)] == [False, False, True]
+
+
+def test_never_waiting() -> None:
+    """With -1 what is at hand is taken at once."""
+    assert group_of(NEVER_WAIT, b=(1,)).is_ready(0, {"a": 50})
+
+
+def test_records_are_at_hand_once() -> None:
+    """Records that were added before, in part or whole, are left out, until the queue is cleared."""
+    queue = RecordQueue()
+    queue.add(columns("a", 1, 2, 3))
+    queue.add(columns("a", 1, 2, 3))
+    queue.add(columns("a", 3, 4, first=2))
+    assert (len(queue), queue.take_until(None).offsets.tolist()) == (4, [0, 1, 2])
+    assert repr(queue) == "RecordQueue(1 records, next 4)"
+    queue.clear()
+    queue.add(columns("a", 1))
+    assert (len(queue), queue.head_ms()) == (1, 1)
+
+
+def test_a_group_can_be_cleared() -> None:
+    """After a clear nothing is at hand and no wait has begun."""
+    group = group_of(100, a=(1,))
+    assert not group.is_ready(0, {"b": 0})
+    group.clear()
+    group.queues["a"].add(columns("a", 1))
+    assert not group.is_ready(100, {"b": 0})
+
+
+times = st.lists(st.integers(0, 20), max_size=12)
+
+
+@given(times, times, st.integers(1, 4))
+def test_equals_taking_one_by_one(a: list[int], b: list[int], size: int) -> None:
+    """Runs give the order that comparing the two heads for each single record gives, however they were added."""
+    group = PartitionGroup(["a", "b"], NEVER_WAIT)
+    for topic, own in (("a", a), ("b", b)):
+        for at in range(0, len(own), size):
+            group.queues[topic].add(columns(topic, *own[at : at + size], first=at))
+    expected, left, right = [], list(a), list(b)
+    while left or right:
+        if left and (not right or left[0] <= right[0]):
+            expected.append(("a", left.pop(0)))
+        else:
+            expected.append(("b", right.pop(0)))
+    assert taken(group) == expected
+
+
+def test_a_queue_knows_its_bytes() -> None:
+    """Of what is at hand, however it came and was taken and put back."""
+    for seed in range(200):
+        chance = random.Random(seed)
+        left = [chance.randrange(40) for _ in range(chance.randint(2, 12))]
+        values = [ConsumerRecord("a", 0, 2 * i, i, b"k", b"x" * size) for i, size in enumerate(left)]
+        queue, cut = RecordQueue(), chance.randrange(1, len(left))
+        for part in (values[:cut], values[cut:]):
+            queue.add(Columns.of(part))
+        while left:
+            if chance.random() < 0.5:
+                assert queue.bytes == sum(left) + len(left)
+            run = queue.take_until(None, chance.randint(1, 5))
+            done = chance.randint(0, len(run))
+            if done < len(run):
+                queue.put_back(run[done:])
+            del left[:done]
+        assert queue.bytes == 0
+        queue.add(Columns.of([ConsumerRecord("a", 0, 100, 0, None, b"xyz")]))
+        assert queue.bytes == 3

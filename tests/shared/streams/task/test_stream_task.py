@@ -1,0 +1,889 @@
+"""The stream task: what one partition does with its records, commits and crashes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
+from penstock.shared.common.errors import (
+    ConfigError,
+    DataError,
+    IllegalState,
+    ProcessingFailed,
+    SchemaMismatch,
+)
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Mean, Sum
+from penstock.shared.streams.changelog.format import FINAL, LIVE, PROGRESS, decode, decode_progress
+from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
+from penstock.shared.streams.operators.stream_join import JoinWindows
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.progress import progress_of
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.topology import ProcessorNode, Topology
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+
+def columns(topic: str, *records: tuple[int, bytes | None, bytes | None, int]) -> Columns:
+    """(offset, key, value, timestamp) records of partition 0."""
+    return Columns.of([ConsumerRecord(topic, 0, o, t, k, v) for o, k, v, t in records])
+
+
+def task_of(topology: Topology, **options: Any) -> StreamTask:
+    task = StreamTask(topology, 0, application="app", **options)
+    task.initialize(0)
+    return task
+
+
+def sessions(gap: int = 10, grace: int = 0) -> Topology:
+    builder = StreamsBuilder()
+    builder.stream("in").group_by_key().session_window(gap, grace).aggregate("s", n=Count()).on_close().to("out")
+    return builder.build()
+
+
+def plain() -> tuple[StreamsBuilder, Stream]:
+    builder = StreamsBuilder()
+    return builder, builder.stream("in")
+
+
+def as_consumed(record: ProducerRecord) -> ConsumerRecord:
+    return ConsumerRecord(record.topic, 0, 0, record.timestamp or 0, record.key, record.value, record.headers)
+
+
+# --- taking records ---
+
+
+def test_offsets_before_the_position_are_skipped() -> None:
+    """A record is taken once: what a poll brings again from before the task's position changes nothing."""
+    task = task_of(sessions())
+    task.process(columns("in", (3, b"a", b"{}", 0), (5, b"a", b"{}", 1)), 0)
+    assert (task.sources, task.metrics.records_total) == ({"in": 6}, 2)
+    task.process(columns("in", (3, b"a", b"{}", 0), (5, b"a", b"{}", 1), (6, b"a", b"{}", 2)), 0)
+    assert (task.sources, task.metrics.records_total) == ({"in": 7}, 3)
+    (session,) = task.stores["s"].rows()
+    assert session.states == [3]
+
+
+def test_nothing_new_needs_no_commit() -> None:
+    """A poll of records that were all taken before leaves nothing to commit."""
+    task = task_of(sessions())
+    task.process(columns("in", (0, b"a", b"{}", 0)), 0)
+    task.prepare_commit(0)
+    task.commit_succeeded()
+    task.process(columns("in", (0, b"a", b"{}", 0)), 0)
+    assert not task.needs_commit
+
+
+def test_stream_time_is_the_highest_timestamp() -> None:
+    """Stream time rises with the records, of any key and any source, and never falls."""
+    builder, a = plain()
+    a.merge(builder.stream("other")).to("out")
+    task = task_of(builder.build())
+    seen = []
+    for topic, offset, timestamp in (("in", 0, 5), ("other", 0, 9), ("in", 1, 7), ("in", 2, 12)):
+        task.process(columns(topic, (offset, None, b"{}", timestamp)), 0)
+        seen.append(task.stream_time_ms)
+    assert seen == [5, 9, 9, 12]
+    assert task.sources == {"in": 3, "other": 1}
+
+
+def test_before_the_first_record() -> None:
+    """Stream time is -1, the position unknown, and nothing is to be committed."""
+    task = task_of(sessions())
+    assert (task.stream_time_ms, task.sources, task.needs_commit) == (-1, {}, False)
+    assert repr(task) == ("StreamTask(app-0, epoch 1, commit 0, stream time -1, sources {}, stores {'s': 0})")
+
+
+# --- what cannot be handled ---
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "timestamp", "said"),
+    [
+        (b"k", b"{", 5, "in: not JSON"),
+        (b"\xff", b"{}", 5, "in: not UTF-8: invalid start byte at byte 0"),
+        (b"k", b"{}", -1, "without a timestamp"),
+    ],
+)
+def test_what_cannot_be_decoded_becomes_a_dead_letter(key: bytes, value: bytes, timestamp: int, said: str) -> None:
+    """A key, value or timestamp that cannot be read goes to the dead-letter topic, raw, with its headers and place."""
+    driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=1)
+    driver.pipe("in", key=key, value=value, timestamp=timestamp, headers=(("trace", b"\x00"),))
+    driver.pipe("in", key=b"k", value=b"{}", timestamp=2)
+    (record,) = driver.read("in-dlq")
+    letter = parse_dead_letter(as_consumed(record))
+    assert letter.record == ConsumerRecord("in", 0, 1, timestamp, key, value, (("trace", b"\x00"),))
+    assert (letter.stage, letter.attempts, letter.group) == ("deserialize", 1, "test-driver")
+    assert said in letter.message
+    assert (driver.task.metrics.dead_letters_total, driver.task.sources) == (1, {"in": 3})
+    (session,) = driver.task.stores["s"].rows()
+    assert session.states == [2]
+
+
+def test_a_refused_value_becomes_a_dead_letter() -> None:
+    """A DataError while processing sends the source record there, stage `process`, whatever the record became since."""
+    builder, stream = plain()
+
+    def refuse(value: Any) -> Any:
+        if value["x"] == "bad":
+            raise DataError("x is bad")
+        return {"y": value["x"]}
+
+    stream.map_values(refuse).to("out")
+    registry = CollectorRegistry()
+    task = task_of(builder.build(), registry=registry)
+    task.process(columns("in", (0, b"k", b'{"x":"bad"}', 0), (1, b"k", b'{"x":"ok"}', 0)), 0)
+    dead, out = task.prepare_commit(0).outputs
+    letter = parse_dead_letter(as_consumed(dead))
+    assert (dead.topic, dead.value, letter.stage, letter.message) == ("in-dlq", b'{"x":"bad"}', "process", "x is bad")
+    assert letter.exception == "penstock.errors.DataError"
+    assert (out.topic, out.value) == ("out", b'{"y":"ok"}')
+    labels = {"partition": "0", "topic": "in", "stage": "process"}
+    assert registry.get_sample_value("penstock_streams_dead_letters_total", labels) == 1
+
+
+def test_a_dead_letter_topic_of_ones_own() -> None:
+    """Late and dead-letter topics are the source's, by name if it was given one."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in", dead_letters="refused", late="too-late")
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    for value, timestamp in ((b"{}", 100), (b"{", 0), (b"{}", 0)):
+        driver.pipe("in", key=b"k", value=value, timestamp=timestamp)
+    assert {topic: len(records) for topic, records in driver.outputs.items()} == {"refused": 1, "too-late": 1}
+
+
+def raising(kind: str) -> Topology:
+    """A topology whose one node of user code reads the field x of every value."""
+    builder, stream = plain()
+    match kind:
+        case "filter":
+            stream.filter(lambda record: record.value["x"] > 0).to("out")
+        case "map_values":
+            stream.map_values(lambda value: value["x"] + 0).to("out")
+        case "peek":
+            stream.peek(lambda record: record.value["x"] + 0).to("out")
+        case "aggregate":
+            adding = Aggregate(int, lambda state, value: state + value["x"], lambda a, b: a + b)
+            stream.group_by_key().session_window(10).aggregate("s", x=adding).on_update().to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("kind", ["filter", "map_values", "peek", "aggregate"])
+@pytest.mark.parametrize(
+    ("value", "exception"),
+    [(None, "TypeError"), (b"{}", "KeyError"), (b'{"x":"one"}', "TypeError"), (b"7", "TypeError")],
+)
+def test_what_user_code_raises_makes_a_dead_letter(kind: str, value: bytes | None, exception: str) -> None:
+    """A tombstone, or any value that a user's function stumbles over, goes to the dead letters; the next is taken."""
+    driver = TopologyTestDriver(raising(kind), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=value, timestamp=5, headers=(("trace", b"1"),))
+    driver.pipe("in", key=b"k", value=b'{"x":1}', timestamp=6)
+    (record,) = driver.read("in-dlq")
+    letter = parse_dead_letter(as_consumed(record))
+    assert letter.record == ConsumerRecord("in", 0, 0, 5, b"k", value, (("trace", b"1"),))
+    assert (letter.stage, letter.exception) == ("process", exception)
+    assert letter.message
+    assert (driver.task.metrics.dead_letters_total, driver.task.sources) == (1, {"in": 2})
+    assert len(driver.read("out")) == 1
+
+
+def test_a_deserializer_that_raises_makes_a_dead_letter() -> None:
+    """A user's deserializer may raise what it likes: the stage says where it was."""
+    builder = StreamsBuilder()
+    builder.stream("in", value=lambda topic, data: int(data or b"")).to("out")
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b"x")
+    letter = parse_dead_letter(as_consumed(driver.read("in-dlq")[0]))
+    assert (letter.stage, letter.exception) == ("deserialize", "ValueError")
+
+
+def test_fail_stops_before_the_record() -> None:
+    """With `fail` an error other than DataError names the place; what came before is committed, and nothing after."""
+    task = task_of(raising("map_values"), handlers=ErrorHandlers(process="fail"))
+    records = columns(
+        "in", (0, b"k", b'{"x":1}', 0), (1, b"k", b"{", 0), (2, b"k", b"null", 0), (3, b"k", b'{"x":1}', 0)
+    )
+    with pytest.raises(ProcessingFailed, match=r"node 'map_values-2': in-0@2 \(.*is fail\) cannot be .*: TypeError: "):
+        task.process(records, 0)
+    assert task.needs_commit
+    commit = task.prepare_commit(0)
+    assert ([r.topic for r in commit.outputs], commit.sources) == (["out", "in-dlq"], {"in": 2})
+
+
+def _refuse(record: Record) -> None:
+    raise DataError("no")
+
+
+def _fail(record: Record) -> None:
+    raise ValueError("no")
+
+
+def test_an_error_behind_a_store_that_nothing_handles_is_fatal() -> None:
+    """With `fail` half of a record's effect is never committed, and the record is named."""
+    builder, stream = plain()
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_update().peek(_fail).to("out")
+    task = task_of(builder.build(), deduplicate_updates=False, handlers=ErrorHandlers(process="fail"))
+    with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@0, which a store had taken, .* ValueError: no"):
+        task.process(columns("in", (0, b"k", b"{}", 0)), 0)
+    assert not task.needs_commit
+    with pytest.raises(ProcessingFailed, match="in-0@0"):
+        task.prepare_commit(0)
+
+
+def test_a_task_that_does_not_run_has_no_commit() -> None:
+    """Before `initialize`, as while it stands by for another, there is nothing of its own that it could commit."""
+    task = StreamTask(sessions(), 0, application="app")
+    with pytest.raises(IllegalState, match="asked of a task that does not run"):
+        task.prepare_commit(0)
+
+
+def test_what_a_failed_task_had_taken_before_is_not_committed() -> None:
+    """A record that is half done leaves the task unfit for a commit, though records before it would have needed one."""
+    builder, stream = plain()
+    windows = stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close()
+    windows.peek(lambda record: record.value.missing).to("out")
+    task = task_of(builder.build(), handlers=ErrorHandlers(process="fail"))
+    task.process(columns("in", (0, b"k", b"{}", 0)), 0)
+    assert task.needs_commit
+    with pytest.raises(ProcessingFailed, match=r"node 'peek-2': in-0@1, .* AttributeError: "):
+        task.process(columns("in", (1, b"k", b"{}", 100)), 0)
+    assert not task.needs_commit
+
+
+def test_one_record_of_many_that_a_store_took_is_fatal() -> None:
+    """Where a record was split up and the store has its first part, an error in the second cannot be a dead letter."""
+    builder, stream = plain()
+    parts = stream.flat_map_values(lambda value: value).map_values(lambda value: {"x": value["x"]})
+    parts.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    task = task_of(builder.build())
+    with pytest.raises(ProcessingFailed, match="node 'map_values-3': in-0@0, which a store had taken"):
+        task.process(columns("in", (0, b"k", b'[{"x":1},{}]', 0)), 0)
+
+
+@pytest.mark.parametrize("first", ["refuses", "takes"])
+def test_a_dead_letter_takes_back_what_was_sent_on(first: str) -> None:
+    """Of a record that one branch refuses nothing is written by another, whichever came first."""
+    builder, stream = plain()
+    if first == "takes":
+        stream.to("out")
+    stream.peek(_refuse).to("never")
+    if first == "refuses":
+        stream.to("out")
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b"{}", 0)), 0)
+    commit = task.prepare_commit(0)
+    assert [record.topic for record in commit.outputs] == ["in-dlq"]
+
+
+def test_a_late_record_that_another_branch_refuses_is_not_counted_late() -> None:
+    """Counts agree with the topics: what became a dead letter is in no other topic and no other count."""
+    builder, stream = plain()
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    stream.filter(lambda record: record.value["x"] > 0).to("also")
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b'{"x":1}', 100), (1, b"k", b"{}", 0)), 0)
+    assert [record.topic for record in task.prepare_commit(0).outputs] == ["also", "in-dlq"]
+    assert (task.metrics.late_total, task.metrics.dead_letters_total) == (0, 1)
+
+
+def test_a_result_that_is_too_large_is_refused_at_its_sink() -> None:
+    """Over `record_bytes_max` it is a dead letter, or with `fail` behind a store fatal with sink and place."""
+    builder, stream = plain()
+    stream.to("out")
+    task = task_of(builder.build(), record_bytes_max=1_000)
+    task.process(columns("in", (0, b"k", b'"%s"' % (b"x" * 1_000), 0)), 0)
+    (dead,) = task.prepare_commit(0).outputs
+    letter = parse_dead_letter(as_consumed(dead))
+    assert letter.exception == "penstock.errors.RecordTooLarge"
+    assert "topic out: a record of" in letter.message
+    builder, stream = plain()
+    every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
+    stream.group_by_key().session_window(10).aggregate("s", all=every).on_close().to("out")
+    task = task_of(builder.build(), record_bytes_max=1_000, handlers=ErrorHandlers(produce="fail"))
+    key, large = b"k" * 200, b'"%s"' % (b"x" * 260)
+    with pytest.raises(ProcessingFailed, match=r"node 'sink-2': in-0@2, .* RecordTooLarge: topic out"):
+        task.process(columns("in", (0, key, large, 0), (1, key, large, 1), (2, b"k", b"0", 100)), 0)
+
+
+LARGE_KEY = b"\x01" * 800  # much larger in a result: twice six bytes of JSON a character
+
+
+@pytest.mark.parametrize("emit", ["on_close", "on_update"])
+@pytest.mark.parametrize("key", ["string", "bytes"])
+def test_a_key_that_no_result_could_hold_is_refused_before_the_store(emit: str, key: Any) -> None:
+    """A record whose key cannot be written twice is a dead letter, and the partition goes on.
+
+    The largest key that is taken is given back as well: its result and its changelog entry are written.
+    """
+    builder = StreamsBuilder()
+    windows = builder.stream("in", key=key).group_by_key().session_window(10).aggregate("s", n=Count())
+    getattr(windows, emit)().to("out")
+    one = 2 if key == "string" else 4 / 3 * 2
+    fits = b"k" * int((2_000 - 8) / one)
+    task = task_of(builder.build(), record_bytes_max=4_000)
+    records = [(fits, 0), (fits + b"k" * 10, 0), (fits, 5), (b"k", 100), (LARGE_KEY, 101), (b"k", 200)]
+    task.process(columns("in", *((i, k, b"{}", at) for i, (k, at) in enumerate(records))), 0)
+    commit = task.prepare_commit(0)
+    letters = [parse_dead_letter(as_consumed(record)) for record in commit.outputs if record.topic == "in-dlq"]
+    assert [(letter.record.offset, letter.stage) for letter in letters] == [(1, "process"), (4, "process")]
+    assert {letter.exception for letter in letters} == {"penstock.errors.RecordTooLarge"}
+    assert all("store 's': the key " in letter.message for letter in letters)
+    assert all("stands twice as JSON; key_bytes_max=2000" in letter.message for letter in letters)
+    assert all(len(letter.message) < 700 for letter in letters)
+    results = [record for record in commit.outputs if record.topic == "out"]
+    assert max(len(record.key or b"") + len(record.value or b"") for record in results) > 2 * len(fits)
+    assert sum(len(key or b"") == len(fits) for key, _ in commit.changelog) == 1
+
+
+def test_the_entry_that_is_measured_is_the_whole_of_it() -> None:
+    """What spoils a changelog entry may be small in itself: key and all states together are held to the limit."""
+    builder, stream = plain()
+    add = Aggregate(str, lambda state, value: state + value, lambda a, b: a + b)
+    stream.group_by_key().session_window(10).aggregate("s", a=add, b=add).on_close().to("out")
+    task = task_of(builder.build(), record_bytes_max=50_000)
+    key, value = b"k" * 15_000, b'"%s"' % (b"x" * 17_400)
+    task.process(columns("in", (0, key, value, 0), (1, key[1:], b'"x"', 0), (2, b"k", value, 0)), 0)
+    (dead,) = task.prepare_commit(0).outputs
+    letter = parse_dead_letter(as_consumed(dead))
+    assert (letter.record.offset, letter.stage) == (0, "process")
+    assert letter.message.startswith(
+        f"store 's': key '{'k' * 100}'... (15000 characters): key and state take 49812 bytes"
+    )
+    assert "at most 49744 fit" in letter.message
+
+
+def test_a_setting_may_leave_less_to_a_key() -> None:
+    """Where results are large by themselves, `key_bytes_max` says what is left for the key."""
+    task = task_of(sessions(), key_bytes_max=20)
+    task.process(columns("in", (0, b"12345678", b"{}", 0), (1, b"123456789", b"{}", 0)), 0)
+    (dead,) = task.prepare_commit(0).outputs
+    assert parse_dead_letter(as_consumed(dead)).record.offset == 1
+
+
+def test_what_a_store_cannot_write_as_a_key_is_refused_before() -> None:
+    """A processor's key that is neither bytes nor text in UTF-8 costs its record, not every commit from then on."""
+
+    class Keyed(Processor):
+        def process(self, record: Record) -> None:
+            self.context.forward(record._replace(key=(7, "\ud800", "k")[record.value]))
+
+    builder, stream = plain()
+    builder._topology.add(ProcessorNode("keyed", Keyed), stream._node)  # as `process`, but with no topic after it
+    Stream(builder, "keyed", stream._flow).group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to(
+        "out"
+    )
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b"0", 0), (1, b"k", b"1", 0), (2, b"k", b"2", 0)), 0)
+    letters = [parse_dead_letter(as_consumed(record)) for record in task.prepare_commit(0).outputs]
+    assert [(letter.record.offset, letter.message) for letter in letters] == [
+        (0, "store 's': a key must be text or bytes, got int"),
+        (1, "store 's': the key '\\ud800' is not encodable as UTF-8: surrogates not allowed"),
+    ]
+
+
+@pytest.mark.parametrize(("emit", "time_moves"), [("on_close", 100), ("on_update", 2)])
+def test_a_result_that_cannot_be_written_is_told_by_its_window(emit: str, time_moves: int) -> None:
+    """The error of a result is about its window, by key and bounds, and not only about the record that moved time."""
+    builder, stream = plain()
+    every = Aggregate(list, lambda state, value: [*state, value], lambda a, b: a + b)
+    windows = stream.group_by_key().session_window(10).aggregate("s", all=every)
+    getattr(windows, emit)().to("out")
+    task = task_of(builder.build(), record_bytes_max=2_000, handlers=ErrorHandlers(produce="fail"))
+    key, large = b"k" * 250, b'"%s"' % (b"x" * 740)
+    shown = f"'{'k' * 100}'... (250 characters)"
+    records = columns("in", (0, key, large, 0), (1, key, large, 1), (2, b"a", b"0", time_moves))
+    if emit == "on_update":
+        task.process(records, 0)
+    with pytest.raises(ProcessingFailed) as raised:
+        task.prepare_commit(0) if emit == "on_update" else task.process(records, 0)
+    said = str(raised.value)
+    assert (
+        f"cannot be processed: the result of store 's', key {shown}, window 0 to 1: RecordTooLarge: topic out" in said
+    )
+    assert "max_request_size=2000" in said
+
+
+@pytest.mark.parametrize(("value", "exception"), [(b'"odd"', "TypeError"), (b'"large"', "RecordTooLarge")])
+def test_the_record_that_spoils_a_state_is_refused(value: bytes, exception: str) -> None:
+    """The record that makes a state unwritable is the dead letter; the window is as it was before it."""
+    spoil = {"odd": object(), "large": "x" * 50_000}
+    builder, stream = plain()
+    add = Aggregate(list, lambda state, value: [*state, spoil.get(value, value)], lambda a, b: a + b)
+    stream.group_by_key().session_window(10).aggregate("s", all=add, n=Count()).on_close().to("out")
+    task = task_of(builder.build(), record_bytes_max=50_000)
+    task.process(columns("in", (0, b"k", b"1", 0), (1, b"k", value, 1), (2, b"k", b"2", 2)), 0)
+    commit = task.prepare_commit(0)
+    letter = parse_dead_letter(as_consumed(commit.outputs[0]))
+    assert (letter.record.offset, letter.exception.rpartition(".")[2]) == (1, exception)
+    (session,) = task.stores["s"].rows()
+    assert session.states == [[1, 2], 2]
+
+
+@pytest.mark.parametrize("type_", PunctuationType)
+def test_a_punctuation_that_raises_fails_the_task(type_: PunctuationType) -> None:
+    """With `fail` node, time and place are named, and nothing is committed."""
+
+    def tick(now_ms: int) -> None:
+        raise KeyError("tick")
+
+    class Ticking(Processor):
+        """Schedules what raises."""
+
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(10, type_, self._tick)
+
+        def _tick(self, now_ms: int) -> None:
+            tick(now_ms)
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder, stream = plain()
+    stream.process(Ticking, name="ticking")
+    task = task_of(builder.build(), handlers=ErrorHandlers(process="fail"))
+    said = rf"node 'ticking': a {type_.name} punctuation (after in-0@0|of partition 0) cannot be .*: KeyError: 'tick'"
+    stream_time = type_ is PunctuationType.STREAM_TIME
+    record = columns("in", (0, b"k", b"{}", 5))
+    with pytest.raises(ProcessingFailed, match=said):
+        task.process(record, 0) if stream_time else task.punctuate_wall_clock(10)
+    assert not task.needs_commit
+
+
+# --- what a punctuation asks for ---
+
+
+@pytest.mark.parametrize("does", ["nothing", "forwards", "moves time"])
+def test_a_firing_asks_for_a_commit(does: str) -> None:
+    """Whatever a wall-clock firing did, a commit is needed: its grid has moved on."""
+
+    class Ticking(Processor):
+        """Has an effect of one kind at each firing."""
+
+        def init(self, context: ProcessorContext) -> None:
+            super().init(context)
+            context.schedule(10, PunctuationType.WALL_CLOCK_TIME, self._tick, name="tick")
+
+        def process(self, record: Record) -> None:
+            pass
+
+        def _tick(self, now_ms: int) -> None:
+            if does == "forwards":
+                self.context.forward(Record("k", 1, now_ms))
+            elif does == "moves time":
+                (operator,) = task.operators()
+                operator.advance_time(now_ms)
+
+    builder, stream = plain()
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    stream.process(Ticking, "s").to("ticks")
+    task = task_of(builder.build())
+    task.prepare_commit(0)
+    task.commit_succeeded()
+    assert (task.punctuate_wall_clock(9), task.needs_commit) == (False, False)
+    assert task.punctuate_wall_clock(15)
+    assert task.needs_commit
+    progress = decode_progress(decode(task.prepare_commit(15).changelog[-1][1]).body)
+    assert progress.grids_ms == {"process-3/tick (wall_clock_time, every 10 ms)": 20}
+
+
+def test_a_firing_without_effect_is_not_done_again() -> None:
+    """A grid point fires once: the commit after it holds the next one, and a restart goes on from there."""
+    fired: list[int] = []
+
+    class Ticking(Processor):
+        """Notes its firings."""
+
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(10, PunctuationType.WALL_CLOCK_TIME, fired.append, name="tick")
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder, stream = plain()
+    stream.process(Ticking)
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"k", value=b"{}")
+    for _ in range(5):
+        driver.advance_wall_clock(10)
+    assert fired == [10, 20, 30, 40, 50]
+    driver.crash()
+    driver.restore()
+    driver.advance_wall_clock(3)
+    driver.advance_wall_clock(7)
+    assert fired[5:] == [60]
+
+
+def test_skipped_and_late_are_counted_by_reason_and_topic() -> None:
+    """A null key and a late record each have a counter of their own."""
+    registry = CollectorRegistry()
+    task = task_of(sessions(), registry=registry)
+    task.process(columns("in", (0, b"a", b"{}", 100), (1, None, b"{}", 100), (2, b"a", b"{}", 3)), 0)
+    values = {
+        "penstock_streams_records_total": ({}, 3),
+        "penstock_streams_skipped_records_total": ({"reason": "null key"}, 1),
+        "penstock_streams_late_records_total": ({"topic": "in"}, 1),
+        "penstock_streams_stream_time_seconds": ({}, 0.1),
+        "penstock_streams_operator_time_seconds": ({"store": "s"}, 0.1),
+        "penstock_streams_open_windows": ({}, 1),
+    }
+    for name, (labels, expected) in values.items():
+        assert registry.get_sample_value(name, {"partition": "0", **labels}) == expected, name
+
+
+def test_a_dead_letter_moves_no_time() -> None:
+    """A value that an aggregation refuses, years ahead: the task's time is as the operator's, and no schedule fires."""
+    fired: list[int] = []
+
+    class Ticks(Processor):
+        """Schedules by stream time."""
+
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(1_000, PunctuationType.STREAM_TIME, fired.append)
+
+        def process(self, record: Record) -> None:
+            """Takes each record."""
+
+    builder = StreamsBuilder()
+    stream = builder.stream("in", value=dict)
+    stream.process(Ticks)
+    stream.group_by_key().session_window(10).aggregate("s", total=Sum("x")).on_close().to("out")
+    registry = CollectorRegistry()
+    task = task_of(builder.build(), registry=registry)
+    ahead = 40_000_000_000
+    task.process(columns("in", (0, b"a", b'{"x":1}', 100), (1, b"a", b'{"x":"no"}', ahead)), 0)
+    assert task.metrics.dead_letters_total == 1
+    assert (task.stream_time_ms, task.times.by_store()) == (100, {"s": 100})
+    assert fired == [100]
+    assert registry.get_sample_value("penstock_streams_stream_time_seconds", {"partition": "0"}) == 0.1
+
+
+# --- what a processor may ask ---
+
+
+class _Asking(Processor):
+    """Calls what a test gives it with its context and each record."""
+
+    def __init__(self, ask: Any) -> None:
+        self._ask = ask
+
+    def process(self, record: Record) -> None:
+        self._ask(self.context, record)
+
+
+def test_a_processor_sees_where_its_record_was_read() -> None:
+    """During `process` the context names topic, partition, offset, stream time and wall clock."""
+    seen: list[Any] = []
+
+    def ask(context: ProcessorContext, record: Record) -> None:
+        seen.append((context.record_metadata, context.partition, context.stream_time_ms, context.now_ms))
+
+    builder, stream = plain()
+    stream.process(lambda: _Asking(ask))
+    task = task_of(builder.build())
+    task.process(columns("in", (7, b"k", b"{}", 30)), 55)
+    assert seen == [(("in", 0, 7), 0, 30, 55)]
+    assert task.record_metadata is None
+
+
+def test_forward_to_one_child() -> None:
+    """A processor may forward to a child by name; one that it does not have is refused."""
+    builder, stream = plain()
+    parent = stream.process(lambda: _Asking(lambda c, r: c.forward(r, to=r.value["to"])), name="parent")
+    parent.to("a")
+    parent.to("b")
+    (first, second) = builder.build().children["parent"]
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b'{"to":"%s"}' % second.encode(), 0)), 0)
+    task.process(columns("in", (1, b"k", b'{"to":"%s"}' % first.encode(), 0)), 0)
+    assert [r.topic for r in task.prepare_commit(0).outputs] == ["b", "a"]
+    with pytest.raises(ConfigError, match="'parent' forwards to 'elsewhere', which is none of its children"):
+        task.process(columns("in", (2, b"k", b'{"to":"elsewhere"}', 0)), 0)
+
+
+def test_a_store_must_be_connected() -> None:
+    """A processor gets the stores it was connected to, and no others."""
+    builder, stream = plain()
+    stream.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
+    sizes: list[int] = []
+    stream.process(lambda: _Asking(lambda c, r: sizes.append(len(c.store("s")))), "s")
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b"{}", 0)), 0)
+    assert sizes == [1]
+    stream.process(lambda: _Asking(lambda c, r: c.store("s")), name="stranger")
+    with pytest.raises(ProcessingFailed, match="'stranger' asks for the store 's', to which it is not connected"):
+        task_of(builder.build()).process(columns("in", (0, b"k", b"{}", 0)), 0)
+
+
+def test_init_and_close_are_called_once() -> None:
+    """Each task makes its processors anew, initializes them and closes them."""
+    calls: list[str] = []
+
+    class Counting(Processor):
+        """Notes its life."""
+
+        def init(self, context: ProcessorContext) -> None:
+            calls.append("init")
+
+        def close(self) -> None:
+            calls.append("close")
+
+    builder, stream = plain()
+    stream.process(Counting)
+    task = StreamTask(builder.build(), 0, application="app")
+    assert calls == []
+    task.initialize(0)
+    task.close()
+    assert calls == ["init", "close"]
+
+
+def test_a_processor_without_process() -> None:
+    """A processor that does not say what to do with a record fails by its own name."""
+    builder, stream = plain()
+    stream.process(Processor)
+    with pytest.raises(ConfigError, match="Processor does not define process"):
+        task_of(builder.build()).process(columns("in", (0, b"k", b"{}", 0)), 0)
+
+
+# --- commits ---
+
+
+def test_a_commit_holds_everything_since_the_last() -> None:
+    """Outputs, the stores' changes and, last, a progress record with position, times and schemas."""
+    task = task_of(sessions(), epoch=4)
+    task.process(columns("in", (0, b"a", b"{}", 0), (1, b"b", b"{}", 3), (2, None, b"{}", 99), (3, b"b", b"{}", 11)), 7)
+    commit = task.prepare_commit(8)
+    assert (commit.epoch, commit.commit, commit.sources) == (4, 1, {"in": 4})
+    assert [(r.topic, r.key, r.timestamp) for r in commit.outputs] == [("out", b"a", 0)]
+    entries = [decode(value) for _, value in commit.changelog]
+    assert [(e.operation, e.epoch, e.commit) for e in entries] == [(FINAL, 4, 1), (LIVE, 4, 1), (PROGRESS, 4, 1)]
+    assert [key for key, _ in commit.changelog] == [b"a", b"b", None]
+    progress = decode_progress(entries[-1].body)
+    assert (progress.application, progress.guarantee, progress.sources) == ("app", "exactly_once", {"in": 4})
+    assert (progress.stream_time_ms, progress.operator_times_ms, progress.wall_ms) == (99, {"s": 11}, 8)
+    assert progress.stores == task.topology.schemas()
+
+
+def test_needs_commit_from_a_record_until_it_succeeded() -> None:
+    """A commit is due from the first record on, and still after it was prepared: only success ends it."""
+    task = task_of(sessions())
+    task.process(columns("in", (0, b"a", b"{}", 0)), 0)
+    assert task.needs_commit
+    task.prepare_commit(0)
+    assert task.needs_commit
+    task.commit_succeeded()
+    assert not task.needs_commit
+    second = task.prepare_commit(0)
+    assert (second.outputs, len(second.changelog), second.commit) == ([], 1, 2)
+
+
+def test_closed_windows_are_counted_with_their_commit() -> None:
+    """The count of closed windows is of those that a commit wrote: one that failed counts for nothing."""
+    task = task_of(sessions())
+    task.process(columns("in", (0, b"a", b"{}", 0), (1, b"a", b"{}", 100)), 0)
+    for _ in range(2):
+        task.prepare_commit(0)
+        assert task.metrics.closed_total == 0
+    task.commit_succeeded()
+    assert task.metrics.closed_total == 1
+
+
+def test_committed_totals_are_those_of_the_last_commit() -> None:
+    """What is taken and not committed may be taken again by another task: it is in no committed total."""
+    task = task_of(sessions())
+    task.process(columns("in", (0, b"a", b"{}", 100), (1, b"a", b"{", 100), (2, b"a", b"{}", 0), (3, None, b"", 0)), 0)
+    assert not any(task.metrics.committed)
+    task.prepare_commit(0)
+    assert not any(task.metrics.committed)
+    task.commit_succeeded()
+    assert task.metrics.committed == (4, 0, 1, 2, 0)
+    task.process(columns("in", (4, b"a", b"{}", 0)), 0)
+    assert (task.metrics.late_total, task.metrics.committed.late) == (2, 1)
+
+
+# --- crash and restore ---
+
+
+def test_restore_checks_the_schema_first() -> None:
+    """State of another topology is refused before any of it is put in place."""
+    driver = TopologyTestDriver(sessions(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=0)
+    builder, stream = plain()
+    table = stream.group_by_key().session_window(10).aggregate("s", n=Sum("x"))
+    table.on_close().to("out")
+    driver.topology = builder.build()
+    driver.crash()
+    with pytest.raises(SchemaMismatch, match="the aggregations changed: n"):
+        driver.restore()
+
+
+def test_restore_without_progress_is_a_fresh_start() -> None:
+    """Nothing confirmed means position unknown, time unknown, no windows."""
+    task = StreamTask(sessions(), 0, application="app")
+    task.initialize(0)
+    assert (task.sources, task.stream_time_ms, len(task.stores["s"])) == ({}, -1, 0)
+
+
+def test_operator_time_is_restored() -> None:
+    """What was late before a crash is late after it, also where no live window tells the time."""
+    driver = TopologyTestDriver(sessions(gap=10), errors=ErrorHandlers())
+    for key, timestamp in ((b"a", 1_000), (b"a", 2_000)):
+        driver.pipe("in", key=key, value=b"{}", timestamp=timestamp)
+    driver.crash()
+    driver.restore()
+    driver.pipe("in", key=b"b", value=b"{}", timestamp=1_989)
+    assert len(driver.read("in-late")) == 1
+
+
+def test_schedule_before_initialize_is_refused() -> None:
+    """A task that is being restored cannot be scheduled on yet."""
+    with pytest.raises(IllegalState):
+        StreamTask(sessions(), 0, application="app").schedule(1, PunctuationType.STREAM_TIME, print)
+
+
+def every_aggregation() -> Topology:
+    builder = StreamsBuilder()
+    windows = builder.stream("in").group_by_key().session_window(10, 5)
+    ids = Aggregate(list, lambda ids, value: [*ids, value["id"]], lambda a, b: a + b)
+    table = windows.aggregate("s", n=Count(), ids=ids, mean=Mean("id"), sum=Sum("id"), who=CountDistinct("id"))
+    table.on_close().to("out")
+    return builder.build()
+
+
+TOPICS = ("out", "in-late", "in-dlq")
+
+times = st.one_of(st.integers(0, 20), st.sampled_from([30, 60, 61]))
+turns = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from([b"a", b"b", None]), times, st.booleans()), max_size=5),
+        st.sampled_from(["commit", "nothing", "crash", "torn"]),
+        st.integers(1, 4),
+    ),
+    max_size=15,
+)
+
+
+def observed(driver: TopologyTestDriver) -> tuple[Any, ...]:
+    """Outputs in order by topic, live windows, position and times; a dead letter's stage and place, not its moment."""
+    task = driver.task
+    aggregations = task.topology.stores["s"].aggregations
+    rows = task.stores["s"].rows()
+    live = {(s.key, s.start, s.end): [a.result(x) for a, x in zip(aggregations, s.states, strict=True)] for s in rows}
+    outputs = {topic: list(driver.outputs.get(topic, ())) for topic in TOPICS}
+    progress = progress_of(task, 0)
+    return outputs, live, progress.sources, progress.stream_time_ms, progress.operator_times_ms
+
+
+@given(turns)
+def test_a_crash_changes_nothing_that_was_committed(plan: list[tuple[list[Any], str, int]]) -> None:
+    """With crashes at random points and torn commits, outputs and state equal those of a run without any."""
+    crashed = TopologyTestDriver(every_aggregation(), commit_each=False, errors=ErrorHandlers())
+    steady = TopologyTestDriver(every_aggregation(), commit_each=False, errors=ErrorHandlers())
+    number = now = 0
+    for records, then, torn in plan:
+        for key, step, good in records:
+            value = msgspec.json.encode({"id": number}) if good else b"{"
+            for driver in (crashed, steady):
+                driver.pipe("in", key=key, value=value, timestamp=now + step)
+            number += 1
+        now += 7
+        if then == "commit":
+            crashed.commit()
+        elif then in ("crash", "torn"):
+            crashed.crash(torn_entries=torn if then == "torn" else 0)
+            crashed.restore()
+    crashed.commit()
+    steady.commit()
+    assert observed(crashed) == observed(steady)
+
+
+def test_a_crash_at_every_commit_boundary() -> None:
+    """Whether a task is lost before, within or after each commit, the committed outputs are the same."""
+    inputs = [(b"a", 0), (b"b", 3), (b"a", 8), (b"a", 40), (b"b", 41), (b"b", 20), (b"a", 90)]
+
+    def run(crash_after: int | None, torn: int) -> tuple[Any, ...]:
+        driver = TopologyTestDriver(every_aggregation(), commit_each=False, errors=ErrorHandlers())
+        for number, (key, timestamp) in enumerate(inputs):
+            driver.pipe("in", key=key, value=b'{"id":%d}' % number, timestamp=timestamp)
+            if number == crash_after:
+                driver.crash(torn_entries=torn)
+                driver.restore()
+            driver.commit()
+        return observed(driver)
+
+    expected = run(None, 0)
+    assert [run(at, torn) for at in range(len(inputs)) for torn in (0, 1, 2)] == [expected] * 3 * len(inputs)
+
+
+@pytest.mark.parametrize("columns_min", [1, 100])
+def test_what_cannot_be_decoded_moves_no_time(columns_min: int) -> None:
+    """A dead letter of stage `deserialize` is as if it had not been there: no punctuation, and no later stream time."""
+    fired: list[int] = []
+
+    class Ticking(Processor):
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(100, PunctuationType.STREAM_TIME, fired.append)
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder, stream = plain()
+    stream.process(Ticking)
+    task = task_of(builder.build())
+    task.process(columns("in", (0, b"k", b"{}", 5), (1, b"k", b"{", 900), (2, b"k", b"{}", 6)), 0)
+    assert (fired, task.stream_time_ms, task.metrics.dead_letters_total) == ([5], 6, 1)
+    task = task_of(raising_sum(), columns_min=columns_min)
+    records = [(i, b"k", b'{"x":1}', i) for i in range(40)]
+    task.process(columns("in", *records, (40, b"k", b"{", 900), (41, b"k", b'{"x":1}', 41)), 0)
+    assert (task.stream_time_ms, task.metrics.dead_letters_total) == (41, 1)
+
+
+def raising_sum() -> Topology:
+    """Sums in sessions, which can be taken as columns."""
+    builder, stream = plain()
+    stream.group_by_key().session_window(10).aggregate("s", x=Sum("x")).on_close().to("out")
+    return builder.build()
+
+
+class Keeper(Processor):
+    """Puts each record into a store of its own."""
+
+    def process(self, record: Record) -> None:
+        self.context.store("own").put(record.key, record.value)
+
+
+def _of_table(builder: StreamsBuilder) -> None:
+    builder.table("in")
+
+
+def _of_own_store(builder: StreamsBuilder) -> None:
+    builder.add_store("own")
+    builder.stream("in").process(Keeper, "own")
+
+
+def _of_join(builder: StreamsBuilder) -> None:
+    builder.stream("in").join(builder.stream("other"), lambda a, b: a, JoinWindows.of(10), name="join").to("out")
+
+
+@pytest.mark.parametrize("kind", [_of_table, _of_own_store, _of_join])
+def test_a_row_that_the_changelog_cannot_hold_is_refused_before_the_store(kind: Any) -> None:
+    """Of a table, a processor's own store and a join: the record is a dead letter, and all others are kept."""
+    builder = StreamsBuilder()
+    kind(builder)
+    task = task_of(builder.build(), record_bytes_max=2_000)
+    task.process(columns("in", (0, b"k", b'"%s"' % (b"x" * 1_800), 0), (1, b"k", b'"fits"', 1)), 0)
+    commit = task.prepare_commit(0)
+    (letter,) = [record for record in commit.outputs if record.topic == "in-dlq"]
+    headers = dict(letter.headers)
+    assert headers["penstock.dlq.offset"] == b"0"
+    assert b"at most 1744 fit" in (headers["penstock.dlq.message"] or b"")
+    assert sum(key == b"k" for key, _ in commit.changelog) == 1

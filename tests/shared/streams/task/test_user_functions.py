@@ -1,0 +1,219 @@
+"""Users' functions that have yet to run when they return: refused beforehand, or an error of their record."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.streams.aggregations.aggregation import Aggregate, Count
+from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.user_functions import plain, require_callable
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+
+async def later(*_: Any) -> Any:
+    """A coroutine function."""
+
+
+async def stream_of(*_: Any) -> AsyncIterator[int]:
+    """An async generator function."""
+    yield 1
+
+
+def piece_by_piece(*_: Any) -> Iterator[int]:
+    """A generator function."""
+    yield 1
+
+
+class Callback:
+    """A callable object that is async, and a method that is."""
+
+    async def __call__(self, *_: Any) -> Any:
+        """Called."""
+
+    async def method(self, *_: Any) -> Any:
+        """Called by name."""
+
+
+class AsyncProcess(Processor):
+    """A processor that would never run."""
+
+    async def process(self, record: Record) -> None:  # type: ignore[override]
+        self.context.forward(record)
+
+
+class GeneratorProcess(Processor):
+    """Another one."""
+
+    def process(self, record: Record) -> Iterator[Record]:  # type: ignore[override]
+        yield record
+
+
+class AsyncInit(Processor):
+    """One that would never begin."""
+
+    async def init(self, context: ProcessorContext) -> None:  # type: ignore[override]
+        super().init(context)
+
+    def process(self, record: Record) -> None:
+        self.context.forward(record)
+
+
+UNFINISHED = [
+    later,
+    stream_of,
+    piece_by_piece,
+    Callback(),
+    Callback().method,
+    functools.partial(later, 1),
+    functools.partial(functools.partial(Callback(), 1), 2),
+]
+
+USES: dict[str, Callable[[Stream, Any], Any]] = {
+    "filter: predicate": lambda s, f: s.filter(f),
+    "filter_not: predicate": lambda s, f: s.filter_not(f),
+    "map_values: mapper": lambda s, f: s.map_values(f),
+    "map: mapper": lambda s, f: s.map(f),
+    "key_by: selector": lambda s, f: s.key_by(f),
+    "peek: action": lambda s, f: s.peek(f),
+    "foreach: action": lambda s, f: s.foreach(f),
+    "branch: predicate": lambda s, f: s.branch(f),
+    "to: encode": lambda s, f: s.to("out", f),
+    "join: joiner": lambda s, f: s.join(s._builder.table("t"), f),
+    "join: key": lambda s, f: s.join(s._builder.global_table("g"), max, key=f),
+    "stream: value": lambda s, f: s._builder.stream("other", f),
+    "process: supplier": lambda s, f: s.process(f),
+    "Aggregate: initializer": lambda s, f: Aggregate(f, max, max),
+    "Aggregate: aggregator": lambda s, f: Aggregate(dict, f, max),
+    "Aggregate: merger": lambda s, f: Aggregate(dict, max, f),
+}
+
+
+@pytest.mark.parametrize("function", UNFINISHED, ids=range(len(UNFINISHED)))
+@pytest.mark.parametrize("use", USES)
+def test_refused_when_the_topology_is_written(use: str, function: Any) -> None:
+    """What gives a coroutine or a generator is refused, however it is wrapped; the error names the argument."""
+    with pytest.raises(ConfigError, match=f"^{use}.* must be a plain function, got "):
+        USES[use](StreamsBuilder().stream("in"), function)
+
+
+@pytest.mark.parametrize("function", [later, stream_of])
+def test_what_is_iterated_may_be_a_generator(function: Any) -> None:
+    """A flat_map runs the generator that it is given; a coroutine it cannot."""
+    for name in ("flat_map", "flat_map_values"):
+        with pytest.raises(ConfigError, match=f"{name}: mapper must be a plain function"):
+            getattr(StreamsBuilder().stream("in"), name)(function)
+    builder = StreamsBuilder()
+    builder.stream("in").flat_map_values(lambda v: (v["n"] + i for i in range(2))).to("out")
+    assert outcome(builder) == ([b"1", b"2"], [])
+
+
+@pytest.mark.parametrize("made", [AsyncProcess, GeneratorProcess, AsyncInit])
+@pytest.mark.parametrize("way", ["process", "process_values"])
+def test_processors(made: type[Processor], way: str) -> None:
+    """Of a processor no method may be async: its class is refused at once, another supplier's when it is made."""
+    with pytest.raises(ConfigError, match=rf"{way}: {made.__name__}: (process|init)\(\) must be a plain function"):
+        getattr(StreamsBuilder().stream("in"), way)(made)
+    builder = StreamsBuilder()
+    getattr(builder.stream("in"), way)(lambda: made()).to("out")
+    with pytest.raises(ConfigError, match=rf"{made.__name__}: (process|init)\(\) must be a plain function"):
+        TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+
+
+def test_aggregations() -> None:
+    """An aggregation of one's own is asked for each of its methods."""
+
+    class Own(Count):
+        async def add(self, state: int, value: Any) -> int:  # type: ignore[override]
+            return state
+
+    with pytest.raises(ConfigError, match=r"n: add\(\) must be a plain function"):
+        StreamsBuilder().stream("in").group_by_key().session_window(5).aggregate("s", n=Own())
+
+
+def outcome(builder: StreamsBuilder) -> tuple[list[bytes | None], list[str]]:
+    """The results, and the errors of the dead letters, of one record."""
+    driver = TopologyTestDriver(builder.build(), errors=ErrorHandlers())
+    driver.pipe("in", key=b"a", value=b'{"n":1}', timestamp=5)
+    out = driver.read("out") if "out" in driver.topology.output_topics() else []
+    said = [(text or b"").decode() for r in driver.read("in-dlq") for _, text in r.headers]
+    letters = [text for text in said if "has yet to run" in text]
+    return [r.value for r in out], letters
+
+
+RETURNED: dict[str, Callable[[Stream], Any]] = {
+    "filter: predicate": lambda s: s.filter(lambda r: later(r)).to("out"),  # type: ignore[arg-type, return-value]
+    "filter_not: predicate": lambda s: s.filter_not(lambda r: later(r)).to("out"),  # type: ignore[arg-type, return-value]
+    "map_values: mapper": lambda s: s.map_values(lambda v: later(v)).to("out", lambda r: (None, b"lost")),
+    "key_by: selector": lambda s: s.key_by(lambda r: later(r)).to("out", lambda r: (None, b"lost")),
+    "peek: action": lambda s: s.peek(lambda r: piece_by_piece(r)).to("out"),  # type: ignore[arg-type]
+    "foreach: action": lambda s: s.foreach(lambda r: later(r)),  # type: ignore[arg-type]
+    "branch: predicate": lambda s: s.branch(lambda r: later(r))[0].to("out"),  # type: ignore[arg-type, return-value]
+}
+
+
+@pytest.mark.parametrize("use", RETURNED)
+def test_a_coroutine_that_a_plain_function_returns(use: str) -> None:
+    """What can be told only from what came back is an error of the record: a dead letter says so, and no result."""
+    builder = StreamsBuilder()
+    RETURNED[use](builder.stream("in"))
+    results, letters = outcome(builder)
+    assert results == []
+    assert [text.startswith(use) for text in letters] == [True]
+
+
+@pytest.mark.parametrize("way", ["process", "process_values"])
+def test_a_coroutine_that_process_returns(way: str) -> None:
+    """So it is with a processor that hands its record to a coroutine."""
+
+    class Delegates(Processor):
+        def process(self, record: Record) -> None:
+            return later(record)  # type: ignore[return-value]
+
+    builder = StreamsBuilder()
+    getattr(builder.stream("in"), way)(Delegates, name="own").to("out")
+    results, (letter,) = outcome(builder)
+    assert results == []
+    assert "Delegates.process() returned a coroutine" in letter
+    assert ("'own': " in letter) == (way == "process")
+
+
+def test_schedules() -> None:
+    """An async callback is refused when it is scheduled; a coroutine that one returns is its error."""
+
+    class Scheduling(Processor):
+        def __init__(self, callback: Any) -> None:
+            self._callback = callback
+
+        def init(self, context: ProcessorContext) -> None:
+            super().init(context)
+            context.schedule(5, PunctuationType.STREAM_TIME, self._callback)
+
+        def process(self, record: Record) -> None:
+            self.context.forward(record)
+
+    def scheduling(callback: Any) -> StreamsBuilder:
+        builder = StreamsBuilder()
+        builder.stream("in").process(lambda: Scheduling(callback)).to("out")
+        return builder
+
+    with pytest.raises(ConfigError, match="schedule: callback must be a plain function"):
+        TopologyTestDriver(scheduling(Callback().method).build(), errors=ErrorHandlers())
+    results, (letter,) = outcome(scheduling(lambda now: later(now)))
+    assert results == [b'{"n":1}']
+    assert letter.startswith("schedule: callback returned a coroutine")
+
+
+def test_what_is_there_goes_on() -> None:
+    """Whatever is no promise of a result is one, classes and built-in functions are plain functions."""
+    for value in (None, True, 0, [1], {"a": 1}, range(3)):
+        assert plain("a function", lambda value=value: value)() is value
+    for function in (dict, len, functools.partial(max, 1), print, Callback):
+        require_callable("a function", function)

@@ -1,0 +1,240 @@
+"""Late records: what goes to the late topic where a source record is in hand, and where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.shared.clients.connection.packed_headers import PackedHeaders
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.aggregations.aggregation import Count
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.streams.operators.stream_join import JoinWindows
+from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.task.outputs import OutputColumns
+from penstock.shared.streams.task.stream_task import StreamTask
+from penstock.shared.streams.windows import late_records
+from penstock.shared.streams.windows.late_records import (
+    CHANGELOG_ID,
+    LATENESS_MS,
+    OFFSET,
+    STORE,
+    forwarded_late_record,
+    late_record,
+    parse_late_record,
+)
+from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
+
+WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME
+
+
+def ticking(type_: PunctuationType, time_of: Callable[[int], int]) -> type[Processor]:
+    """A processor that passes records on and forwards one of its own every 10 ms."""
+
+    class Ticking(Processor):
+        def init(self, context: ProcessorContext) -> None:
+            super().init(context)
+            context.schedule(10, type_, lambda now: self.context.forward(Record("tick", {"n": 1}, time_of(now))))
+
+        def process(self, record: Record) -> None:
+            self.context.forward(record)
+
+    return Ticking
+
+
+def windowed(kind: str, supplier: type[Processor]) -> TopologyTestDriver:
+    """The processor's records in windows of a kind, or joined."""
+    builder = StreamsBuilder()
+    stream = builder.stream("in").process_values(supplier)
+    if kind == "join":
+        stream.join(builder.stream("right"), lambda left, right: left, JoinWindows.of(5), name="s").to("out")
+    else:
+        grouped = stream.group_by_key()
+        getattr(grouped, kind)(10).aggregate("s", n=Count()).on_close().to("out")
+    return TopologyTestDriver(builder.build())
+
+
+KINDS = ["tumbling_window", "session_window", "sliding_window", "join"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_wall_clock_punctuation_forwards_may_be_late(kind: str) -> None:
+    """It is counted and sent to the late topic as it was forwarded, names no source record, and ends nothing."""
+    driver = windowed(kind, ticking(WALL, lambda now: now))
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000_000)
+    driver.advance_wall_clock(10)
+    (late,) = driver.read("in-late")
+    headers = dict(late.headers)
+    assert (late.key, late.value, late.timestamp) == (b"tick", b'{"n":1}', 10)
+    assert OFFSET not in headers
+    assert int(headers[LATENESS_MS] or b"") > 900_000
+    assert (headers[STORE] or b"").startswith(b"s")
+    assert driver.task.metrics.committed.late == 1
+    assert driver.task.metrics.refused_at["late"].endswith("of no source record")
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000_001)
+    assert driver.task.sources["in"] == 2
+
+
+def test_a_late_record_of_a_stream_time_punctuation_is_not_the_source_record() -> None:
+    """The record that moved time was taken; what the callback forwarded is what is late."""
+    driver = windowed("tumbling_window", ticking(STREAM, lambda now: max(0, now - 500)))
+    driver.pipe("in", key=b"a", value=b'{"mine":1}', timestamp=1000)
+    (late,) = driver.read("in-late")
+    assert (late.key, late.timestamp, OFFSET in dict(late.headers)) == (b"tick", 500, False)
+
+
+def test_a_late_record_tells_the_life_of_its_application() -> None:
+    """That of a source record and what was forwarded by itself: by the changelog's id, once the task knows it."""
+    for late in ({"key": b"a", "value": b"{}", "timestamp": 5}, None):
+        driver = windowed("tumbling_window", ticking(WALL, lambda now: now))
+        driver.task.changelog_id = "an id"
+        driver.pipe("in", key=b"a", value=b"{}", timestamp=1_000_000)
+        driver.advance_wall_clock(10) if late is None else driver.pipe("in", **late)
+        (found,) = driver.read("in-late")
+        assert dict(found.headers)[CHANGELOG_ID] == b"an id"
+
+
+def test_a_punctuation_has_no_record_metadata() -> None:
+    """In a STREAM_TIME callback there is no record that is being processed."""
+    seen: list[Any] = []
+
+    class Asking(Processor):
+        def init(self, context: ProcessorContext) -> None:
+            context.schedule(10, STREAM, lambda now: seen.append(context.record_metadata))
+
+        def process(self, record: Record) -> None:
+            pass
+
+    builder = StreamsBuilder()
+    builder.stream("in").process(Asking)
+    TopologyTestDriver(builder.build()).pipe("in", value=b"{}", timestamp=5)
+    assert seen == [None]
+
+
+def test_what_a_commit_forwards_may_be_late() -> None:
+    """What was held back until a commit, and comes too late then for its window, is late and ends nothing."""
+
+    class Holding(Processor):
+        held: Record
+
+        def process(self, record: Record) -> None:
+            self.held = record
+
+        def commit(self) -> None:
+            self.context.forward(self.held)
+
+    builder = StreamsBuilder()
+    held = builder.stream("in").process_values(Holding)
+    held.group_by_key().tumbling_window(5).aggregate("u", n=Count()).on_close().to("out")
+    driver = TopologyTestDriver(builder.build())
+    driver.pipe("in", key=b"a", value=b"{}", timestamp=100)
+    driver.pipe("in", key=b"b", value=b"{}", timestamp=50)
+    (late,) = driver.read("in-late")
+    assert (late.key, late.timestamp, dict(late.headers)[STORE]) == (b"b", 50, b"u")
+    assert driver.task.metrics.committed.late == 1
+
+
+def test_anything_can_be_written_as_late() -> None:
+    """What JSON does not have is shown by its repr, text without UTF-8 escaped, and too large a value left out."""
+
+    class Odd:
+        def __repr__(self) -> str:
+            return "Odd()"
+
+    def written(key: Any, value: Any, record_bytes_max: int = 1_000) -> tuple[bytes | None, bytes | None]:
+        late = forwarded_late_record(Record(key, value, 5), "late", 9, 9, "s", "app", None, record_bytes_max)
+        return late.key, late.value
+
+    window = WindowKey("k", 1, 2)
+    assert written("k", {"x": Odd()}) == (b"k", b'{"x":"Odd()"}')
+    assert written(7, None) == (b"7", None)
+    assert written("\ud800", {"x": "\ud800"}) == (b"\\ud800", b"{'x': '\\ud800'}")
+    assert written(window, WindowResult("k", 1, 2, {"n": 3})) == (b"k", b'{"key":"k","start":1,"end":2,"n":3}')
+    assert written(b"k", b"x" * 2_000) == (b"k", None)
+
+
+texts = st.one_of(st.none(), st.binary(max_size=4))
+own_headers = st.lists(st.tuples(st.sampled_from(["trace", "é", "", "n" * 70]), texts), max_size=3).map(tuple)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Columns:
+    """Records of a batch of which many are late, in lists or packed."""
+    rows = draw(st.lists(st.tuples(st.one_of(st.none(), st.binary(max_size=3)), texts, own_headers), min_size=1))
+    times = draw(st.lists(st.integers(0, 2_000), min_size=len(rows), max_size=len(rows)))
+    has_headers = draw(st.booleans())
+    records = [
+        ConsumerRecord("clicks", 2, 5 + i * 3, at, key, value, own if has_headers else ())
+        for i, (at, (key, value, own)) in enumerate(zip(times, rows, strict=True))
+    ]
+    columns = Columns.of(records)
+    if draw(st.booleans()):
+        columns = replace(columns, keys=PackedBytes.of(columns.keys), values=PackedBytes.of(columns.values))
+        if columns.headers is not None:
+            columns = replace(columns, headers=PackedHeaders.of(columns.headers))
+    return columns
+
+
+@settings(deadline=None)
+@given(batches(), st.sampled_from(["session_window", "tumbling_window", "sliding_window"]), st.booleans(), st.data())
+def test_late_records_in_columns_are_those_one_by_one(
+    columns: Columns, kind: str, has_changelog: bool, data: st.DataObject
+) -> None:
+    """Keys, values, times, all headers and the order of outputs; and in columns they keep nothing of the batch."""
+    builder = StreamsBuilder()
+    grouped = builder.stream("clicks", key="bytes", value=bytes).group_by_key()
+    store = data.draw(st.sampled_from(["visits", "s\u00e9ances", "\u8a2a\u554f"]))
+    getattr(grouped, kind)(10).aggregate(store, n=Count()).on_close().to("out")
+    commits, tasks, made = [], [], builder.build()
+    for columns_min, late_min in ((1, 1), (1, 1_000), (1_000, 1)):
+        task = StreamTask(made, 2, application="shop", columns_min=columns_min)
+        task.changelog_id = "an id" if has_changelog else None
+        task.initialize(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(late_records, "COLUMNS_MIN", late_min)
+            task.process(Columns.of([ConsumerRecord("clicks", 2, 0, 1_000, b"k", b"")]), 0)
+            task.process(columns, 0)
+        tasks.append(task)
+        commits.append(task.prepare_commit(0))
+    in_columns, _, one_by_one = commits
+    late = [[record for record in commit.outputs if record.topic == "clicks-late"] for commit in commits]
+    assert late[0] == late[1] == late[2]
+    assert in_columns.outputs == commits[1].outputs
+    assert sorted(map(repr, in_columns.outputs)) == sorted(map(repr, one_by_one.outputs))
+    assert len({task.metrics.late_total for task in tasks} | {len(late[0])}) == 1
+    assert [task.metrics.refused_at for task in tasks[1:]] == [tasks[0].metrics.refused_at] * 2
+    assert all(parse_late_record(as_read(record)).record.topic == "clicks" for record in late[0])
+    for item in in_columns.produced.items:
+        if item.topic == "clicks-late":
+            assert isinstance(item, OutputColumns)
+            assert len(item.values.data) == item.values.sizes().sum()
+
+
+def as_read(record: ProducerRecord) -> ConsumerRecord:
+    assert record.timestamp is not None
+    return ConsumerRecord(record.topic, 0, 0, record.timestamp, record.key, record.value, record.headers)
+
+
+def test_a_late_record_is_read_back_as_its_source_record() -> None:
+    """Key, value, event time, place and own headers as they were; and why it was late."""
+    source = ConsumerRecord("clicks", 2, 17, 1_000, b"ann", b"{}", (("trace", b"a"),))
+    made = late_record(source, "clicks-late", 1_500, 2_000, store="visits", application="shop")
+    marked = late_record(source, "clicks-late", 1_500, 2_000, "visits", "shop", "an id")
+    assert marked.headers == (*made.headers, ("penstock.late.changelog_id", b"an id"))
+    for headers in (made.headers, marked.headers):
+        there = ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers)
+        letter = parse_late_record(there)
+        assert letter.record == source
+    assert (letter.stage, letter.message, letter.group) == ("late", "500 ms too late for visits", "shop")
+    for headers in ((), made.headers[:-1], (*made.headers[:-1], ("penstock.late.offset", b"x"))):
+        with pytest.raises(DataError, match="clicks-late-0@3"):
+            parse_late_record(ConsumerRecord("clicks-late", 0, 3, 1_000, made.key, made.value, headers))

@@ -1,0 +1,46 @@
+"""How large a key may be: what is measured, and that the quick way agrees with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.shared.common.errors import RecordTooLarge
+from penstock.shared.streams.processor import Record
+from penstock.shared.streams.task.result_encoders import encode_json, encode_updates
+from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
+from penstock.shared.streams.windows.window_limits import check_key, key_bytes, name_window
+
+KEYS = st.text(st.characters(exclude_categories=["Cs"])) | st.binary()
+ENVELOPE = len(b'{"key":,"start":0,"end":0}')
+
+
+@given(key=KEYS, limit=st.integers(0, 200))
+def test_a_key_is_refused_by_what_it_takes(key: Any, limit: int) -> None:
+    """The limit is of the measured bytes, whatever short way was taken to see that a key is small."""
+    if key_bytes(key) <= limit:
+        check_key(key, "s", limit)
+    else:
+        with pytest.raises(RecordTooLarge, match=f"takes {key_bytes(key)} bytes in a result"):
+            check_key(key, "s", limit)
+
+
+@given(key=KEYS)
+def test_no_result_holds_more_of_a_key(key: Any) -> None:
+    """What a key takes bounds what is written of it, by either of the encoders, and what an entry has of it."""
+    record = Record(WindowKey(key, 0, 0), WindowResult(key, 0, 0, {}), 0)
+    for encode, envelopes in ((encode_json, 1), (encode_updates, 2)):
+        written = sum(len(part or b"") for part in encode(record))
+        assert written <= key_bytes(key) + envelopes * ENVELOPE
+    assert msgspec.json.decode(record.value.to_json(), type=dict[str, Any])["start"] == 0
+
+
+def test_a_windows_name_is_short() -> None:
+    """A key of any length is told by its beginning and its length; what is no key, by a part of its text."""
+    assert name_window("s", "k" * 200, 1, 2) == f"store 's', key '{'k' * 100}'... (200 characters), window 1 to 2"
+    assert name_window(None, b"\xff", 1, 2) == "key b'\\xff', window 1 to 2"
+    assert len(name_window("s", ["k" * 10_000], 1, 2)) < 1_100
