@@ -29,8 +29,8 @@ import httpx
 import msgspec
 from fastapi import APIRouter, Request
 
-from penstock.api.app import create_app
-from penstock.api.server import HttpServer
+from penstock.api.http.app import create_app
+from penstock.api.http.server import HttpServer
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.local.ports import pick
 from penstock.shared.clients.admin import Admin, NewTopic

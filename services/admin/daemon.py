@@ -9,13 +9,13 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from penstock.api.admin import admin_router
-from penstock.api.app import create_app
-from penstock.api.dashboard import dashboard_router
-from penstock.api.health import health_router
-from penstock.api.kafka_daemon import KafkaHttpDaemon
-from penstock.api.rest_proxy import metadata_routers
-from penstock.api.server import HttpServer
+from penstock.api.admin.routes import admin_router
+from penstock.api.console.dashboard import dashboard_router
+from penstock.api.http.app import create_app
+from penstock.api.http.health import health_router
+from penstock.api.http.kafka_daemon import KafkaHttpDaemon
+from penstock.api.http.server import HttpServer
+from penstock.api.rest_proxy.routes import metadata_routers
 from penstock.services.admin.more import handed_on, more_routers
 from penstock.services.admin.overview import Overview
 from penstock.services.admin.settings import AdminServiceSettings

@@ -1,4 +1,4 @@
-"""Dead-letter and late topics through Kafka: implements `penstock.api.dead_letters.Letters` (an edge)."""
+"""Dead-letter and late topics through Kafka: implements `penstock.api.admin.dead_letters.Letters` (an edge)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def committed_records(
 
 
 class KafkaDeadLetters:
-    """See `penstock.api.dead_letters.Letters`."""
+    """See `penstock.api.admin.dead_letters.Letters`."""
 
     def __init__(self, kafka: KafkaSettings, admin: Admin) -> None:
         self._kafka, self._admin = kafka, admin

@@ -7,13 +7,13 @@ from typing import Any
 
 import httpx
 
-from penstock.api.app import create_app
-from penstock.api.dead_letters import dead_letters_router
-from penstock.api.forwarded import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
-from penstock.api.openapi import handed_on_paths
-from penstock.api.rest_proxy import APIRouter
-from penstock.api.state import streams_router
-from penstock.api.stores import stores_router
+from penstock.api.admin.dead_letters import dead_letters_router
+from penstock.api.http.app import create_app
+from penstock.api.http.openapi import handed_on_paths
+from penstock.api.http.reverse_proxy import CONNECT_PATHS, STREAMS_PATHS, forward_router, upstreams_of
+from penstock.api.rest_proxy.routes import APIRouter
+from penstock.api.streams.routes import streams_router
+from penstock.api.streams.stores import stores_router
 from penstock.services.admin.dead_letters import KafkaDeadLetters
 from penstock.services.admin.sources import HttpUpstream
 from penstock.shared.clients.admin import Admin
@@ -25,7 +25,9 @@ CONNECT, STREAMS = "connect", "aggregator"
 
 def handed_on() -> dict[str, Any]:
     """The OpenAPI paths of what is handed on, as those services describe them: nothing is asked of any."""
-    from penstock.api.connect import create_connect_app  # half a second that only who reads the document waits for
+    from penstock.api.connect.routes import (
+        create_connect_app,  # half a second that only who reads the document waits for
+    )
 
     nobody: Any = None
     connect = create_connect_app(nobody).openapi()

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.api.history import History
-from penstock.api.overview import OverviewBuilder
+from penstock.api.console.history import History
+from penstock.api.console.overview import OverviewBuilder
 from penstock.services.admin.sources import KafkaSource, Source
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import PenstockError
@@ -23,7 +23,7 @@ LOOK_EVERY_MS = 2_000
 
 
 class Overview:
-    """Implements `penstock.api.overview.OverviewProvider` over sources."""
+    """Implements `penstock.api.console.overview.OverviewProvider` over sources."""
 
     def __init__(
         self, sources: Sequence[Source], kafka: KafkaSource, *, clock: Clock = SYSTEM_CLOCK, keep_ms: int = KEEP_MS

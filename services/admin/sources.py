@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from penstock.api.admin import AdminClient
-from penstock.api.forwarded import Answer
-from penstock.api.health import Check, CheckResult, health_body, run_checks
-from penstock.api.problem import ErrorKind, Problem
-from penstock.api.samples import KafkaSample, ServiceSample
-from penstock.api.state import StreamsView
+from penstock.api.admin.routes import AdminClient
+from penstock.api.console.samples import KafkaSample, ServiceSample
+from penstock.api.http.health import Check, CheckResult, health_body, run_checks
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.reverse_proxy import Answer
+from penstock.api.streams.routes import StreamsView
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
 
@@ -83,7 +83,7 @@ class HttpSource:
 
 
 class HttpUpstream:
-    """A service in another process, to which requests are handed on; see `penstock.api.forwarded.Upstream`."""
+    """A service in another process, to which requests are handed on; see `penstock.api.http.reverse_proxy.Upstream`."""
 
     def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
         self.name = name

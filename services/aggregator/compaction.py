@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from penstock.api.health import CheckResult
-from penstock.api.state import CompactionState
+from penstock.api.http.health import CheckResult
+from penstock.api.streams.routes import CompactionState
 from penstock.services.aggregator.backlog import BacklogWatch
 from penstock.services.aggregator.job import Job, JobEnd
 from penstock.services.aggregator.settings import AggregatorSettings

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from penstock.api.state import WindowRow
+from penstock.api.streams.routes import WindowRow
 from penstock.services.aggregator.key_search import KeySearch, key_text
 from penstock.shared.common.continuation import LivePlace, live_order
 from penstock.shared.streams.runtime.owned_task import OwnedTask

@@ -10,14 +10,14 @@ from typing import Any, Unpack, cast
 
 from prometheus_client import CollectorRegistry
 
-from penstock.api.app import create_app
-from penstock.api.contact import Contact
-from penstock.api.health import Check, CheckResult, health_router
-from penstock.api.keys import StoreQuestion
-from penstock.api.problem import Problem
-from penstock.api.server import HttpServer
-from penstock.api.state import LiveWindows, StreamsState, streams_router
-from penstock.api.stores import FoundWindows, Status, stores_router
+from penstock.api.http.app import create_app
+from penstock.api.http.health import Check, CheckResult, health_router
+from penstock.api.http.kafka_liveness import Contact
+from penstock.api.http.problem import Problem
+from penstock.api.http.server import HttpServer
+from penstock.api.streams.key_params import StoreQuestion
+from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
+from penstock.api.streams.stores import FoundWindows, Status, stores_router
 from penstock.services.aggregator.backlog import BacklogWatch
 from penstock.services.aggregator.compaction import SCHEDULE_NAME, CompactionSupervisor
 from penstock.services.aggregator.key_search import KeySearch

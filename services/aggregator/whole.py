@@ -18,11 +18,11 @@ import httpx
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from penstock.api.keys import StoreQuestion, query_params
-from penstock.api.problem import ErrorKind, Problem
-from penstock.api.server import HttpServer
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.server import HttpServer
 from penstock.api.settings import GuardedSettings, Scope
-from penstock.api.state import StreamsState, StreamsView
+from penstock.api.streams.key_params import StoreQuestion, query_params
+from penstock.api.streams.routes import StreamsState, StreamsView
 from penstock.services.aggregator.merged import (
     Part,
     merge_rows,
@@ -62,7 +62,7 @@ class OwnView(StreamsView, Protocol):
         ...
 
     async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
-        """As `penstock.api.stores.StoresView`."""
+        """As `penstock.api.streams.stores.StoresView`."""
         ...
 
 
@@ -75,7 +75,7 @@ class NotAnswered(Exception):
 
 
 class Whole:
-    """Implements `penstock.api.state.WholeView` for the instance at `url`."""
+    """Implements `penstock.api.streams.routes.WholeView` for the instance at `url`."""
 
     def __init__(
         self,

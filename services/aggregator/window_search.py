@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypedDict
 
-from penstock.api.keys import StoreQuestion
-from penstock.api.problem import ErrorKind, Problem
-from penstock.api.stores import FoundWindows, Status
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.streams.key_params import StoreQuestion
+from penstock.api.streams.stores import FoundWindows, Status
 from penstock.services.aggregator.own_loop import in_own_loop
 from penstock.services.aggregator.pages import window_pages
 from penstock.services.aggregator.questions import Asked
@@ -30,7 +30,7 @@ COLUMNS = ("partition", "key", "start", "end")
 
 
 class Rows(TypedDict):
-    """A page of a store's rows: open windows, as `penstock.api.stores.StoresView.read_store` gives them."""
+    """A page of a store's rows: open windows, as `penstock.api.streams.stores.StoresView.read_store` gives them."""
 
     rows: list[dict[str, Any]]
     position: dict[int, dict[str, int]]

@@ -27,11 +27,11 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from penstock.api.app import create_app
-from penstock.api.forwarded import STREAMS_PATHS, Answer, Upstream, forward_router
-from penstock.api.health import Check, CheckResult, health_router
-from penstock.api.problem import ErrorKind, Problem
-from penstock.api.server import HttpServer
+from penstock.api.http.app import create_app
+from penstock.api.http.health import Check, CheckResult, health_router
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.http.reverse_proxy import STREAMS_PATHS, Answer, Upstream, forward_router
+from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.job import start_kept
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.whole import advertised, tokens_of

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from penstock.api.connect import create_connect_app
-from penstock.api.connect_starting import StartingApp
-from penstock.api.server import HttpServer
+from penstock.api.connect.routes import create_connect_app
+from penstock.api.connect.starting import StartingApp
+from penstock.api.http.server import HttpServer
 from penstock.services.connect.settings import CommandLine, advertised, guarded, is_open, listener, misspelled
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.connection import Connection

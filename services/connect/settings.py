@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from penstock.api.auth import Guard
-from penstock.api.connect_starting import StartingApp
+from penstock.api.connect.starting import StartingApp
+from penstock.api.http.auth import Guard
 from penstock.api.settings import Credential, is_loopback, require_auth
 from penstock.services.connect.property_files import read_properties
 from penstock.shared.common.errors import ConfigError

@@ -9,9 +9,9 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from penstock.api.contact import Contact
-from penstock.api.health import Check, CheckResult, create_health_app
-from penstock.api.server import HttpServer
+from penstock.api.http.health import Check, CheckResult, create_health_app
+from penstock.api.http.kafka_liveness import Contact
+from penstock.api.http.server import HttpServer
 from penstock.services.consumer.handler_runner import HandlerRunner
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK

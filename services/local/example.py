@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from penstock.api.event import UNITS
+from penstock.api.ingest.event import UNITS
 from penstock.shared.common.points_in_time import TimeUnit
 from penstock.shared.streams.topology import SourceNode, Topology
 

@@ -10,11 +10,11 @@ import sys
 
 from pydantic import Field
 
-from penstock.api.admin import admin_router
-from penstock.api.app import create_app
-from penstock.api.dashboard import dashboard_router
-from penstock.api.health import Check, health_router
-from penstock.api.server import HttpServer
+from penstock.api.admin.routes import admin_router
+from penstock.api.console.dashboard import dashboard_router
+from penstock.api.http.app import create_app
+from penstock.api.http.health import Check, health_router
+from penstock.api.http.server import HttpServer
 from penstock.services.admin.more import handed_on, more_routers
 from penstock.services.admin.overview import Overview
 from penstock.services.admin.sources import HttpSource, KafkaSource, LocalSource, services_client

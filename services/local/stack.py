@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from penstock.api.server import url_of
+from penstock.api.http.server import url_of
 from penstock.services.local import ports
 from penstock.services.local.child import ChildDied, ChildProcess
 from penstock.shared.common.errors import FatalError

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from penstock.api.app import create_app
-from penstock.api.health import health_router
-from penstock.api.ingest import Ingest
-from penstock.api.kafka_daemon import KafkaHttpDaemon
-from penstock.api.rest_produce import RestProducer
-from penstock.api.rest_proxy import APIRouter, metadata_routers, produce_routers
-from penstock.api.server import HttpServer
+from penstock.api.http.app import create_app
+from penstock.api.http.health import health_router
+from penstock.api.http.kafka_daemon import KafkaHttpDaemon
+from penstock.api.http.server import HttpServer
+from penstock.api.ingest.routes import Ingest
+from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.routes import APIRouter, metadata_routers, produce_routers
 from penstock.services.producer.looked_up import LookedUpProducer
 from penstock.services.producer.settings import ProducerServiceSettings
 from penstock.services.producer.transactor import KafkaTransactor

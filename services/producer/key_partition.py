@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from penstock.api.atomic import IdempotencyKey, MakeAnswer, Remembered
+from penstock.api.ingest.atomic import IdempotencyKey, MakeAnswer, Remembered
+from penstock.api.ingest.result import Outcome
 from penstock.api.settings import IngestSettings
-from penstock.api.tally import Outcome
 from penstock.services.producer.remembered import RememberedKeys, encode
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
@@ -55,7 +55,7 @@ class KeyPartition:
     async def store(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
     ) -> tuple[Remembered, bool]:
-        """See `penstock.api.atomic.Transactor.send_keyed`; ProducerFenced where the ownership was lost meanwhile."""
+        """See `Transactor.send_keyed`; raises ProducerFenced if the ownership was lost meanwhile."""
         async with self._lock:
             producer = self._producer or await self._own()
             now_ms = SYSTEM_CLOCK.now_ms()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from penstock.api.atomic import IdempotencyKey, KeyReused, Remembered
+from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, Remembered
 from penstock.services.producer.remembered_answer import pack, unpack
 from penstock.shared.common.errors import BufferExhausted, DataError
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.atomic import Remembered
+from penstock.api.ingest.atomic import Remembered
 from penstock.shared.common.errors import DataError
 
 _LENGTH = struct.Struct(">I")

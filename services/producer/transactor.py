@@ -13,9 +13,9 @@ import uuid
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
-from penstock.api.atomic import IdempotencyKey, MakeAnswer, Remembered
+from penstock.api.ingest.atomic import IdempotencyKey, MakeAnswer, Remembered
+from penstock.api.ingest.result import Outcome
 from penstock.api.settings import IngestSettings
-from penstock.api.tally import Outcome
 from penstock.services.producer.key_partition import KeyPartition, send_in_transaction
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer, ProducerSettings
@@ -34,7 +34,7 @@ FENCED_RETRIES = 2
 
 
 class KafkaTransactor:
-    """Implements `penstock.api.atomic.Transactor`; producers are made when they are first needed."""
+    """Implements `penstock.api.ingest.atomic.Transactor`; producers are made when they are first needed."""
 
     def __init__(
         self, kafka: KafkaSettings, producer: ProducerSettings, settings: IngestSettings, admin: Admin
@@ -53,13 +53,13 @@ class KafkaTransactor:
         return f"KafkaTransactor({self._made} producers, partitions={self._partitions})"
 
     async def send_atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
-        """See `penstock.api.atomic.Transactor`."""
+        """See `penstock.api.ingest.atomic.Transactor`."""
         return await self._bounded(self._atomic(records))
 
     async def send_keyed(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
     ) -> tuple[Remembered, bool]:
-        """See `penstock.api.atomic.Transactor`."""
+        """See `penstock.api.ingest.atomic.Transactor`."""
         return await self._bounded(self._keyed(key, records, answer))
 
     async def close(self) -> None:

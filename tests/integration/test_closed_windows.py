@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.api.keys import StoreQuestion
+from penstock.api.streams.key_params import StoreQuestion
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import WindowSearch
 from penstock.services.local.kafka import EmbeddedKafka

@@ -14,10 +14,10 @@ import httpx
 import pytest
 from fastapi import APIRouter, Request, Response
 
-from penstock.api.app import create_app
-from penstock.api.problem import json_response
-from penstock.api.server import HttpServer
-from penstock.api.state import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
+from penstock.api.http.app import create_app
+from penstock.api.http.problem import json_response
+from penstock.api.http.server import HttpServer
+from penstock.api.streams.routes import CompactionState, LiveWindows, StreamsState, TaskState, WindowRow, streams_router
 from penstock.services.local.gateway import GatewayDaemon, GatewaySettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.shared.clients.admin import Admin, event_time_topic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.api.samples import KafkaSample, ServiceSample
+from penstock.api.console.samples import KafkaSample, ServiceSample
 from penstock.services.admin.overview import Overview
 
 

@@ -9,13 +9,13 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.api.health import CheckResult, create_health_app
-from penstock.api.state import StreamsState, streams_router
+from penstock.api.http.health import CheckResult, create_health_app
+from penstock.api.streams.routes import StreamsState, streams_router
 from penstock.services.admin.sources import GROUPS_MAX, HttpSource, KafkaSource, LocalSource, sum_metrics
 from penstock.shared.clients.admin import GroupListing, PartitionLag
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import BrokerNotAvailable, GroupNotFound
-from tests.api.test_admin import MemoryAdmin
+from tests.api.admin.test_routes import MemoryAdmin
 
 
 class View:

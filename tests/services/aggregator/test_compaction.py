@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.api.state import CompactionState
+from penstock.api.streams.routes import CompactionState
 from penstock.services.aggregator.backlog import Backlog, BacklogWatch
 from penstock.services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
 from penstock.services.aggregator.settings import AggregatorSettings

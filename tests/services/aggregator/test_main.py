@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import structlog
 
-from penstock.api.health import CheckResult
+from penstock.api.http.health import CheckResult
 from penstock.services.aggregator.main import Aggregator, main
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.shared.clients.admin import Admin

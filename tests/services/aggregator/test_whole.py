@@ -11,12 +11,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.api.app import create_app
-from penstock.api.problem import Problem
-from penstock.api.server import HttpServer
+from penstock.api.http.app import create_app
+from penstock.api.http.problem import Problem
+from penstock.api.http.server import HttpServer
 from penstock.api.settings import Credential
-from penstock.api.state import LiveWindows, StreamsState, streams_router
-from penstock.api.stores import stores_router
+from penstock.api.streams.routes import LiveWindows, StreamsState, streams_router
+from penstock.api.streams.stores import stores_router
 from penstock.services.aggregator.pages import live_pages, row_pages, told
 from penstock.services.aggregator.settings import AggregatorSettings, QueriesSettings
 from penstock.services.aggregator.whole import ANSWER_BYTES_MAX, Whole, tokens_of

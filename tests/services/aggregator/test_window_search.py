@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.api.keys import StoreQuestion
-from penstock.api.problem import Problem
+from penstock.api.http.problem import Problem
+from penstock.api.streams.key_params import StoreQuestion
 from penstock.services.aggregator.pages import row_pages
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.window_search import FINDING_MAX, WindowSearch

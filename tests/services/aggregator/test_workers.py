@@ -13,9 +13,9 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 
-from penstock.api.health import Check, CheckResult, create_health_app
-from penstock.api.problem import Problem
-from penstock.api.server import HttpServer
+from penstock.api.http.health import Check, CheckResult, create_health_app
+from penstock.api.http.problem import Problem
+from penstock.api.http.server import HttpServer
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.aggregator.workers import AnyWorker, Worker, WorkerProcess, Workers, worker_settings
 from penstock.shared.common import metrics

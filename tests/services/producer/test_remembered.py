@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.api.atomic import IdempotencyKey, KeyReused, Remembered
+from penstock.api.ingest.atomic import IdempotencyKey, KeyReused, Remembered
 from penstock.services.producer.remembered import RememberedKeys, decode, encode
 from penstock.shared.common.errors import BufferExhausted, DataError
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.atomic import Remembered
+from penstock.api.ingest.atomic import Remembered
 from penstock.services.producer.remembered_answer import pack, unpack
 from penstock.shared.common.errors import DataError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.api.event import topic_reader
+from penstock.api.ingest.event import topic_reader
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.demo import specs

@@ -7,6 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+
+from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 from tests.shared.streams.changelog.test_restore import (
     KINDS,
     LONG_MS,
@@ -20,9 +23,6 @@ from tests.shared.streams.changelog.test_restore import (
     pipe_singly,
     progress_of,
 )
-
-from penstock.shared.streams.state.state_directory import StateDirectory
-from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 Pipe = Callable[..., None]
 BEFORE = ((b"a", 4_500), (b"b", 5_000))

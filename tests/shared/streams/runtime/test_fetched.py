@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.shared.streams.runtime.test_worker_tasks import owned_of
-
 from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.runtime.fetched import regulate
@@ -13,6 +11,7 @@ from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.runtime.slow_records import SlowSteps
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
+from tests.shared.streams.runtime.test_worker_tasks import owned_of
 
 SIZE = 100
 

@@ -1,0 +1,256 @@
+"""Administration over HTTP: the cluster, topics, groups, and where a group reads from.
+
+Every route is a thin reading of `penstock.shared.clients.admin`; errors are answered by the table in `problem`.
+Offsets are changed only while a group has no members: otherwise the answer is 409 and names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from penstock.api.http.problem import json_response
+from penstock.shared.clients.admin import (
+    ClusterDescription,
+    ConfigEntry,
+    GroupDescription,
+    GroupListing,
+    OffsetChange,
+    PartitionLag,
+    ShiftBy,
+    TopicDescription,
+)
+from penstock.shared.common.errors import DataError, GroupNotFound, UnknownTopicOrPartition
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+
+log = get_logger(__name__)
+
+Int64 = Field(ge=-(2**63), le=2**63 - 1)
+Offset = Field(ge=0, le=2**63 - 1)
+Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int]
+DEAD = "Dead"
+
+
+class AdminClient(Protocol):
+    """What the routes need of `penstock.shared.clients.admin.Admin`; see there."""
+
+    async def cluster(self) -> ClusterDescription: ...
+
+    async def list_topics(self) -> list[str]: ...
+
+    async def describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]: ...
+
+    async def describe_configs(self, topic: str) -> dict[str, str | None]: ...
+
+    async def topic_configs(self, topics: Iterable[str]) -> dict[str, list[ConfigEntry]]: ...
+
+    async def list_offsets(self, specs: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]: ...
+
+    async def list_groups(self) -> list[GroupListing]: ...
+
+    async def describe_group(self, group_id: str) -> GroupDescription: ...
+
+    async def group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]: ...
+
+    async def group_lag(self, group_id: str) -> list[PartitionLag]: ...
+
+    async def reset_group_offsets(
+        self, group_id: str, to: Reset, partitions: Iterable[TopicPartition] | None = None, dry_run: bool = False
+    ) -> dict[TopicPartition, OffsetChange]: ...
+
+    async def delete_group(self, group_id: str) -> None: ...
+
+
+class ToOffset(BaseModel):
+    """One offset for every partition that is chosen."""
+
+    model_config = ConfigDict(extra="forbid")
+    offset: int = Offset
+
+
+class ToTimestamp(BaseModel):
+    """The first record at or after a time."""
+
+    model_config = ConfigDict(extra="forbid")
+    timestamp_ms: int = Offset
+
+
+class ToShift(BaseModel):
+    """So many records forward, or back where negative."""
+
+    model_config = ConfigDict(extra="forbid")
+    shift_by: int = Int64
+
+
+class OffsetsRequest(BaseModel):
+    """Where a group is to read from."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"to": "earliest", "dry_run": True},
+                {"to": {"timestamp_ms": 1357016400000}, "topics": {"flights": [0, 1]}},
+            ]
+        },
+    )
+    to: Literal["earliest", "latest"] | ToOffset | ToTimestamp | ToShift
+    topics: list[str] | dict[str, list[int]] | None = Field(
+        None, description="topic names, or partitions by topic; default: all that the group has committed"
+    )
+    dry_run: bool = Field(False, description="answer what would change, and change nothing")
+
+    @model_validator(mode="after")
+    def _topics_are_named(self) -> OffsetsRequest:
+        if self.topics is not None and not self.topics:
+            raise ValueError("topics: name one at least, or leave it out for all")
+        return self
+
+
+def admin_router(admin: AdminClient) -> APIRouter:
+    """All admin routes over one admin client."""
+    router = APIRouter(tags=["admin"])
+    _topic_routes(router, admin)
+    _group_routes(router, admin)
+    return router
+
+
+def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
+    @router.get("/v1/cluster", summary="The cluster's id, controller and brokers")
+    async def cluster() -> Response:
+        found = await admin.cluster()
+        brokers = [{"node_id": b.node_id, "host": b.host, "port": b.port, "rack": b.rack} for b in found.brokers]
+        return json_response({"cluster_id": found.cluster_id, "controller": found.controller, "brokers": brokers})
+
+    @router.get("/v1/topics", summary="Topic names; Kafka's own are left out")
+    async def topics() -> Response:
+        return json_response({"topics": await admin.list_topics()})
+
+    @router.get("/v1/topics/{topic}", summary="A topic's partitions with offsets, and its configs")
+    async def topic_description(topic: str) -> Response:
+        found = (await admin.describe_topics([topic]))[topic]
+        partitions = [TopicPartition(topic, p.partition) for p in found.partitions]
+        earliest = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
+        latest = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        rows = [
+            {
+                "partition": p.partition,
+                "leader": p.leader,
+                "replicas": list(p.replicas),
+                "isr": list(p.isr),
+                "earliest_offset": earliest[TopicPartition(topic, p.partition)],
+                "latest_offset": latest[TopicPartition(topic, p.partition)],
+            }
+            for p in found.partitions
+        ]
+        configs = dict(sorted((await admin.describe_configs(topic)).items()))
+        return json_response(
+            {"topic": topic, "topic_id": found.topic_id, "internal": found.is_internal, "partitions": rows}
+            | {"configs": configs}
+        )
+
+
+def _group_routes(router: APIRouter, admin: AdminClient) -> None:
+    @router.get("/v1/groups", summary="All groups with their state")
+    async def groups() -> Response:
+        rows = await admin.list_groups()
+        return json_response(
+            {"groups": [{"group": g.group_id, "state": g.state, "protocol_type": g.protocol_type} for g in rows]}
+        )
+
+    @router.get("/v1/groups/{group}", summary="A group's members with their partitions, and its lag")
+    async def group_description(group: str) -> Response:
+        found = await admin.describe_group(group)
+        lag = await admin.group_lag(group)
+        if found.state == DEAD and not lag:
+            raise GroupNotFound(f"group {group}: there is none of this name")
+        return json_response(_group(found, lag))
+
+    @router.post("/v1/groups/{group}/offsets", summary="Set where a group without members reads from")
+    async def reset_offsets(group: str, wanted: OffsetsRequest) -> Response:
+        partitions = await _partitions(admin, group, wanted.topics)
+        to: Reset
+        match wanted.to:
+            case ToOffset(offset=offset):
+                chosen = list(await admin.group_offsets(group)) if partitions is None else partitions
+                to = dict.fromkeys(chosen, offset)
+                partitions = chosen
+            case ToTimestamp(timestamp_ms=timestamp_ms):
+                to = timestamp_ms
+            case ToShift(shift_by=shift_by):
+                to = ShiftBy(shift_by)
+            case _:
+                to = wanted.to
+        changes = await admin.reset_group_offsets(group, to, partitions, wanted.dry_run)
+        if not wanted.dry_run:
+            log.info("offsets reset", group=group, to=wanted.model_dump()["to"], partitions=len(changes))
+        return json_response({"group": group, "dry_run": wanted.dry_run, "partitions": _changes(changes)})
+
+    @router.delete("/v1/groups/{group}", summary="Delete a group without members, with its offsets", status_code=204)
+    async def delete_group(group: str) -> Response:
+        await admin.delete_group(group)
+        log.info("group deleted", group=group)
+        return Response(status_code=204)
+
+
+async def _partitions(
+    admin: AdminClient, group: str, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
+) -> list[TopicPartition] | None:
+    """The partitions that a request names: all of a topic, or the listed ones, which must exist."""
+    if topics is None:
+        return None
+    described = await admin.describe_topics(list(topics))
+    chosen = []
+    for name in topics:
+        there = [p.partition for p in described[name].partitions]
+        asked = topics[name] if isinstance(topics, Mapping) else there
+        if not asked:
+            raise DataError(f"topics.{name}: name one partition at least")
+        for partition in asked:
+            if partition not in there:
+                raise UnknownTopicOrPartition(f"{name}-{partition}: the topic has {len(there)} partitions")
+            chosen.append(TopicPartition(name, partition))
+    return sorted(set(chosen))
+
+
+def _group(found: GroupDescription, lag: Sequence[PartitionLag]) -> dict[str, Any]:
+    members = [
+        {
+            "member_id": m.member_id,
+            "client_id": m.client_id,
+            "host": m.host,
+            "group_instance_id": m.group_instance_id,
+            "partitions": [{"topic": tp.topic, "partition": tp.partition} for tp in sorted(m.assignment)],
+        }
+        for m in found.members
+    ]
+    rows = [
+        {
+            "topic": row.topic_partition.topic,
+            "partition": row.topic_partition.partition,
+            "committed": row.committed,
+            "end": row.end,
+            "lag": row.lag,
+        }
+        for row in lag
+    ]
+    return {
+        "group": found.group_id,
+        "state": found.state,
+        "protocol": found.protocol,
+        "coordinator": found.coordinator,
+        "members": members,
+        "lag": sum(row.lag for row in lag),
+        "partitions": rows,
+    }
+
+
+def _changes(changes: Mapping[TopicPartition, OffsetChange]) -> list[dict[str, Any]]:
+    return [
+        {"topic": tp.topic, "partition": tp.partition, "before": change.before, "after": change.after}
+        for tp, change in sorted(changes.items())
+    ]

@@ -1,0 +1,112 @@
+"""What a request to Kafka Connect's REST says: its body, its path and its flags; BadRequest names what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.exceptions import HTTPException
+
+from penstock.api.http.cross_site import is_simple
+from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.properties import text_map
+from penstock.shared.connect.states import TargetState
+
+SLASH = "\x00"
+"""Stands in a path's segment for a slash that was written as %2F."""
+BODY_BYTES_MAX = 10_000_000
+"""The longest body: a config is in one record of the config topic."""
+CREATE_FIELDS = ("name", "config", "initial_state")
+INITIAL_STATES = {
+    "RUNNING": TargetState.STARTED,
+    "PAUSED": TargetState.PAUSED,
+    "STOPPED": TargetState.STOPPED,
+}
+
+
+async def json_body(request: Request) -> Any:
+    """The body as JSON; an empty one is an empty object.
+
+    Its content type may be missing, but not one of those that a browser lets any web page send (415).
+    """
+    body = await request.body()
+    if body.strip() and is_simple(given := request.headers.get("content-type", "")):
+        raise HTTPException(415, f"Content-Type must be application/json, not {given[:60]}")
+    if len(body) > BODY_BYTES_MAX:
+        raise BadRequest(f"The body has {len(body)} bytes, {BODY_BYTES_MAX} at most")
+    return _json(body) if body.strip() else {}
+
+
+def json_list(body: bytes) -> list[Any]:
+    """A body that must be a JSON array."""
+    found = _json(body)
+    if not isinstance(found, list):
+        raise BadRequest("The body must be a JSON array")
+    return found
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise BadRequest(f"The body is no JSON: {e}") from None
+
+
+def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
+    """Name, config and initial state of a connector to be made."""
+    if not isinstance(body, dict):
+        raise BadRequest("The body must be a JSON object with 'name' and 'config'")
+    if unknown := [name for name in body if name not in CREATE_FIELDS]:
+        raise BadRequest(f"Unrecognized field {unknown[0]!r}; known are {', '.join(CREATE_FIELDS)}")
+    if body.get("config") is None:
+        raise BadRequest("The field 'config' is missing")
+    name = body.get("name")
+    if name is not None and not isinstance(name, str):
+        raise BadRequest("The field 'name' must be a text")
+    state = body.get("initial_state")
+    if state is not None and str(state).upper() not in INITIAL_STATES:
+        raise BadRequest(f"The field 'initial_state' must be one of {', '.join(INITIAL_STATES)}, not {state!r}")
+    target = None if state is None else INITIAL_STATES[str(state).upper()]
+    named = (name or "").strip()
+    return named, config_of(body["config"], named), target
+
+
+def config_of(body: Any, name: str) -> dict[str, str]:
+    """A connector's config, with its name in it; BadRequest where it says another name."""
+    config = text_map(body, "config")
+    _check_name(config.get("name"), name)
+    return {**config, "name": name}
+
+
+def patch_of(body: Any, name: str) -> dict[str, str | None]:
+    """Changes to a connector's config: None for what is to be taken away."""
+    if not isinstance(body, dict):
+        raise BadRequest("The body must be a JSON object of settings")
+    patch: dict[str, str | None] = {**text_map(body, "config"), **{key: None for key in body if body[key] is None}}
+    _check_name(patch.get("name"), name)
+    return patch
+
+
+def _check_name(given: str | None, name: str) -> None:
+    if given is not None and given != name:
+        raise BadRequest(f"Connector name configuration ({given}) doesn't match connector name in the URL ({name})")
+
+
+def name_of(request: Request) -> str:
+    """The connector or plugin that the path names."""
+    return str(request.path_params["name"]).replace(SLASH, "/")
+
+
+def task_number(request: Request) -> int:
+    """The task that the path names; 404 where it is no number, as for a path that there is not."""
+    text = str(request.path_params["task"])
+    if not (text.isascii() and text.isdigit()):
+        raise HTTPException(404, "Not Found")
+    return int(text)
+
+
+def flag(request: Request, name: str, default: bool = False) -> bool:
+    """A query parameter that is true or false; anything but `true` is false."""
+    given = request.query_params.get(name)
+    return default if given is None else given.lower() == "true"

@@ -1,0 +1,114 @@
+"""How Kafka Connect's REST says no: one table from errors to statuses, and bodies of `error_code` and `message`.
+
+The app's outermost layer is here as well: it takes trailing slashes off, keeps slashes within names apart from those
+between them, and answers 503 while the worker is starting up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.api.connect.body import SLASH
+from penstock.api.connect.forwarding import Forwarding
+from penstock.api.http.problem import json_response
+from penstock.shared.common import errors
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect import errors as connect
+from penstock.shared.connect.herder import errors as herder
+
+log = get_logger(__name__)
+
+STATUSES: dict[type[errors.PenstockError], int] = {
+    connect.ConnectorNotFound: 404,
+    errors.ConfigError: 400,
+    herder.BadRequest: 400,
+    herder.AlreadyExists: 409,
+    herder.RebalanceNeeded: 409,
+    herder.StaleConfig: 409,
+    herder.NotHere: 409,
+    herder.Forbidden: 403,
+    herder.RequestTimedOut: 500,
+    errors.IllegalState: 503,
+    errors.BrokerNotAvailable: 503,
+    errors.KafkaTimeout: 504,
+}
+REASONS = {404: "Not Found", 405: "Method Not Allowed"}
+WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
+
+
+def status_of(error: BaseException) -> int:
+    """The status for an error, by its class or the nearest base that the table names; 500 for any other."""
+    return next((STATUSES[base] for base in type(error).__mro__ if base in STATUSES), 500)
+
+
+def error_response(status: int, message: str) -> Response:
+    """An error as Kafka Connect's REST says it."""
+    return json_response({"error_code": status, "message": message}, status)
+
+
+def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) -> None:
+    """Answer every error of the app's routes so, and ask another worker where only that one can answer."""
+
+    async def on_not_here(request: Request, error: Exception) -> Response:
+        assert isinstance(error, herder.NotHere)
+        return await forwarding.forward(request, error, error_response)
+
+    async def on_penstock_error(request: Request, error: Exception) -> Response:
+        status = status_of(error)
+        if status >= 500:
+            log.warning("request failed", path=request.url.path, error=type(error).__name__, reason=str(error))
+        return error_response(status, str(error) or type(error).__name__)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        reason = REASONS.get(error.status_code, error.detail)
+        response = error_response(error.status_code, f"HTTP {error.status_code} {reason}")
+        response.headers.update(error.headers or {})
+        return response
+
+    async def on_anything(request: Request, error: Exception) -> Response:
+        log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
+        return error_response(500, f"{type(error).__name__}: the worker failed at this request; its log says why")
+
+    app.add_exception_handler(herder.NotHere, on_not_here)
+    app.add_exception_handler(errors.PenstockError, on_penstock_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_anything)
+    app.add_middleware(ConnectPaths, is_ready=is_ready)
+
+
+class ConnectPaths:
+    """The outermost layer: paths as Kafka Connect takes them."""
+
+    def __init__(self, app: ASGIApp, is_ready: Callable[[], bool]) -> None:
+        self._app, self._is_ready = app, is_ready
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        root = str(scope.get("root_path", ""))
+        path = normalized(scope.get("raw_path", b""), str(scope["path"]))
+        if path.removeprefix(root) not in WHILE_STARTING and not self._is_ready():
+            await error_response(503, "The worker is still starting up")(scope, receive, send)
+            return
+        await self._app({**scope, "path": path}, receive, send)
+
+
+def normalized(raw_path: bytes, path: str) -> str:
+    """The path without trailing slashes, with what is %2F in it marked apart from a slash.
+
+    >>> normalized(b"/connectors/", "/connectors/")
+    '/connectors'
+    >>> normalized(b"/connectors/a%2Fb/status", "/connectors/a/b/status") == f"/connectors/a{SLASH}b/status"
+    True
+    """
+    if b"%2f" in raw_path.lower():
+        raw = raw_path.partition(b"?")[0].decode("latin-1")
+        path = "/".join(unquote(part).replace("/", SLASH) for part in raw.split("/"))
+    return path.rstrip("/") or "/"

@@ -1,0 +1,236 @@
+"""Kafka Connect's REST over a herder: the app, and the routes of connectors.
+
+Statuses and bodies are Kafka Connect's, so that its clients work unchanged: errors are `{"error_code", "message"}`
+everywhere, and a trailing slash is as good as none. A body is JSON, also where no content type says so; those that a
+browser lets any page send (text/plain, forms) are 415. A malformed body is answered 400 with what is wrong, where Kafka
+Connect says 500.
+
+What only another worker can do is asked of that one and its answer handed on (`connect_forwarding`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from prometheus_client import CollectorRegistry
+
+from penstock.api.connect.body import (
+    config_of,
+    create_request,
+    flag,
+    json_body,
+    json_list,
+    name_of,
+    patch_of,
+    task_number,
+)
+from penstock.api.connect.errors import install
+from penstock.api.connect.forwarding import Forwarding
+from penstock.api.connect.plugins import admin_routes, plugin_routes
+from penstock.api.http.problem import json_response
+from penstock.shared.common import metrics
+from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.herder.connector_offsets import rows_of
+from penstock.shared.connect.herder.distributed_requests import DistributedRequests
+from penstock.shared.connect.herder.standalone import StandaloneHerder
+from penstock.shared.connect.properties import text_map
+from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.storage.config_records import RestartRequest
+
+Herder = DistributedRequests | StandaloneHerder
+
+EXPANSIONS = ("info", "status")
+
+
+def create_connect_app(
+    herder: Herder, registry: CollectorRegistry | None = None, *, title: str = "Penstock Connect"
+) -> FastAPI:
+    """The whole of Kafka Connect's REST over one herder, and `/metrics` of `registry`."""
+    app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False)
+    forwarding = Forwarding()
+    install(app, forwarding, lambda: herder.is_ready)
+    app.include_router(_root_routes(herder))
+    app.include_router(_connector_routes(herder))
+    app.include_router(_state_routes(herder))
+    app.include_router(_offset_routes(herder))
+    app.include_router(_task_routes(herder))
+    app.include_router(plugin_routes(herder))
+    app.include_router(admin_routes(herder))
+    if registry is not None:
+
+        @app.get("/metrics", include_in_schema=False)
+        async def prometheus() -> Response:
+            return Response(metrics.render(registry), media_type=metrics.CONTENT_TYPE)
+
+    return app
+
+
+def _root_routes(herder: Herder) -> APIRouter:
+    router = APIRouter(tags=["server"])
+
+    @router.get("/", summary="The runtime's version and the cluster's id")
+    async def root() -> Response:
+        return json_response(await herder.server_info())
+
+    @router.get("/health", summary="Whether the worker has started and answers")
+    async def health() -> Response:
+        if not herder.is_ready:
+            return json_response({"status": "starting", "message": "Worker is still starting up."}, 503)
+        if not await herder.is_healthy():
+            said = "Worker was unable to handle this request and may be unable to handle other requests."
+            return json_response({"status": "unhealthy", "message": said}, 500)
+        said = "Worker has completed startup and is ready to handle requests."
+        return json_response({"status": "healthy", "message": said})
+
+    return router
+
+
+def _connector_routes(herder: Herder) -> APIRouter:
+    router = APIRouter(prefix="/connectors", tags=["connectors"])
+
+    @router.get("", summary="All connectors, with `expand=info` and `expand=status` what is known of each")
+    async def connectors(request: Request) -> Response:
+        expand = request.query_params.getlist("expand")
+        return json_response(_expanded(herder, expand) if expand else herder.connectors())
+
+    @router.post("", summary="Make a connector", status_code=201)
+    async def create(request: Request) -> Response:
+        name, config, target = create_request(await json_body(request))
+        _, info = await herder.put_connector(name, config, target, replace=False)
+        return _created(request, info)
+
+    @router.get("/{name}", summary="A connector's config and tasks")
+    async def connector(request: Request) -> Response:
+        return json_response(herder.connector_info(name_of(request)))
+
+    @router.delete("/{name}", summary="Delete a connector", status_code=204)
+    async def delete(request: Request) -> Response:
+        await herder.delete_connector(name_of(request))
+        return Response(status_code=204)
+
+    @router.get("/{name}/config", summary="A connector's config")
+    async def config(request: Request) -> Response:
+        return json_response(herder.shown_config(name_of(request)))
+
+    @router.put("/{name}/config", summary="Make a connector, or give it another config")
+    async def put_config(request: Request) -> Response:
+        name = name_of(request)
+        created, info = await herder.put_connector(name, config_of(await json_body(request), name), replace=True)
+        return _created(request, info) if created else json_response(info)
+
+    @router.patch("/{name}/config", summary="Change some settings; null takes one away")
+    async def patch_config(request: Request) -> Response:
+        name = name_of(request)
+        return json_response(await herder.patch_connector(name, patch_of(await json_body(request), name)))
+
+    @router.get("/{name}/topics", summary="The topics that a connector has used")
+    async def topics(request: Request) -> Response:
+        return json_response(herder.active_topics(name_of(request)))
+
+    @router.put("/{name}/topics/reset", summary="Empty that list", status_code=202)
+    async def reset_topics(request: Request) -> Response:
+        herder.reset_active_topics(name_of(request))
+        return Response(status_code=202)
+
+    return router
+
+
+def _expanded(herder: Herder, expand: list[str]) -> dict[str, Any]:
+    makers = {"info": herder.connector_info, "status": herder.connector_status}
+    found: dict[str, Any] = {}
+    for name in herder.connectors():
+        try:
+            found[name] = {what: makers[what](name) for what in expand if what in EXPANSIONS}
+        except ConnectorNotFound:
+            continue  # deleted meanwhile, or nothing known of it yet
+    return found
+
+
+def _created(request: Request, info: dict[str, Any]) -> Response:
+    location = f"{str(request.base_url).rstrip('/')}/connectors/{quote(info['name'], safe='')}"
+    return json_response(info, 201, {"Location": location})
+
+
+def _state_routes(herder: Herder) -> APIRouter:
+    router = APIRouter(prefix="/connectors", tags=["state"])
+
+    @router.get("/{name}/status", summary="What a connector and its tasks are doing")
+    async def status(request: Request) -> Response:
+        return json_response(herder.connector_status(name_of(request)))
+
+    for word, target, code in (
+        ("pause", TargetState.PAUSED, 202),
+        ("resume", TargetState.STARTED, 202),
+        ("stop", TargetState.STOPPED, 204),
+    ):
+        _target_route(router, herder, word, target, code)
+
+    @router.post("/{name}/restart", summary="Restart a connector, its tasks, or what of them failed")
+    async def restart(request: Request) -> Response:
+        name = name_of(request)
+        only_failed, include_tasks = flag(request, "onlyFailed"), flag(request, "includeTasks")
+        if not only_failed and not include_tasks:
+            await herder.restart_connector(name)
+            return Response(status_code=204)
+        return json_response(await herder.restart(RestartRequest(name, only_failed, include_tasks)), 202)
+
+    return router
+
+
+def _target_route(router: APIRouter, herder: Herder, word: str, target: TargetState, code: int) -> None:
+    @router.put(f"/{{name}}/{word}", summary=f"Have a connector {word}", status_code=code, name=word)
+    async def change(request: Request) -> Response:
+        await herder.set_target_state(name_of(request), target)
+        return Response(status_code=code)
+
+
+def _offset_routes(herder: Herder) -> APIRouter:
+    router = APIRouter(prefix="/connectors", tags=["offsets"])
+
+    @router.get("/{name}/offsets", summary="How far a connector has read")
+    async def offsets(request: Request) -> Response:
+        return json_response(await herder.connector_offsets(name_of(request)))
+
+    @router.patch("/{name}/offsets", summary="Set a stopped connector's offsets; null forgets one")
+    async def alter(request: Request) -> Response:
+        rows = rows_of(await json_body(request))
+        return json_response(await herder.alter_offsets(name_of(request), rows))
+
+    @router.delete("/{name}/offsets", summary="Forget a stopped connector's offsets")
+    async def reset(request: Request) -> Response:
+        return json_response(await herder.alter_offsets(name_of(request), None))
+
+    return router
+
+
+def _task_routes(herder: Herder) -> APIRouter:
+    router = APIRouter(prefix="/connectors", tags=["tasks"])
+
+    @router.get("/{name}/tasks", summary="A connector's tasks with their configs")
+    async def tasks(request: Request) -> Response:
+        return json_response(herder.task_infos(name_of(request)))
+
+    @router.post("/{name}/tasks", include_in_schema=False)
+    async def put_tasks(request: Request) -> Response:
+        body = await request.body()
+        configs = [text_map(row, "task config") for row in json_list(body)]
+        await herder.put_task_configs(name_of(request), configs, body, request.headers)
+        return Response(status_code=204)
+
+    @router.put("/{name}/fence", include_in_schema=False)
+    async def fence(request: Request) -> Response:
+        await herder.fence(name_of(request), await request.body(), request.headers)
+        return Response(status_code=204)
+
+    @router.get("/{name}/tasks/{task}/status", summary="What one task is doing")
+    async def task_status(request: Request) -> Response:
+        return json_response(herder.task_status(ConnectorTaskId(name_of(request), task_number(request))))
+
+    @router.post("/{name}/tasks/{task}/restart", summary="Restart one task", status_code=204)
+    async def restart_task(request: Request) -> Response:
+        await herder.restart_task(ConnectorTaskId(name_of(request), task_number(request)))
+        return Response(status_code=204)
+
+    return router

@@ -1,0 +1,65 @@
+"""The page at `/` and the JSON that it polls, `GET /v1/overview`.
+
+The page is one file without external assets. Its content security policy allows the script and the style that it
+carries, by their hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from importlib import resources
+
+from fastapi import APIRouter, Response
+
+from penstock.api.console.overview import OverviewProvider
+from penstock.api.http.problem import json_response
+
+HTML_TYPE = "text/html; charset=utf-8"
+
+
+def dashboard_router(provider: OverviewProvider) -> APIRouter:
+    """The page and its data."""
+    router = APIRouter(tags=["dashboard"])
+    page = resources.files("penstock.api.console").joinpath("dashboard.html").read_bytes()
+    headers = {"Content-Security-Policy": content_security_policy(page)}
+
+    @router.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return Response(page, headers=headers, media_type=HTML_TYPE)
+
+    @router.get("/v1/overview", summary="Services, ingest rate, lag, stream time, sessions and compactions at once")
+    async def overview() -> Response:
+        return json_response(await provider.overview())
+
+    @router.get("/v1/history", summary="What the charts show: a point every few seconds since the service began")
+    async def history() -> Response:
+        return json_response({"points": provider.history()})
+
+    return router
+
+
+def content_security_policy(page: bytes) -> str:
+    """The policy under which only the page's own inline script and style run.
+
+    >>> content_security_policy(b"<style>a{}</style><script>1</script>").split("; ")[1]
+    "script-src 'sha256-a4ayc/80/OGda4BO/1o/V0etpOqiLx1JwB5S3beHW0s='"
+    """
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {_hashes(page, b'script')}",
+            f"style-src {_hashes(page, b'style')}",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        ]
+    )
+
+
+def _hashes(page: bytes, tag: bytes) -> str:
+    blocks = re.findall(rb"<%s>(.*?)</%s>" % (tag, tag), page, re.DOTALL)
+    return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(block).digest()).decode()}'" for block in blocks)

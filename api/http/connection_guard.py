@@ -1,0 +1,302 @@
+"""uvicorn's HTTP protocol with limits on a request's head, and on what a connection may have waiting (an edge).
+
+uvicorn reads a head of any size, for any time, before any route or credential is looked at. And it parses every request
+that a client sends ahead of its answers (HTTP pipelining), as fast as they come. So this class cuts what arrives into
+parts before uvicorn sees them, and each part ends with a head, with a body, or with what has arrived:
+
+1. A head ends with an empty line. A part that would make it longer than `max_head_bytes` is not parsed: the answer is
+   431, or 414 where the request line alone is too long, and the connection is closed.
+2. A body of known length ends after that length. A chunked one ends with an empty line too, behind its trailers. Bytes
+   of a chunked body that are neither data nor its end are trailers and chunk extensions, and have the same limit.
+3. What follows a request that is not answered yet is kept as it came, and the connection is not read until then: at
+   most what one read returns (256 KiB).
+
+Trailers are not added to the request's headers: they arrive when headers have been acted upon.
+
+An `Upgrade` is ignored (RFC 9110, section 7.8). The parser ends such a request with its head, so its body is read by a
+parser of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from penstock.api.http.auth import SECURITY_HEADERS
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.shared.common.log import get_logger
+
+log = get_logger(__name__)
+
+HEAD_TIMEOUT_MS = 10_000
+"""From the start of a connection, or the first byte of a request, to the end of the head. A slow client would otherwise
+hold its connection for ever."""
+
+HEADERS_MAX = 256
+"""Header fields of one request, trailers included: each costs some 150 bytes beside its own, however short it is."""
+
+LINGER_MS = 1_000
+DISCARDED_BYTES_MAX = 1_048_576
+"""How long, and for how many bytes, data is discarded after a rejection. A connection that is closed with unread data
+is reset, and the client may then never see the answer."""
+
+HEAD_END = b"\r\n\r\n"
+OVERLAP = len(HEAD_END) - 1
+
+MALFORMED = ErrorKind(400, "MALFORMED_REQUEST", "Not an HTTP request")
+URI_TOO_LONG = ErrorKind(414, "URI_TOO_LONG", "Request line too long")
+HEAD_TOO_LARGE = ErrorKind(431, "HEAD_TOO_LARGE", "Request head too large")
+
+
+class Reading(Enum):
+    """The part of a request that the next byte belongs to."""
+
+    START = "start"
+    HEAD = "head"
+    BODY = "body"
+
+
+class _Flow(FlowControl):
+    """Resumes reading only if no unparsed bytes are kept."""
+
+    keeps = False
+
+    def resume_reading(self) -> None:
+        if not self.keeps:
+            super().resume_reading()
+
+
+class GuardedHttp(HttpToolsProtocol):
+    """The protocol described above; `guarded_http` sets `max_head_bytes`."""
+
+    head_timeout_ms = HEAD_TIMEOUT_MS
+    max_head_bytes: int
+
+    flow: _Flow
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._reading = Reading.START
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+        self._in_request_line = True
+        self._header_count = 0
+        self._last_bytes = b""  # the end of the part before, where an empty line may have begun
+        self._body_header = b""  # Content-Length or Transfer-Encoding; empty if there is no body
+        self._body_left: int | None = None  # of a body of known length
+        self._bytes_beside_data = 0  # since the last data of a chunked body
+        self._hides_head = False  # of the parser that reads the body of a request with an upgrade
+        self._unread = b""
+        self._rejection: Problem | None = None
+        self._discarded: int | None = None
+
+    def __repr__(self) -> str:
+        return f"GuardedHttp({self._reading.value}, head={self._head_bytes} bytes, unread={len(self._unread)} bytes)"
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a head."""
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what may be parsed now, and keep the rest."""
+        if self._discarded is not None:
+            self._discarded += len(data)
+            if self._discarded > DISCARDED_BYTES_MAX:
+                self.transport.abort()
+        elif self._unread:
+            self._unread += data
+        else:
+            self._read(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Expect nothing any more."""
+        self._stop_waiting()
+        self._unread = b""
+        super().connection_lost(exc)
+
+    # Parts
+
+    def _read(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and self._discarded is None and not self.transport.is_closing():
+            if self._is_answering:
+                self._unread, self.flow.keeps = data[at:], True
+                self.flow.pause_reading()
+                return
+            end = self._end_of_part(data, at)
+            self._read_part(data[at:end])
+            at = end
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a whole request was read that has no whole answer yet."""
+        return self._reading is Reading.START and self.cycle is not None and not self.cycle.response_complete
+
+    def _end_of_part(self, data: bytes, at: int) -> int:
+        if self._reading is Reading.BODY and self._body_left is not None:
+            return min(len(data), at + max(1, self._body_left))
+        overlapping = (self._last_bytes + data[at : at + OVERLAP]).find(HEAD_END)
+        if overlapping >= 0:
+            return at + overlapping + len(HEAD_END) - len(self._last_bytes)
+        found = data.find(HEAD_END, at)
+        return len(data) if found < 0 else found + len(HEAD_END)
+
+    def _read_part(self, part: bytes) -> None:
+        if self._reading is Reading.BODY:
+            self._read_body(part)
+            return
+        if self._head_bytes + len(part) > self.max_head_bytes:
+            self._reject(self._too_large(part), part)
+            return
+        if self._head_timer is None:
+            self._expect_head()
+        self._head_bytes += len(part)
+        self._last_bytes = (self._last_bytes + part)[-OVERLAP:]
+        super().data_received(part)
+        if self._reading is Reading.HEAD:
+            self._in_request_line = self._in_request_line and b"\n" not in part
+        else:  # a whole head, or empty lines before one
+            self._head_bytes, self._last_bytes, self._in_request_line = 0, b"", True
+
+    def _read_body(self, part: bytes) -> None:
+        if self._body_left is None:
+            self._bytes_beside_data += len(part)
+            self._last_bytes = (self._last_bytes + part)[-OVERLAP:]
+        else:
+            self._body_left -= len(part)
+        super().data_received(part)
+        if self._bytes_beside_data > self.max_head_bytes:
+            self._reject(Problem(HEAD_TOO_LARGE, f"trailers and chunk extensions are {self._longer}"))
+
+    # The parser's side
+
+    def on_message_begin(self) -> None:
+        """A request line begins."""
+        self._reading, self._header_count, self._body_left = Reading.HEAD, 0, None
+        if not self._hides_head:
+            self._body_header = b""
+            super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request line."""
+        if not self._hides_head:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header field, or a trailer."""
+        self._header_count += 1
+        if self._header_count > HEADERS_MAX:
+            self._rejection = Problem(HEAD_TOO_LARGE, f"the request has more than {HEADERS_MAX} header fields")
+            raise ValueError("too many header fields")  # ends the parsing: see send_400_response
+        if self._reading is Reading.BODY:
+            return
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._body_header = name + b": " + value
+            self._body_left = int(value) if value.isdigit() else None
+        if not self._hides_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A request is handed to the app."""
+        self._reading, self._bytes_beside_data = Reading.BODY, 0
+        if not self._hides_head:
+            self._stop_waiting()
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Data of a body."""
+        self._bytes_beside_data = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The end of a request. With an `Upgrade` the parser reports the end of the head as the end of the request."""
+        if self.parser.should_upgrade() and self._body_header:
+            self._hides_head = True
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + self._body_header + HEAD_END)
+            return
+        super().on_message_complete()
+        self._reading, self._hides_head, self._last_bytes = Reading.START, False, b""
+
+    def on_response_complete(self) -> None:
+        """Go on with what was kept meanwhile."""
+        data, self._unread, self.flow.keeps = self._unread, b"", False
+        super().on_response_complete()
+        if data:
+            self._unset_keepalive_if_required()
+            self._read(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn where the parser failed."""
+        self._reject(self._rejection or Problem(MALFORMED, "the request is not HTTP/1.1"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An upgrade that is not offered is ignored; uvicorn would advise to install a WebSocket library."""
+
+    # Rejections
+
+    def _too_large(self, part: bytes) -> Problem:
+        line_end = part.find(b"\n")
+        line_bytes = self._head_bytes + (len(part) if line_end < 0 else line_end)
+        if self._in_request_line and line_bytes > self.max_head_bytes:
+            return Problem(URI_TOO_LONG, f"the request line is {self._longer}")
+        return Problem(HEAD_TOO_LARGE, f"the request line and the header fields are {self._longer}")
+
+    @property
+    def _longer(self) -> str:
+        return f"longer than {self.max_head_bytes} bytes (http.max_head_bytes; in Connect rest.max.head.bytes)"
+
+    def _path(self, part: bytes) -> str:
+        """The request's path as far as it has come; it decides on the form of an error."""
+        not_parsed = part.partition(b" ")[2].partition(b" ")[0]
+        url = not_parsed if self._reading is Reading.START else self.url
+        return url.partition(b"?")[0].decode("latin-1")
+
+    def _reject(self, problem: Problem, part: bytes = b"") -> None:
+        """Answer instead of the app, and close. An app that handles the request meanwhile sees a disconnect."""
+        log.warning("request rejected", client=self.client, status=problem.kind.status, reason=problem.detail)
+        self._stop_waiting()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        response = problem.response_for(self._path(part))
+        headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY_HEADERS, CLOSE_HEADER]
+        lines = [STATUS_LINE[problem.kind.status], *(name + b": " + value + b"\r\n" for name, value in headers)]
+        self.transport.write(b"".join(lines) + b"\r\n" + bytes(response.body))
+        self._discarded = 0
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._head_timer = self.loop.call_later(LINGER_MS / 1000, self.transport.abort)
+        else:  # TLS
+            self.transport.close()
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_ms / 1000, self._too_slow)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def guarded_http(max_head_bytes: int) -> type[GuardedHttp]:
+    """The protocol with this limit; uvicorn takes a class."""
+    return type("GuardedHttp", (GuardedHttp,), {"max_head_bytes": max_head_bytes})

@@ -1,0 +1,139 @@
+"""Compressed bodies: gzip and zstd, inflated in steps of bounded size.
+
+Sans-IO. `feed` takes what has arrived and `step` returns at most `STEP_BYTES` of the data. So code that enforces a
+limit on the data never holds more than one step beyond it. A body may consist of several gzip members or zstd frames.
+
+>>> import gzip
+>>> inflater = Inflater("gzip")
+>>> inflater.feed(gzip.compress(b"a") + gzip.compress(b"b"))
+>>> inflater.step(), inflater.step(), inflater.pending
+(b'a', b'b', False)
+>>> inflater.close()
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from starlette.datastructures import Headers
+
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.shared.common.errors import PenstockError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+STEP_BYTES = 65_536
+"""The most data that one step returns."""
+
+ZSTD_WINDOW_LOG_MAX = 23
+"""The memory that a frame may demand: 8 MiB, the most that an encoder may use for HTTP (RFC 9659)."""
+
+
+class CorruptBody(PenstockError):
+    """The body is not what its Content-Encoding says, or ends too early."""
+
+
+class _Stream(Protocol):
+    """One gzip member or zstd frame, as `compression.zstd` has it."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+class _GzipMember:
+    """One gzip member in the form of `compression.zstd`."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        found = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
+        self.needs_input = not self._zlib.unconsumed_tail and len(found) < max_length
+        return found
+
+
+def _zstd_frame() -> zstd.ZstdDecompressor:
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX})
+
+
+STREAMS: Mapping[str, Callable[[], _Stream]] = {"gzip": _GzipMember, "zstd": _zstd_frame}
+ALIASES = {"x-gzip": "gzip"}
+"""RFC 9110, section 8.4.1.3."""
+
+
+class Inflater:
+    """The data of one compressed body."""
+
+    def __init__(self, encoding: str) -> None:
+        """`encoding` is a key of STREAMS."""
+        self._encoding, self._new_stream = encoding, STREAMS[encoding]
+        self._stream: _Stream | None = self._new_stream()
+        self._input = b""
+
+    def __repr__(self) -> str:
+        return f"Inflater({self._encoding}, pending={self.pending})"
+
+    @property
+    def pending(self) -> bool:
+        """Whether `step` has something to work on before more is fed."""
+        return bool(self._input) or (self._stream is not None and not self._stream.needs_input)
+
+    def feed(self, data: bytes) -> None:
+        """Take what has arrived; what was fed before must have been worked off."""
+        self._input += data
+
+    def step(self) -> bytes:
+        """At most STEP_BYTES of the data; nothing where a member ends, or more must be fed. Raises CorruptBody."""
+        if self._stream is None:
+            self._stream = self._new_stream()
+        data, self._input = self._input, b""
+        try:
+            found = self._stream.decompress(data, STEP_BYTES)
+        except (zlib.error, zstd.ZstdError) as e:
+            raise CorruptBody(f"the body is not {self._encoding}, as Content-Encoding says: {e}") from None
+        if self._stream.eof:
+            self._input, self._stream = self._stream.unused_data, None
+        return found
+
+    def close(self) -> None:
+        """The body has ended; CorruptBody where a member has not."""
+        if self._stream is not None:
+            raise CorruptBody(f"the body ends in the middle of its {self._encoding} data (Content-Encoding)")
+
+
+def inflater_of(headers: Headers) -> Inflater | None:
+    """What the body of a request with these headers needs; None for a plain one, Problem (415) for another encoding."""
+    named = ",".join(headers.getlist("content-encoding")).lower().split(",")
+    encodings = [ALIASES.get(name, name) for name in (part.strip() for part in named) if name not in ("", "identity")]
+    if not encodings:
+        return None
+    if len(encodings) == 1 and encodings[0] in STREAMS:
+        return Inflater(encodings[0])
+    known = ", ".join(STREAMS)
+    said = ", ".join(encodings)[:60]
+    wrong = "is not supported" if len(encodings) == 1 else "names several encodings"
+    raise Problem(
+        ErrorKind(415, "UNSUPPORTED_CONTENT_ENCODING", "Unsupported body"),
+        f"Content-Encoding {said!r} {wrong}; send the body as it is, or in one of: {known}",
+        headers={"Accept-Encoding": known},
+    )

@@ -1,0 +1,94 @@
+"""`/health` and `/metrics`: what every daemon serves.
+
+Checks are run together, each within a limit; one that fails, raises or takes too long makes the service unhealthy
+(503), and says why. Both paths are open, so that an orchestrator and Prometheus need no token: they tell names and
+counts, never a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Response
+from prometheus_client import CollectorRegistry
+
+from penstock.api.http import problem
+from penstock.shared.common import metrics
+
+CHECK_TIMEOUT_MS = 2_000
+
+Check = Callable[[], "Awaitable[CheckResult] | CheckResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Whether one thing that a service needs is well; `facts` are plain values to show with it."""
+
+    ok: bool
+    detail: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        return {"status": "ok" if self.ok else "failing", "detail": self.detail, **self.facts}
+
+
+async def run_checks(checks: Mapping[str, Check], timeout_ms: int = CHECK_TIMEOUT_MS) -> dict[str, CheckResult]:
+    """The results by name; never raises for a check."""
+    results = await asyncio.gather(*(_run(check, timeout_ms) for check in checks.values()))
+    return dict(zip(checks, results, strict=True))
+
+
+async def _run(check: Check, timeout_ms: int) -> CheckResult:
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            result = check()
+            return await result if inspect.isawaitable(result) else result
+    except TimeoutError:
+        return CheckResult(False, f"no answer within {timeout_ms} ms")
+    except Exception as e:
+        return CheckResult(False, f"{type(e).__name__}: {e}")
+
+
+def health_body(service: str, results: Mapping[str, CheckResult]) -> dict[str, Any]:
+    """The answer of `/health` as plain values."""
+    return {
+        "status": "ok" if all(result.ok for result in results.values()) else "failing",
+        "service": service,
+        "checks": {name: result.body() for name, result in results.items()},
+    }
+
+
+def health_router(
+    service: str,
+    checks: Mapping[str, Check],
+    registry: CollectorRegistry,
+    render: Callable[[], Awaitable[bytes]] | None = None,
+) -> APIRouter:
+    """The two routes, to be mounted into any app; `render` gives the metrics' text where it is not the registry's."""
+    router = APIRouter(tags=["health"])
+
+    @router.get("/health", summary="Whether the service can do its work (200) or not (503)")
+    async def health() -> Response:
+        results = await run_checks(checks)
+        return problem.json_response(
+            health_body(service, results), 200 if all(result.ok for result in results.values()) else 503
+        )
+
+    @router.get("/metrics", summary="Metrics in Prometheus' text format")
+    async def prometheus() -> Response:
+        text = metrics.render(registry) if render is None else await render()
+        return Response(text, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    return router
+
+
+def create_health_app(service: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> FastAPI:
+    """An app with `/health` and `/metrics` alone, for a daemon that serves nothing else."""
+    app = FastAPI(title=f"Penstock {service}", docs_url=None, redoc_url=None)
+    problem.install(app)
+    app.include_router(health_router(service, checks, registry))
+    return app

@@ -1,0 +1,70 @@
+"""A service that answers HTTP in front of Kafka: what the producer, the admin and the local gateway share (an edge).
+
+HTTP answers from the first moment on, so that `/health` can say what is missing. Kafka is reached in the background:
+tried again while nothing answers; what trying again cannot mend (credentials, a certificate's path) ends the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.api.http.probe import Probe
+from penstock.api.http.server import HttpServer
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import BrokerNotAvailable, RetriableError
+from penstock.shared.common.log import get_logger
+
+log = get_logger(__name__)
+
+RECONNECT_MS = 1_000
+PROBE_TIMEOUT_MS = 3_000
+
+
+class KafkaHttpDaemon:
+    """The life of such a service; see `penstock.shared.common.daemon`. A subclass makes `server`."""
+
+    server: HttpServer
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._connected = False
+        self._probe = Probe("kafka", self._ask_kafka, timeout_ms=PROBE_TIMEOUT_MS)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.server!r}, {self._probe!r})"
+
+    async def startup(self) -> None:
+        """Listen; ConfigError where the address cannot be had."""
+        await self.server.start()
+
+    async def main_loop(self) -> None:
+        """Reach Kafka, then watch it, while the server works."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.server.wait())
+            await self._reach_kafka()
+            tasks.create_task(self._probe.run())
+
+    async def connect(self) -> None:
+        """Open every client of the service; called again after a RetriableError."""
+        await self._admin.__aenter__()
+
+    async def _reach_kafka(self) -> None:
+        told = ""
+        while True:
+            try:
+                await self.connect()
+            except RetriableError as e:
+                if str(e) != told:
+                    log.warning("kafka cannot be reached, trying again", reason=str(e))
+                told = str(e)
+                await self._admin.close()
+                await asyncio.sleep(RECONNECT_MS / 1000)
+            else:
+                self._connected = True
+                await self._probe.run_once()
+                return
+
+    async def _ask_kafka(self) -> None:
+        if not self._connected:
+            raise BrokerNotAvailable("not connected yet")
+        await self._admin.cluster(timeout_ms=PROBE_TIMEOUT_MS)

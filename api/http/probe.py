@@ -1,0 +1,65 @@
+"""A check that is made on a schedule, so that asking for its result costs nothing and never waits (an edge).
+
+What is asked here is whether Kafka answers: `/health` shows it, and ingest uses it to say 503 at once, instead of
+letting every client wait for a timeout while the brokers are known to be away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.api.http.health import CheckResult
+from penstock.shared.common.log import get_logger
+
+log = get_logger(__name__)
+
+INTERVAL_MS = 2_000
+TIMEOUT_MS = 5_000
+
+
+class Probe:
+    """The newest result of an asynchronous question; not ok until the first answer came."""
+
+    def __init__(
+        self,
+        name: str,
+        ask: Callable[[], Awaitable[Any]],
+        *,
+        interval_ms: int = INTERVAL_MS,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        self._name = name
+        self._ask = ask
+        self._interval_ms = interval_ms
+        self._timeout_ms = timeout_ms
+        self._result = CheckResult(False, "not asked yet")
+
+    def __repr__(self) -> str:
+        return f"Probe({self._name}, {self._result})"
+
+    def __call__(self) -> CheckResult:
+        """The newest result."""
+        return self._result
+
+    async def run_once(self) -> CheckResult:
+        """Ask, and remember the answer; an error or no answer in time is a failing one."""
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                await self._ask()
+            result = CheckResult(True)
+        except TimeoutError:
+            result = CheckResult(False, f"{self._name} did not answer within {self._timeout_ms} ms")
+        except Exception as e:
+            result = CheckResult(False, str(e) or type(e).__name__)
+        if result.ok != self._result.ok:
+            log.info("check changed", check=self._name, ok=result.ok, detail=result.detail)
+        self._result = result
+        return result
+
+    async def run(self) -> None:
+        """Ask again and again, until cancelled."""
+        while True:
+            await self.run_once()
+            await asyncio.sleep(self._interval_ms / 1000)

@@ -1,0 +1,77 @@
+"""Other services' routes at one address: requests are handed on, and answers back, as they are.
+
+So the page, and whoever has only this address, reach the aggregator's state and Kafka Connect's REST. The credentials
+that this service asked for stay here; it has its own for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+from urllib.parse import unquote
+
+from fastapi import APIRouter, Request, Response
+
+from penstock.api.http.problem import ErrorKind, Problem
+
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+CONNECT_PATHS = ("/connectors", "/connector-plugins")
+STREAMS_PATHS = ("/v1/streams", "/v1/compactions")
+
+
+class Answer(NamedTuple):
+    """What another service said."""
+
+    status: int
+    media_type: str
+    body: bytes
+    retry_after: str = ""
+    location: str = ""
+    """The path of what was made."""
+
+
+class Upstream(Protocol):
+    """Another service."""
+
+    name: str
+
+    async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
+        """Its answer; BrokerNotAvailable's kin where it does not give any."""
+        ...
+
+
+def forward_router(upstreams: Mapping[str, Upstream | None]) -> APIRouter:
+    """Routes by prefix; None where there is no such service, which is then said."""
+    router = APIRouter(include_in_schema=False)
+    for prefix, upstream in upstreams.items():
+        _add(router, prefix, upstream)
+    return router
+
+
+def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
+    async def forward(request: Request) -> Response:
+        if upstream is None:
+            raise Problem(ErrorKind(404, "NO_SUCH_SERVICE", "No such service"), f"no service here serves {prefix}")
+        path = request.scope.get("raw_path", b"").decode("latin-1") or request.url.path
+        if ".." in unquote(path).split("/"):
+            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), "a path has no '..'")
+        answer = await upstream.ask(
+            request.method,
+            path,
+            request.url.query,
+            await request.body(),
+            request.headers.get("content-type", ""),
+        )
+        location = str(request.base_url).rstrip("/") + answer.location if answer.location else ""
+        given = {"Content-Type": answer.media_type, "Retry-After": answer.retry_after, "Location": location}
+        headers = {name: value for name, value in given.items() if value}
+        return Response(answer.body, answer.status, headers)
+
+    router.add_api_route(prefix, forward, methods=METHODS)
+    router.add_api_route(prefix + "/{rest:path}", forward, methods=METHODS)
+
+
+def upstreams_of(services: Mapping[str, Upstream], connect: str, streams: str) -> dict[str, Upstream | None]:
+    """Which service stands behind which prefix, by their names."""
+    behind: dict[str, Upstream | None] = {path: services.get(connect) for path in CONNECT_PATHS}
+    return behind | {path: services.get(streams) for path in STREAMS_PATHS}

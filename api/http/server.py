@@ -1,0 +1,179 @@
+"""An app served by uvicorn inside the running event loop (an edge).
+
+The daemon owns the signals and the loop; the server only listens. `start` returns when the address answers, and the
+real port is known then. `stop` closes the listening socket, lets the requests in flight finish within a limit, and
+cuts the others off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from penstock.api.http.connection_guard import guarded_http
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.settings import HttpSettings
+
+log = get_logger(__name__)
+
+BACKLOG = 2_048
+CONCURRENT_REQUESTS_MAX = 2_000
+"""Beyond this many connections or requests, uvicorn answers 503 itself: each may hold a line of `max_line_bytes`."""
+
+GRACE_MS = 10_000
+
+KEEP_ALIVE_S = 30
+"""How long an idle connection is kept: longer than clients' pools keep theirs, or they send into a closing one."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers, and with an event for having started."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+
+class HttpServer:
+    """One app at one address, from `start` to `stop`."""
+
+    def __init__(self, app: ASGIApp, settings: HttpSettings, *, unix_socket: Path | None = None) -> None:
+        """With `unix_socket` it listens there, for processes of this user alone, and at no port."""
+        self._app = app
+        self._settings = settings
+        self._unix_socket = unix_socket
+        self._server: _Uvicorn | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self.host = settings.host
+        self.port = settings.port
+
+    def __repr__(self) -> str:
+        return f"HttpServer({self.url}, {'listening' if self._serving else 'closed'})"
+
+    @property
+    def url(self) -> str:
+        """The address for a client on this machine."""
+        if self._unix_socket is not None:
+            return f"unix:{self._unix_socket}"
+        url = url_of(self.host, self.port)
+        return url if self._settings.ssl_certfile is None else url.replace("http:", "https:", 1)
+
+    async def start(self) -> None:
+        """Listen; ConfigError where the address cannot be had."""
+        bound = _bind(self._settings) if self._unix_socket is None else _bind_unix(self._unix_socket)
+        if self._unix_socket is None:
+            self.port = bound.getsockname()[1]
+        password = self._settings.ssl_key_password
+        config = uvicorn.Config(
+            self._app,
+            http=guarded_http(self._settings.max_head_bytes),
+            ssl_certfile=self._settings.ssl_certfile,
+            ssl_keyfile=self._settings.ssl_keyfile,
+            ssl_keyfile_password=None if password is None else password.get_secret_value(),
+            log_config=None,
+            log_level="warning",  # we log the address and the shutdown ourselves
+            access_log=False,
+            server_header=False,
+            # Anybody on this machine could otherwise name any address as its own: in rates, and in the audit log.
+            proxy_headers=bool(self._settings.forwarded_allow_ips),
+            forwarded_allow_ips=list(self._settings.forwarded_allow_ips),
+            lifespan="off",
+            ws="none",
+            backlog=BACKLOG,
+            limit_concurrency=CONCURRENT_REQUESTS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        try:
+            config.load()
+        except (OSError, ValueError) as e:  # ssl.SSLError is an OSError
+            bound.close()
+            raise ConfigError(f"http.ssl_certfile, http.ssl_keyfile: {e}") from None
+        self._server = _Uvicorn(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[bound]), name=f"http {self.port}")
+        listening = asyncio.ensure_future(self._server.listening.wait())
+        try:
+            await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listening.cancel()
+        if self._serving.done():
+            await self._serving
+            raise ConfigError(f"http: the server at {self.url} ended at once")
+        log.info("listening", url=self.url)
+
+    async def wait(self) -> None:
+        """Return when the server has ended; raises what ended it."""
+        assert self._serving is not None, "start() comes first"
+        await asyncio.shield(self._serving)
+
+    async def stop(self, grace_ms: int = GRACE_MS) -> None:
+        """Stop accepting, finish the requests in flight within `grace_ms`, then close."""
+        if self._server is None or self._serving is None:
+            return
+        self._server.config.timeout_graceful_shutdown = -(-grace_ms // 1000)  # whole seconds, rounded up
+        self._server.should_exit = True
+        await asyncio.shield(self._serving)
+        self._serving = None
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL by which a client on this machine reaches a server that listens there.
+
+    >>> url_of("0.0.0.0", 80), url_of("::1", 80)
+    ('http://127.0.0.1:80', 'http://[::1]:80')
+    """
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - a name for "every address", not a binding
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)  # of a process that was killed
+        bound.bind(str(path))
+        path.chmod(0o600)
+        bound.setblocking(False)
+    except OSError as e:
+        bound.close()
+        raise ConfigError(f"http: cannot listen on {path}: {e.strerror or e}") from None
+    return bound
+
+
+def _bind(settings: HttpSettings) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as e:
+        raise ConfigError(f"http.host: {settings.host}: {e.strerror}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.setblocking(False)
+    except OSError as e:
+        bound.close()
+        if e.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"http.port: port {settings.port} on {settings.host} is taken by another process;"
+                " choose another, or 0 for a free one"
+            ) from None
+        raise ConfigError(
+            f"http.host, http.port: cannot listen on {settings.host}:{settings.port}: {e.strerror}"
+        ) from None
+    return bound

@@ -1,0 +1,100 @@
+"""Requests that are stored as one: `?atomic=true` and `Idempotency-Key`.
+
+The body is read whole (up to `max_body_bytes`) before anything is sent; then its events, and the key where there is
+one, are written in one transaction. What is committed is what is answered. A key is remembered with the answer that was
+given: the same request again gets that answer again, and nothing is stored a second time. A request is the same where
+its topic, its body and what its headers say of the records are; a key is its sender's own, in one topic.
+
+>>> first = idempotency_key('"order-7"', "orders", b"[1]", [], atomic=False, principal="ann")
+>>> again = idempotency_key("order-7", "orders", b"[1]", [], atomic=False, principal="ann")
+>>> other = idempotency_key("order-7", "orders", b"[1]", [("x-key", "b")], atomic=False, principal="ann")
+>>> first == again, first.digest == other.digest, first == other
+(True, True, False)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.ingest.result import Outcome
+from penstock.shared.common.errors import DataError
+from penstock.shared.common.records import ProducerRecord
+
+KEY_HEADER = "idempotency-key"
+KEY_CHARACTERS_MAX = 255
+
+REUSED = ErrorKind(422, "IDEMPOTENCY_KEY_REUSED", "The key belongs to another request")
+
+
+class KeyReused(DataError):
+    """The Idempotency-Key was used for a request with another body, or other headers that make its records."""
+
+
+class IdempotencyKey(NamedTuple):
+    """A key in its topic, and what was asked for with it, both as digests of 32 bytes."""
+
+    digest: bytes
+    fingerprint: bytes
+
+
+class Remembered(NamedTuple):
+    """The answer that a request with this key was given."""
+
+    status: int
+    body: bytes
+
+
+MakeAnswer = Callable[[Sequence[Outcome]], Remembered]
+
+
+class Transactor(Protocol):
+    """What ingest needs for requests that are stored as one.
+
+    Raises PenstockError where nothing is known to be stored; `maybe_written` says whether it may be.
+    """
+
+    async def send_atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
+        """Send all in one transaction; their places, once it is committed."""
+        ...
+
+    async def send_keyed(
+        self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
+    ) -> tuple[Remembered, bool]:
+        """As `send_atomic`, with the key and its answer in the same transaction; True where the key was known before.
+
+        Raises KeyReused where the key is known for another fingerprint.
+        """
+        ...
+
+
+def told_by_headers(
+    headers: Iterable[tuple[str, str]], key_header: str | None, time_header: str | None
+) -> list[tuple[str, str]]:
+    """What of a request's headers (by lower-case name) makes its records, in one order.
+
+    >>> told_by_headers([("host", "a"), ("x-key", "ann"), ("ce-id", "7")], "X-Key", None)
+    [('ce-id', '7'), ('x-key', 'ann')]
+    """
+    named = {"content-type", (key_header or "").lower(), (time_header or "").lower()}
+    return sorted((name, value) for name, value in headers if name in named or name.startswith("ce-"))
+
+
+def idempotency_key(
+    text: str, topic: str, body: bytes, telling: Sequence[tuple[str, str]], *, atomic: bool, principal: str
+) -> IdempotencyKey:
+    """The key of a request; Problem (400) where the header is empty or too long."""
+    name = text.strip()
+    if len(name) > 1 and name[0] == name[-1] == '"':
+        name = name[1:-1]
+    if not 0 < len(name) <= KEY_CHARACTERS_MAX:
+        kind = ErrorKind(400, "INVALID_IDEMPOTENCY_KEY", "Wrong Idempotency-Key")
+        raise Problem(kind, f"an Idempotency-Key has 1 to {KEY_CHARACTERS_MAX} characters")
+    request = hashlib.sha256(msgspec.json.encode([atomic, topic, telling]))
+    request.update(body)
+    digest = hashlib.sha256(msgspec.json.encode([principal, topic, name])).digest()
+    return IdempotencyKey(digest, request.digest())

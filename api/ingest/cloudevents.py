@@ -1,0 +1,266 @@
+"""CloudEvents 1.0 over HTTP to Kafka records, by the HTTP and Kafka bindings of CloudEvents.
+
+Sans-IO. An event comes in one of three forms: structured (a JSON object with attributes and data), in a batch of such
+objects, or binary (attributes as `ce-` headers, the body as data). How it is stored depends on the topic alone:
+
+1. `cloudevents = "data"`: the Kafka binding's binary form. The record's value is the data, and the attributes are `ce_`
+   headers; `datacontenttype` is the header `content-type`. An event without data is rejected: a record without a value
+   would delete its key from a compacted topic.
+2. `cloudevents = "envelope"`: the structured form. The value is the JSON object, as it came if it came as one.
+
+The topic's pointers and JSON Schema address the data in every form. Where the topic names no key, `partitionkey` is the
+key, and `time` is the event time.
+
+>>> event = from_json(b'{"specversion":"1.0","id":"7","source":"/s","type":"t","count":3,"data":{"a": 1}}')
+>>> event.data, event.kafka_headers[0], event.kafka_headers[1]
+(b'{"a": 1}', ('content-type', b'application/json'), ('ce_count', b'3'))
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from penstock.api.ingest.event import EventRefused, RecordError, explain_malformed
+from penstock.api.ingest.ndjson import JSON_SPACE, Attributes, EventParser, Parsed
+from penstock.api.settings import CloudEventsForm
+from penstock.shared.common.records import Headers, ProducerRecord
+
+STRUCTURED_TYPE = "application/cloudevents+json"
+BATCH_TYPE = "application/cloudevents-batch+json"
+JSON_TYPE = "application/json"
+HTTP_PREFIX, KAFKA_PREFIX = "ce-", "ce_"
+SPEC_VERSION = "ce-specversion"
+REQUIRED = ("specversion", "id", "source", "type")
+TEXTS = frozenset((*REQUIRED, "datacontenttype", "dataschema", "subject", "time", "partitionkey"))
+"""Attributes that cannot be anything else."""
+INVALID_CLOUDEVENT = "INVALID_CLOUDEVENT"
+STRUCTURED_HEADERS: Headers = (("content-type", b"application/cloudevents+json; charset=UTF-8"),)
+ATTRIBUTES_MAX = 100
+"""Attributes of one event; more are rejected."""
+
+SHOWN_MAX = 60
+"""Characters of a value that are repeated in an error."""
+
+_CHARSET = re.compile(r';\s*charset="?([\w.:-]+)', re.IGNORECASE)
+
+
+class CloudEvent(NamedTuple):
+    """One event in any form: its attributes as text, without `datacontenttype`, and its data."""
+
+    attributes: Mapping[str, str]
+    content_type: str
+    """`datacontenttype`, which is JSON where the event names none; empty for data of an unknown kind in base64."""
+    data: bytes | None
+    is_json: bool
+    """Whether the data is declared to be JSON."""
+
+    @property
+    def kafka_headers(self) -> Headers:
+        """The headers of the Kafka binding's binary form."""
+        own = tuple((KAFKA_PREFIX + name, value.encode()) for name, value in sorted(self.attributes.items()))
+        return (("content-type", self.content_type.encode()), *own) if self.content_type else own
+
+    @property
+    def beside(self) -> Attributes:
+        """The key and the time that the attributes name."""
+        key = self.attributes.get("partitionkey")
+        return Attributes(None if key is None else key.encode(), self.attributes.get("time"))
+
+    def with_body(self, body: bytes) -> CloudEvent:
+        """The event of which this was the head in binary mode; a body without a byte is no data."""
+        return self._replace(data=body or None)
+
+    def envelope(self) -> bytes:
+        """The event as a JSON object; data that is not JSON is in base64."""
+        members: dict[str, Any] = dict(self.attributes)
+        if self.content_type:
+            members["datacontenttype"] = self.content_type
+        if self.data is not None and self.is_json:
+            members["data"] = msgspec.Raw(self.data)
+        elif self.data is not None:
+            members["data_base64"] = base64.b64encode(self.data).decode()
+        return msgspec.json.encode(members)
+
+
+def is_binary(headers: Mapping[str, str]) -> bool:
+    """Whether a request carries an event in binary mode."""
+    return SPEC_VERSION in headers
+
+
+def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
+    """The head of an event in binary mode; EventRefused where an attribute that is required is missing or wrong."""
+    found: dict[str, str] = {}
+    content_type = ""
+    for name, value in headers:
+        if name == "content-type":
+            content_type = value.encode("latin-1").decode(errors="replace")
+        elif name.startswith(HTTP_PREFIX):
+            found[name.removeprefix(HTTP_PREFIX)] = _unquoted(name, value)
+    if taken := found.keys() & {"data", "data_base64", "datacontenttype"}:
+        said = "the body is the data, and the header Content-Type is its datacontenttype"
+        raise EventRefused(INVALID_CLOUDEVENT, f"the header {HTTP_PREFIX}{min(taken)} is not an attribute: {said}")
+    content_type = content_type or JSON_TYPE
+    return CloudEvent(_checked(found), content_type, None, _is_json(content_type))
+
+
+def from_json(value: bytes) -> CloudEvent:
+    """An event in structured mode; EventRefused where it is none."""
+    try:
+        members = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        raise EventRefused(INVALID_CLOUDEVENT, "a CloudEvent is a JSON object") from None
+    except (ValueError, RecursionError) as e:
+        raise explain_malformed(value, e) from None
+    data, data_base64 = members.pop("data", None), members.pop("data_base64", None)
+    if len(members) > ATTRIBUTES_MAX:
+        raise EventRefused(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
+    try:
+        decoded = {name: msgspec.json.decode(bytes(raw)) for name, raw in members.items()}
+        encoded = None if data_base64 is None else msgspec.json.decode(bytes(data_base64))
+    except (ValueError, RecursionError) as e:
+        raise explain_malformed(value, e) from None
+    found = {name: _as_text(name, attribute) for name, attribute in decoded.items() if attribute is not None}
+    content_type = found.pop("datacontenttype", "")
+    attributes = _checked(found)
+    if encoded is not None:
+        if data is not None:
+            raise EventRefused(INVALID_CLOUDEVENT, "an event has data or data_base64, not both")
+        return CloudEvent(attributes, content_type, _from_base64(encoded), _is_json(content_type))
+    if data is None:
+        return CloudEvent(attributes, content_type, None, is_json=False)
+    if content_type and not _is_json(content_type):
+        return CloudEvent(attributes, content_type, _from_text(bytes(data), content_type), is_json=False)
+    # An event without datacontenttype has JSON data, which its other forms must declare (JSON format, section 3.1.2).
+    return CloudEvent(attributes, content_type or JSON_TYPE, bytes(data), is_json=True)
+
+
+class CloudEventParser:
+    """Events of one request to records of one topic."""
+
+    def __init__(self, parser: EventParser, form: CloudEventsForm, *, reads_data: bool) -> None:
+        """`reads_data` is false where the topic's settings ask nothing of the data: then it may be anything."""
+        self._parser, self._form, self._reads_data = parser, form, reads_data
+        self._opaque = EventParser(parser.topic, parser.settings, parser.reader._replace(event=_opaque))
+
+    def binary(self, head: CloudEvent, body: bytes, now_ms: int) -> Parsed:
+        """The one event of a request in binary mode."""
+        event = head.with_body(body)
+        return self._parse(event, 0, now_ms, None)
+
+    def structured(self, values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
+        """Events as JSON objects, at the positions `first`, `first + 1`, ..."""
+        whole = Parsed()
+        for position, value in enumerate(values, first):
+            if value is None:
+                parsed = self._parser.parse([None], position, now_ms)
+            else:
+                try:
+                    parsed = self._parse(from_json(value), position, now_ms, value)
+                except EventRefused as e:
+                    parsed = Parsed()
+                    parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
+            whole.errors += parsed.errors
+            whole.positions += parsed.positions
+            whole.records += parsed.records
+        return whole
+
+    def _parse(self, event: CloudEvent, position: int, now_ms: int, envelope: bytes | None) -> Parsed:
+        """One event, and the JSON object that it came as."""
+        data, is_envelope = event.data, self._form == "envelope"
+        if data is None and not is_envelope:
+            said = (
+                'the event has no data, and the topic stores an event as its data; cloudevents = "envelope" in the'
+                " topic's settings stores events with their envelope"
+            )
+            return _refused(position, said)
+        if data is not None and self._reads_data and event.content_type and not event.is_json:
+            said = f"the topic's settings need data in JSON, got {event.content_type[:SHOWN_MAX]!r}"
+            return _refused(position, said)
+        # An envelope that came as one is JSON already, and is stored as it came.
+        is_read = self._reads_data or (event.is_json and not (is_envelope and envelope is not None))
+        if data is not None and is_read and not data.strip(JSON_SPACE):
+            return _refused(position, "the data must be JSON, and is empty")
+        parser = self._parser if is_read else self._opaque
+        headers = STRUCTURED_HEADERS if is_envelope else event.kafka_headers
+        parsed = parser.parse([b"null" if data is None else data], position, now_ms, headers, event.beside)
+        if is_envelope:
+            value = event.envelope() if envelope is None and parsed.records else envelope
+            parsed.records = [_with_value(record, value) for record in parsed.records]
+        return parsed
+
+
+def _refused(position: int, said: str) -> Parsed:
+    parsed = Parsed()
+    parsed.errors.append(RecordError(position, 400, INVALID_CLOUDEVENT, said))
+    return parsed
+
+
+def _opaque(value: bytes, latest_ms: int) -> tuple[None, None]:
+    return None, None
+
+
+def _with_value(record: ProducerRecord, value: bytes | None) -> ProducerRecord:
+    return ProducerRecord(record.topic, value, record.key, record.headers, None, record.timestamp)
+
+
+def _unquoted(name: str, value: str) -> str:
+    """A header's value, percent-decoded; each character stands for one byte that came."""
+    try:
+        return unquote_to_bytes(value.encode("latin-1")).decode()
+    except UnicodeDecodeError:
+        raise EventRefused(INVALID_CLOUDEVENT, f"the header {name} is not UTF-8") from None
+
+
+def _as_text(name: str, value: Any) -> str:
+    """An attribute's canonical text: CloudEvents knows texts, integers and booleans in JSON."""
+    if type(value) is str:
+        return value
+    if name not in TEXTS and type(value) in (bool, int):
+        return str(value).lower()
+    wanted = "a text" if name in TEXTS else "a text, an integer or a boolean"
+    raise EventRefused(INVALID_CLOUDEVENT, f"the attribute {name[:SHOWN_MAX]} must be {wanted}")
+
+
+def _checked(attributes: dict[str, str]) -> dict[str, str]:
+    if len(attributes) > ATTRIBUTES_MAX:
+        raise EventRefused(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
+    for name in REQUIRED:
+        if not attributes.get(name):
+            raise EventRefused(INVALID_CLOUDEVENT, f"the attribute {name} is required, as a text that is not empty")
+    if attributes["specversion"] != "1.0":
+        raise EventRefused(INVALID_CLOUDEVENT, f"specversion {attributes['specversion'][:20]!r} is not 1.0")
+    return attributes
+
+
+def _is_json(content_type: str) -> bool:
+    """Whether a media type declares JSON.
+
+    >>> _is_json("application/json; charset=utf-8"), _is_json("application/vnd.a+JSON"), _is_json("")
+    (True, True, False)
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type.endswith(("/json", "+json"))
+
+
+def _from_base64(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError, TypeError):
+        raise EventRefused(INVALID_CLOUDEVENT, "data_base64 must be a text in base64") from None
+
+
+def _from_text(data: bytes, content_type: str) -> bytes:
+    """Data that is not JSON: a text, in the encoding that its media type names."""
+    charset = _CHARSET.search(content_type)
+    try:
+        return msgspec.json.decode(data, type=str).encode(charset[1] if charset else "utf-8")
+    except (msgspec.ValidationError, LookupError, UnicodeError):
+        said = f"data must be a text that {content_type[:SHOWN_MAX]!r} can hold; other data goes into data_base64"
+        raise EventRefused(INVALID_CLOUDEVENT, said) from None

@@ -1,0 +1,63 @@
+"""What ingest counts: requests, records and refusals, by whichever way they came."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from penstock.api.http.problem import ErrorKind
+from penstock.api.ingest.event import RecordError
+from penstock.shared.common import metrics
+
+
+class IngestMetrics:
+    """See the module."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = metrics.counter(registry, "ingest_requests", "Ingest requests answered.", "topic", "status")
+        self._refusals = metrics.counter(
+            registry, "ingest_rejected_requests", "Ingest requests rejected as a whole.", "error_code"
+        )
+        self._stored = metrics.counter(registry, "ingest_stored_records", "Records acknowledged by Kafka.", "topic")
+        self._refused = metrics.counter(
+            registry, "ingest_rejected_records", "Events that were not stored.", "topic", "error_code"
+        )
+        self._unknown = metrics.counter(
+            registry,
+            "ingest_unknown_records",
+            "Events that may or may not be stored.",
+            "topic",
+            "error_code",
+        )
+        self._seconds = metrics.histogram(
+            registry, "ingest_request_seconds", "From the last byte of a request to its answer.", "topic"
+        )
+        # Looking a label up costs several times what counting does.
+        self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._stored_in: dict[str, Counter] = {}
+
+    def answered(self, topic: str, status: int, seconds: float | None = None) -> None:
+        """A request was answered, `seconds` after the last byte of it."""
+        found = self._answered.get((topic, status))
+        if found is None:
+            found = self._answered[topic, status] = self._requests.labels(topic, status), self._seconds.labels(topic)
+        requests, histogram = found
+        requests.inc()
+        if seconds is not None:
+            histogram.observe(seconds)
+
+    def stored(self, topic: str, records: int) -> None:
+        """Kafka acknowledged so many records."""
+        counter = self._stored_in.get(topic)
+        if counter is None:
+            counter = self._stored_in[topic] = self._stored.labels(topic)
+        counter.inc(records)
+
+    def refused_request(self, topic: str, kind: ErrorKind) -> None:
+        """The whole of a request was refused; the topic is empty where nobody knows such a one."""
+        self._requests.labels(topic, kind.status).inc()
+        self._refusals.labels(kind.error_code).inc()
+
+    def failed_record(self, topic: str, error: RecordError) -> None:
+        """One event was not stored, or may not have been."""
+        counter = self._unknown if error.outcome == "unknown" else self._refused
+        counter.labels(topic, error.error_code).inc()

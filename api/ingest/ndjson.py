@@ -1,0 +1,284 @@
+"""A request's body to records: NDJSON line by line as it arrives, or JSON at once.
+
+Sans-IO. However the body is cut into chunks, the records and errors are the same. At most one unfinished line is
+held, and of a line that is too long nothing but the fact.
+
+>>> lines = LineSplitter(max_line_bytes=8)
+>>> lines.feed(b'{"a":1}\\r\\n{"a"')
+[b'{"a":1}']
+>>> lines.feed(b':2}\\n{"a":"too long"}\\n')
+[b'{"a":2}', None]
+>>> lines.close()
+[]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.api.ingest.event import EventRefused, RecordError, TopicReader, explain_malformed, topic_reader
+from penstock.api.settings import IngestSettings
+from penstock.shared.common.records import Headers, ProducerRecord
+
+BLANK = b" \t\r"
+JSON_SPACE = b" \t\r\n"
+SPACE = 0x20
+LINES_MAX = 4_000
+"""Lines that are parsed at once: between them others get on, and errors are counted."""
+
+_OBJECT = re.compile(rb"[ \t\r\n]*\{")
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class LineSplitter:
+    """Chunks to lines without their line ends (LF or CR LF); None stands for a line over `max_line_bytes`."""
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._rest = bytearray()
+        self._skipping = False
+
+    def __repr__(self) -> str:
+        return f"LineSplitter(rest={len(self._rest)} bytes, skipping={self._skipping})"
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a line has begun that is not complete."""
+        return bool(self._rest) or self._skipping
+
+    def feed(self, chunk: bytes) -> list[bytes | None]:
+        """The lines that this chunk completes."""
+        head, newline, tail = chunk.partition(b"\n")
+        if not newline:
+            self._keep(chunk)
+            return []
+        self._keep(head)
+        lines: list[bytes | None] = [self._take()]
+        *complete, last = tail.split(b"\n")
+        lines += [self._bounded(line) for line in complete]
+        self._keep(last)
+        return lines
+
+    def close(self) -> list[bytes | None]:
+        """The last line, where the body does not end with a line end."""
+        return [self._take()] if self._rest or self._skipping else []
+
+    def _keep(self, part: bytes) -> None:
+        if self._skipping:
+            return
+        self._rest += part
+        if len(self._rest) > self._max_line_bytes + 1:  # + 1: its last byte may be a CR
+            self._skipping = True
+            self._rest.clear()
+
+    def _take(self) -> bytes | None:
+        if self._skipping:
+            self._skipping = False
+            return None
+        line = bytes(self._rest)
+        self._rest.clear()
+        return self._bounded(line)
+
+    def _bounded(self, line: bytes) -> bytes | None:
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        return line if len(line) <= self._max_line_bytes else None
+
+
+class Attributes(NamedTuple):
+    """Key and time (ms, or ISO 8601) that came beside an event."""
+
+    key: bytes | None = None
+    time: str | None = None
+
+
+NONE = Attributes()
+
+
+class Parsed:
+    """Some consecutive events: records to send, each with its position, and the errors of the others."""
+
+    __slots__ = ("errors", "positions", "records")
+
+    def __init__(self) -> None:
+        self.records: list[ProducerRecord] = []
+        self.positions: list[int] = []
+        self.errors: list[RecordError] = []
+
+    def __repr__(self) -> str:
+        return f"Parsed({len(self.records)} records, errors={self.errors})"
+
+
+class EventParser:
+    """Values to records of one topic, by its settings; `key` and `time` are the request's, for events without."""
+
+    def __init__(
+        self,
+        topic: str,
+        settings: IngestSettings,
+        reader: TopicReader | None = None,
+        *,
+        key: bytes | None = None,
+        time: str | None = None,
+    ) -> None:
+        self.topic = topic
+        self.settings = settings
+        self.reader = topic_reader(settings, settings.for_topic(topic)) if reader is None else reader
+        self._max_future_ms = settings.max_future_ms
+        self._max_line_bytes = settings.max_line_bytes
+        self._key, self._time = key, time
+
+    def parse(
+        self, values: Sequence[bytes | None], first: int, now_ms: int, headers: Headers = (), event: Attributes = NONE
+    ) -> Parsed:
+        """Events at the positions `first`, `first + 1`, ...; blank ones are skipped but counted.
+
+        `headers` and `event` (a key and a time from elsewhere, such as CloudEvents' attributes) are for all of them.
+        """
+        parsed = Parsed()
+        read, topic, latest_ms = self.reader.event, self.topic, now_ms + self._max_future_ms
+        other_key = self._key if event.key is None else event.key
+        other_time = self._other_time(event, latest_ms, parsed, first)
+        if parsed.errors:
+            return parsed
+        add_record, add_position = parsed.records.append, parsed.positions.append
+        for position, value in enumerate(values, first):
+            if value is None:
+                parsed.errors.append(self._too_long(position))
+                continue
+            # Before it is read: a compressed body of a few KB may hold millions of blank lines.
+            if not value or (value[0] <= SPACE and not value.strip(BLANK)):
+                continue
+            try:
+                key, timestamp = read(value, latest_ms)
+            except EventRefused as e:
+                parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
+                continue
+            if key is None:
+                key = other_key
+            if timestamp is None:
+                timestamp = other_time
+            add_record(ProducerRecord(topic, value, key, headers, None, timestamp))
+            add_position(position)
+        return parsed
+
+    def _other_time(self, event: Attributes, latest_ms: int, parsed: Parsed, first: int) -> int | None:
+        text = self._time if event.time is None else event.time
+        if text is None:
+            return None
+        try:
+            value = int(text) if text.isascii() and text.isdigit() else text
+            return self.reader.time("its header or attribute", value, latest_ms)
+        except EventRefused as e:
+            parsed.errors.append(RecordError(first, 400, e.error_code, str(e)))
+            return None
+
+    def _too_long(self, position: int) -> RecordError:
+        return RecordError(position, 413, "MESSAGE_TOO_LARGE", f"longer than max_line_bytes={self._max_line_bytes}")
+
+
+class NdjsonReader:
+    """The body of one NDJSON request: chunks in, records and errors out, `LINES_MAX` lines at a time."""
+
+    def __init__(self, parser: EventParser, max_line_bytes: int, lines_max: int = LINES_MAX) -> None:
+        self._parser = parser
+        self._lines = LineSplitter(max_line_bytes)
+        self._lines_max = lines_max
+        self._waiting: list[bytes | None] = []
+        self.ended = 0
+        """Lines that the last chunk completed."""
+        self.next_line = 1
+        """The number of the line that comes next."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a line has begun whose end did not come yet."""
+        return self._lines.unfinished
+
+    @property
+    def behind(self) -> bool:
+        """Whether lines came that were not parsed yet: `more` is due before another chunk."""
+        return bool(self._waiting)
+
+    def feed(self, chunk: bytes, now_ms: int) -> Parsed:
+        """The first lines that the chunk completes; positions are 1-based line numbers."""
+        assert not self._waiting, "more() comes first"
+        lines = self._lines.feed(chunk)
+        self.ended = len(lines)
+        return self._parse(self._first_of(lines), now_ms)
+
+    def more(self, now_ms: int) -> Parsed:
+        """The next lines of the last chunk."""
+        return self._parse(self._first_of(self._waiting), now_ms)
+
+    def close(self, now_ms: int) -> Parsed:
+        """The last line, where it has no line end."""
+        assert not self._waiting, "more() comes first"
+        return self._parse(self._lines.close(), now_ms)
+
+    def _first_of(self, lines: list[bytes | None]) -> list[bytes | None]:
+        self._waiting = lines[self._lines_max :]
+        return lines[: self._lines_max] if self._waiting else lines
+
+    def _parse(self, lines: list[bytes | None], now_ms: int) -> Parsed:
+        parsed = self._parser.parse(lines, self.next_line, now_ms)
+        self.next_line += len(lines)
+        return parsed
+
+
+class TooManyEvents(EventRefused):
+    """A body that is read whole has more events than `max_body_events`."""
+
+    def __init__(self, max_body_events: int) -> None:
+        said = f"the body has more than max_body_events={max_body_events} events; NDJSON has no such limit"
+        super().__init__("TOO_MANY_EVENTS", said)
+
+
+def array_elements(
+    body: bytes, max_element_bytes: int, max_elements: int, batch: int = 1_000
+) -> Iterator[tuple[int, list[bytes | None]]]:
+    """The elements of a JSON array as their own bytes, as (0-based index of the first, at most `batch` of them).
+
+    Raises EventRefused, before the first is given out, where the body is not an array, or one of too many elements.
+    """
+    try:
+        elements = _decode_elements(body)
+    except msgspec.ValidationError:
+        said = "the body must be a JSON object, which is one event, or an array of events"
+        raise EventRefused("NOT_AN_OBJECT_OR_ARRAY", said) from None
+    except (ValueError, RecursionError) as e:
+        raise explain_malformed(body, e) from None
+    if len(elements) > max_elements:
+        raise TooManyEvents(max_elements)
+    return _batches(iter(elements), max_element_bytes, batch)
+
+
+def json_object(body: bytes) -> bytes | None:
+    """The JSON object that the body is, without the space around it; None where it begins as something else.
+
+    Raises EventRefused where it is not JSON.
+
+    >>> json_object(b' {"a": 1}\\n'), json_object(b"[1]")
+    (b'{"a": 1}', None)
+    """
+    if _OBJECT.match(body) is None:
+        return None
+    try:
+        msgspec.json.decode(body)
+    except (ValueError, RecursionError) as e:
+        raise explain_malformed(body, e) from None
+    return body.strip(JSON_SPACE)
+
+
+def _batches(
+    elements: Iterator[msgspec.Raw], max_element_bytes: int, batch: int
+) -> Iterator[tuple[int, list[bytes | None]]]:
+    first = 0
+    while part := [bytes(element) for element in islice(elements, batch)]:
+        yield first, [value if len(value) <= max_element_bytes else None for value in part]
+        first += len(part)

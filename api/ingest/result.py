@@ -1,0 +1,188 @@
+"""What became of one request's events, and the answer that says so.
+
+Sans-IO. A record counts as stored only by the broker's acknowledgement, as not stored only where it surely is not, and
+as unknown otherwise: what is not stored may be sent again, what is unknown could then be there twice. The tally is
+bounded: after `max_errors`
+errors, or an error that later events would meet too (Kafka is down), the request is to be stopped, and the answer
+names the first event that was not looked at.
+
+>>> from penstock.shared.common.errors import BrokerNotAvailable
+>>> tally = Tally("line", max_errors=10)
+>>> tally.stored([1, 2], [RecordMetadata("t", 0, 7, 0), BrokerNotAvailable("no broker")])
+>>> tally.status, tally.body()["stored"], tally.body()["errors"][0]["line"]
+(207, 1, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from penstock.api.http.problem import UNEXPECTED, kind_of_record
+from penstock.api.ingest.event import RecordError
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.records import RecordMetadata
+
+Outcome = RecordMetadata | BaseException
+
+BAD_REQUEST, TOO_MANY_REQUESTS = 400, 429
+MET_BY_ALL = frozenset({403, 404, TOO_MANY_REQUESTS})
+"""Statuses below 500 that say something of the topic or the service, not of one record."""
+
+
+class Tally:
+    """Counts, last offsets and errors of one request; `unit` says what a position is."""
+
+    def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
+        self.unit = unit
+        self.stored_count = 0
+        self.unknown_count = 0
+        self.errors: list[RecordError] = []
+        self.last_offsets: dict[int, int] = {}
+        self.stopped_at: int | None = None
+        self.stop_reason = ""
+        self._stop_status = 503
+        self._max_errors = max_errors
+        self._max_offsets = max_offsets
+        self._offsets: list[dict[str, int]] = []
+        self._lasting_failure = ""
+        self._taken: set[int] = set()
+        self._taken_count = 0
+        self._taken_wait_s: int | None = None
+        self.on_error: Callable[[RecordError], None] | None = None
+        """Told of every error, once."""
+
+    def __repr__(self) -> str:
+        return f"Tally(stored={self.stored_count}, errors={len(self.errors)}, stopped_at={self.stopped_at})"
+
+    def refused(self, errors: Iterable[RecordError]) -> None:
+        """Events that were not sent."""
+        for error in errors:
+            self._add(error)
+
+    def stored(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """What the broker said of the events at these positions."""
+        last, offsets = self.last_offsets, self._offsets
+        for position, outcome in zip(positions, outcomes, strict=True):
+            if not isinstance(outcome, RecordMetadata):
+                self._failed(position, outcome)
+                continue
+            self.stored_count += 1
+            partition, offset = outcome.partition, outcome.offset
+            if offset > last.get(partition, -1):
+                last[partition] = offset
+            if len(offsets) < self._max_offsets:
+                offsets.append({self.unit: position, "partition": partition, "offset": offset})
+
+    def uncommitted(self) -> None:
+        """What was acknowledged within a transaction that was not committed counts for nothing."""
+        self.stored_count = 0
+        self.last_offsets.clear()
+        self._offsets.clear()
+
+    def taken(self) -> dict[str, Any]:
+        """The errors and offsets since the last call, as plain values; they are kept no longer."""
+        row: dict[str, Any] = {}
+        if self.errors:
+            row["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
+            self._taken_wait_s = self.retry_after_s
+            self._taken_count += len(self.errors)
+            self._taken.update(e.status for e in self.errors)
+            self.errors.clear()
+        if self._offsets:
+            row["offsets"] = self._offsets
+            self._offsets = []
+        return row
+
+    def totals(self) -> dict[str, Any]:
+        """What became of all, as counts."""
+        failed = self._taken_count + len(self.errors)
+        totals = {"stored": self.stored_count, "not_stored": failed - self.unknown_count, "unknown": self.unknown_count}
+        return totals | self._stopped()
+
+    def stop(self, position: int, reason: str, status: int = 503) -> None:
+        """Say that nothing from `position` on was looked at; the first stop counts.
+
+        `status` is the answer's where nothing before it says another.
+        """
+        if self.stopped_at is None:
+            self.stopped_at, self.stop_reason, self._stop_status = position, reason, status
+
+    @property
+    def must_stop(self) -> str:
+        """Why the rest of the request is not worth reading, or nothing."""
+        if len(self.errors) >= self._max_errors:
+            return f"there were {len(self.errors)} errors"
+        return self._lasting_failure
+
+    @property
+    def status(self) -> int:
+        """200: all stored; 207: some; 504: none that is known of, and some may be; otherwise none is.
+
+        Where none is stored, the status is what the errors agree on, the service's before the client's.
+        """
+        statuses = self._taken | {e.status for e in self.errors}
+        if not statuses and self.stopped_at is None:
+            return 200
+        if self.stored_count:
+            return 207
+        for status in (504, 500, 503, TOO_MANY_REQUESTS):
+            if status in statuses:
+                return status
+        if len(statuses) == 1:
+            return statuses.pop()
+        return 400 if statuses else self._stop_status
+
+    @property
+    def retry_after_s(self) -> int | None:
+        """Seconds after which what failed may be sent again, where that makes sense."""
+        waits = [e.retry_after_s for e in self.errors if e.retry_after_s is not None]
+        if self._taken_wait_s is not None:
+            waits.append(self._taken_wait_s)
+        if waits:
+            return max(waits)
+        is_worth_it = self._stop_status != BAD_REQUEST and len(self.errors) < self._max_errors
+        return 1 if self.stopped_at is not None and is_worth_it else None
+
+    def body(self) -> dict[str, Any]:
+        """The answer as plain values."""
+        body: dict[str, Any] = {
+            "stored": self.stored_count,
+            "last_offsets": {str(p): self.last_offsets[p] for p in sorted(self.last_offsets)},
+        }
+        if self._max_offsets:
+            body["offsets"] = sorted(self._offsets, key=lambda row: row[self.unit])
+            body["offsets_omitted"] = self.stored_count - len(self._offsets)
+        if self.status != 200:
+            body["not_stored"] = len(self.errors) - self.unknown_count
+            body["unknown"] = self.unknown_count
+            body["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
+        return body | self._stopped()
+
+    def _stopped(self) -> dict[str, Any]:
+        if self.stopped_at is None:
+            return {}
+        reason = f"{self.stop_reason}; nothing from here on was read or stored"
+        return {f"stopped_at_{self.unit}": self.stopped_at, "stop_reason": reason}
+
+    def _add(self, error: RecordError) -> None:
+        self.errors.append(error)
+        if self.on_error is not None:
+            self.on_error(error)
+
+    def _failed(self, position: int, error: BaseException) -> None:
+        kind = kind_of_record(error)
+        status, error_code, title, retry_after_s = kind
+        message = str(error) if isinstance(error, PenstockError) and str(error) else title
+        unknown = status == 504 or kind is UNEXPECTED
+        self.unknown_count += unknown
+        outcome: Literal["unknown", "not_stored"] = "unknown" if unknown else "not_stored"
+        self._add(RecordError(position, status, error_code, message, None, retry_after_s, outcome))
+        if status in MET_BY_ALL or status >= 500:
+            self._lasting_failure = self._lasting_failure or message
+
+    def _error(self, error: RecordError) -> dict[str, Any]:
+        row: dict[str, Any] = {self.unit: error.position}
+        if error.column is not None:
+            row["column"] = error.column
+        return row | {"error_code": error.error_code, "message": error.message, "outcome": error.outcome}

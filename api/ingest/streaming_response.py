@@ -1,0 +1,148 @@
+"""Answers to a long NDJSON body while it is still coming: `Accept: application/x-ndjson`.
+
+The status is 207 from the start, since nobody knows yet what will become of the rest. Each line is about the events
+since the one before, and is written only when their fate is known:
+
+    {"through_line":20000,"stored":19999,"errors":[{"line":7,...}]}
+
+A line is written as soon as all that came is settled and nothing more is there to be read; and, where the body keeps
+coming, at least every second. So a client may wait for a line before it sends the next event. The last line has
+`"status"` and the totals. Where it is missing (the connection broke), what was not spoken of may or may not be stored.
+A client reads while it writes; one that does not is cut off after `body_timeout_ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.api.http.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from penstock.api.http.content_encoding import CorruptBody
+from penstock.api.http.problem import Problem
+from penstock.api.ingest.batches import IngestRequest
+from penstock.api.ingest.bodies import Events, stop_status
+from penstock.api.ingest.turns import Turn
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
+
+NDJSON_TYPE = "application/x-ndjson"
+EVERY_MS = 1_000
+"""A line is written at least as often while there is something to say."""
+ERRORS_A_LINE = 100
+"""With so many errors waiting a line is written at once."""
+
+
+class StreamedAnswer(Response):
+    """Reads the events while it answers; `done` is called once at the end, with the work."""
+
+    def __init__(
+        self,
+        events: Events,
+        work: IngestRequest,
+        body: BodyReader,
+        clock: Clock,
+        timeout_ms: int,
+        done: Callable[[bool], None],
+    ) -> None:
+        super().__init__(status_code=207, media_type=NDJSON_TYPE)
+        del self.raw_headers[:]
+        self._events, self._work, self._body = events, work, body
+        self._clock, self._timeout_ms, self._done = clock, timeout_ms, done
+        self._told_ms = clock.monotonic_ms()
+        self._told_stored = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", NDJSON_TYPE.encode()), (b"x-accel-buffering", b"no")]
+        await send({"type": "http.response.start", "status": 207, "headers": headers})
+        complete = False
+        try:
+            await self._work_through(send)
+            await self._write(send, self._last())
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            complete = True
+        except (ClientGone, TimeoutError):
+            self._work.abandon()
+        finally:
+            self._done(complete)
+
+    async def _work_through(self, send: Send) -> None:
+        events, work = self._events, self._work
+        coming: asyncio.Future[Turn | None] = asyncio.ensure_future(self._turn())
+        try:
+            while (turn := await self._next(coming, send)) is not None:
+                with turn:
+                    going_on = await work.take(events.take(), turn)
+                if not going_on:
+                    work.tally.stop(events.position, work.tally.must_stop)
+                    break
+                coming = asyncio.ensure_future(self._turn())
+                await self._tell(send)
+        except (BodyStalled, CorruptBody, ServiceLeaving) as e:
+            work.tally.stop(events.position, str(e), stop_status(e))
+        except (Problem, PenstockError) as e:
+            if isinstance(e, ClientGone):
+                raise
+            work.tally.stop(events.position, str(e))
+        finally:
+            # Where it came too late to matter its turn must still be given back.
+            if (
+                not coming.cancel()
+                and not coming.cancelled()
+                and coming.exception() is None
+                and (last := coming.result())
+            ):
+                last.release()
+        await work.finish()
+
+    async def _turn(self) -> Turn | None:
+        """The turn to take the next events; None at the end."""
+        return await self._body.turn(self._events.position) if await self._events.wait() else None
+
+    async def _next(self, coming: asyncio.Future[Turn | None], send: Send) -> Turn | None:
+        """The next events' turn; while it does not come, what is settled is told."""
+        await asyncio.sleep(0)  # what has come already is there after one turn
+        while not coming.done():
+            first = self._work.first_in_flight
+            if first is None:
+                await self._tell(send, at_once=True)
+                break
+            told_s = max(0.0, EVERY_MS - (self._clock.monotonic_ms() - self._told_ms)) / 1000
+            waiting: set[asyncio.Future[Any]] = {coming, first.outcomes}
+            await asyncio.wait(
+                waiting, timeout=min(told_s or math.inf, first.left_s), return_when=asyncio.FIRST_COMPLETED
+            )
+            await self._work.settle_what_is_done()
+            await self._tell(send)
+        return await coming
+
+    async def _tell(self, send: Send, *, at_once: bool = False) -> None:
+        tally, now_ms = self._work.tally, self._clock.monotonic_ms()
+        if not at_once and len(tally.errors) < ERRORS_A_LINE and now_ms - self._told_ms < EVERY_MS:
+            return
+        self._told_ms = now_ms
+        row = self._row()
+        if row["stored"] or "errors" in row:
+            await self._write(send, row)
+
+    def _row(self) -> dict[str, Any]:
+        tally = self._work.tally
+        row: dict[str, Any] = {"through_line": self._work.settled_before - 1}
+        row["stored"], self._told_stored = tally.stored_count - self._told_stored, tally.stored_count
+        row |= tally.taken()
+        return row
+
+    def _last(self) -> dict[str, Any]:
+        tally = self._work.tally
+        row = self._row() | {"through_line": self._events.position - 1}
+        return row | {"status": tally.status, "total": tally.totals()}
+
+    async def _write(self, send: Send, row: dict[str, Any]) -> None:
+        body = msgspec.json.encode(row) + b"\n"
+        async with asyncio.timeout(self._timeout_ms / 1000):
+            await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -1,0 +1,21 @@
+"""Confluent REST Proxy's interfaces as the services put them together."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter as APIRouter
+
+from penstock.api.admin.routes import AdminClient
+from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.v2 import v2_consumers_router, v2_metadata_router, v2_produce_router
+from penstock.api.rest_proxy.v3 import v3_metadata_router, v3_produce_router
+from penstock.api.rest_proxy.v3_groups import v3_groups_router
+
+
+def metadata_routers(admin: AdminClient) -> list[APIRouter]:
+    """Topics, partitions, clusters and consumer groups."""
+    return [v2_metadata_router(admin), v2_consumers_router(), v3_metadata_router(admin), v3_groups_router(admin)]
+
+
+def produce_routers(producer: RestProducer, admin: AdminClient) -> list[APIRouter]:
+    """Storing records."""
+    return [v2_produce_router(producer), v3_produce_router(producer, admin)]

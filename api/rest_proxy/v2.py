@@ -1,0 +1,176 @@
+"""Confluent REST Proxy v2: produce (json, binary), and topics with partitions, so that its clients work unchanged.
+
+By its convention a request that was read is answered 200, with `error_code` in each record's row: null where it is
+stored, 1 where sending it again cannot help, 2 where it can. Avro, Protobuf, JSON Schema and consumers are not served.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from penstock.api.admin.routes import AdminClient
+from penstock.api.http.problem import ErrorKind, Problem
+from penstock.api.ingest.admission import client_of
+from penstock.api.ingest.bodies import next_turn
+from penstock.api.ingest.event import EventRefused
+from penstock.api.rest_proxy.produce import RETRIABLE, RestProducer, error_code_of, message_of
+from penstock.api.rest_proxy.records import v2_records
+from penstock.shared.clients.admin import TopicDescription
+from penstock.shared.clients.admin.types import PartitionDescription
+from penstock.shared.common.errors import UnknownTopicOrPartition
+from penstock.shared.common.records import RecordMetadata, TopicPartition
+
+V2_TYPE = "application/vnd.kafka.v2+json"
+_EMBEDDED = re.compile(r"application/vnd\.kafka\.(json|binary)\.v2\+json")
+BODY = {
+    f"application/vnd.kafka.{name}.v2+json": {
+        "schema": {
+            "type": "object",
+            "required": ["records"],
+            "properties": {"records": {"type": "array", "items": {"type": "object"}, "minItems": 1}},
+        },
+        "example": {"records": [{"key": key, "value": value}]},
+    }
+    for name, key, value in (("json", "ann", {"id": 1}), ("binary", "YW5u", "eyJpZCI6MX0="))
+}
+
+
+def v2_answer(body: Any) -> Response:
+    """An answer under v2's own content type."""
+    return Response(msgspec.json.encode(body), media_type=V2_TYPE)
+
+
+def v2_produce_router(producer: RestProducer) -> APIRouter:
+    """`POST /topics/{topic}` and `POST /topics/{topic}/partitions/{partition}`."""
+    router = APIRouter(tags=["rest proxy v2"])
+    described: dict[str, Any] = {"openapi_extra": {"requestBody": {"required": True, "content": BODY}}}
+
+    @router.post("/topics/{topic}", summary="REST Proxy v2: produce", **described)
+    async def produce(topic: str, request: Request) -> Response:
+        with producer.working_for(topic, client_of(request)):
+            return await _produce(producer, topic, None, request)
+
+    @router.post("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: produce to a partition", **described)
+    async def produce_to(topic: str, partition: int, request: Request) -> Response:
+        with producer.working_for(topic, client_of(request)):
+            return await _produce(producer, topic, partition, request)
+
+    return router
+
+
+async def _produce(producer: RestProducer, topic: str, partition: int | None, request: Request) -> Response:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    embedded = _EMBEDDED.fullmatch(media_type)
+    if embedded is None:
+        said = "Content-Type must be application/vnd.kafka.json.v2+json or application/vnd.kafka.binary.v2+json"
+        raise Problem(ErrorKind(415, "UNSUPPORTED_MEDIA_TYPE", "Unsupported media type"), said)
+    client, body = client_of(request), producer.body(request)
+    partitions = await producer.check(topic, client)
+    if partition is not None and partition not in partitions:
+        raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+    whole = await producer.whole(body)
+    form: Literal["json", "binary"] = "json" if embedded[1] == "json" else "binary"
+    with await next_turn(body, 0) as turn:
+        try:
+            records = v2_records(whole, topic, form, partition)
+        except EventRefused as e:
+            raise Problem(ErrorKind(422, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+        producer.check_count(len(records))
+        handed = await producer.hand_over(records, partitions, turn)
+    outcomes = await producer.settle(topic, handed, client)
+    producer.answered(topic, 200, body)
+    return v2_answer({"offsets": [_row(o) for o in outcomes], "key_schema_id": None, "value_schema_id": None})
+
+
+def _row(outcome: RecordMetadata | BaseException) -> dict[str, Any]:
+    if isinstance(outcome, RecordMetadata):
+        return {"partition": outcome.partition, "offset": outcome.offset, "error_code": None, "error": None}
+    code = error_code_of(outcome)
+    again = code in (RETRIABLE, 429)
+    return {"partition": None, "offset": None, "error_code": 2 if again else 1, "error": message_of(outcome)}
+
+
+def v2_metadata_router(admin: AdminClient) -> APIRouter:
+    """Topics, their partitions, and brokers."""
+    router = APIRouter(tags=["rest proxy v2"])
+
+    @router.get("/topics", summary="REST Proxy v2: topic names")
+    async def topics() -> Response:
+        return v2_answer(await admin.list_topics())
+
+    @router.get("/topics/{topic}", summary="REST Proxy v2: a topic with configs and partitions")
+    async def topic_(topic: str) -> Response:
+        rows = await _partitions(admin, topic)
+        return v2_answer({"name": topic, "configs": await admin.describe_configs(topic), "partitions": rows})
+
+    @router.get("/topics/{topic}/partitions", summary="REST Proxy v2: a topic's partitions")
+    async def partitions(topic: str) -> Response:
+        return v2_answer(await _partitions(admin, topic))
+
+    @router.get("/topics/{topic}/partitions/{partition}", summary="REST Proxy v2: a partition")
+    async def partition_(topic: str, partition: int) -> Response:
+        return v2_answer(_row_of_partition(await partition_of(admin, topic, partition)))
+
+    @router.get("/topics/{topic}/partitions/{partition}/offsets", summary="REST Proxy v2: a partition's offsets")
+    async def offsets(topic: str, partition: int) -> Response:
+        found = await partition_of(admin, topic, partition)
+        earliest, latest = await both_offsets(admin, TopicPartition(topic, found.partition))
+        return v2_answer({"beginning_offset": earliest, "end_offset": latest})
+
+    @router.get("/brokers", summary="REST Proxy v2: broker ids")
+    async def brokers() -> Response:
+        return v2_answer({"brokers": [broker.node_id for broker in (await admin.cluster()).brokers]})
+
+    return router
+
+
+def v2_consumers_router() -> APIRouter:
+    """Says of v2's consumers that there are none: their clients would take a bare 404 for a consumer that expired."""
+    router = APIRouter(include_in_schema=False)
+    said = (
+        "consumers of REST Proxy v2 are not served: read with a Kafka client, "
+        "or have a connector write the records where they are needed (POST /connectors)"
+    )
+
+    async def refuse() -> Response:
+        raise Problem(ErrorKind(404, "NO_CONSUMERS", "No consumers"), said)
+
+    for path in ("/consumers", "/consumers/{rest:path}"):
+        router.add_api_route(path, refuse, methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    return router
+
+
+async def partition_of(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
+    """A partition; Problem (40402) if the topic does not have it, UnknownTopicOrPartition if there is no such topic."""
+    for found in (await _described(admin, topic)).partitions:
+        if found.partition == partition:
+            return found
+    raise Problem(ErrorKind(404, "UNKNOWN_PARTITION", "Partition not found"), "Partition not found.")
+
+
+async def both_offsets(admin: AdminClient, tp: TopicPartition) -> tuple[int, int]:
+    """A partition's first offset, and the one after its last record."""
+    return (await admin.list_offsets({tp: "earliest"}))[tp], (await admin.list_offsets({tp: "latest"}))[tp]
+
+
+async def _described(admin: AdminClient, topic: str) -> TopicDescription:
+    found = (await admin.describe_topics([topic])).get(topic)
+    if found is None:
+        raise UnknownTopicOrPartition(f"{topic}: no such topic")
+    return found
+
+
+async def _partitions(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
+    return [_row_of_partition(p) for p in (await _described(admin, topic)).partitions]
+
+
+def _row_of_partition(found: PartitionDescription) -> dict[str, Any]:
+    replicas = [
+        {"broker": broker, "leader": broker == found.leader, "in_sync": broker in found.isr}
+        for broker in found.replicas
+    ]
+    return {"partition": found.partition, "leader": found.leader, "replicas": replicas}

@@ -1,0 +1,375 @@
+"""Confluent REST Proxy v3: clusters, topics and partitions in its shapes, produce as a stream, and records:batch.
+
+A produce request is a stream of JSON objects, and its answer a stream of delivery reports in the same order, each with
+an `error_code` of its own (200: stored). A single record with a length gets its own status where it failed, and
+`Retry-After` where the same request may succeed later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.api.admin.routes import AdminClient
+from penstock.api.http.body import BodyReader, BodyStalled, ClientGone, ServiceLeaving
+from penstock.api.http.content_encoding import CorruptBody
+from penstock.api.http.problem import ErrorKind, Problem, json_response, rest_error_code
+from penstock.api.ingest.admission import client_of
+from penstock.api.ingest.bodies import next_turn, stop_status
+from penstock.api.ingest.event import EventRefused
+from penstock.api.ingest.json_values import NotAnObject, ObjectSplitter
+from penstock.api.ingest.result import Outcome
+from penstock.api.ingest.routes import CLIENT_CLOSED_REQUEST
+from penstock.api.ingest.turns import Turn
+from penstock.api.rest_proxy.produce import Handed, RestProducer, error_code_of, message_of, status_of
+from penstock.api.rest_proxy.records import Decoded, entry_id, report, v3_entries, v3_entry, v3_record
+from penstock.api.rest_proxy.v2 import both_offsets, partition_of
+from penstock.api.rest_proxy.v3_shapes import (
+    BOTH_OFFSETS,
+    broker_row,
+    config_row,
+    link,
+    offsets_row,
+    partition_row,
+    resource,
+    rows_of,
+    topic_row,
+)
+from penstock.shared.clients.admin import ClusterDescription
+from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
+
+ENTRIES_MAX = 1_000
+"""Entries of one records:batch."""
+IN_FLIGHT_MAX = 64
+"""Parts of a stream whose records are not acknowledged yet."""
+OBJECTS_AT_ONCE = 1_000
+"""Objects of one such part."""
+NO_RECORD = "the body holds no record"
+
+RECORD_EXAMPLE = {
+    "key": {"type": "STRING", "data": "ann"},
+    "value": {"type": "JSON", "data": {"id": 1}},
+    "headers": [{"name": "trace", "value": "YTE="}],
+}
+SCHEMA = {"type": "object", "properties": {"partition_id": {"type": "integer"}, "value": {"type": "object"}}}
+RECORD_BODY = {"required": True, "content": {"application/json": {"schema": SCHEMA, "example": RECORD_EXAMPLE}}}
+BATCH_SCHEMA = {"type": "object", "required": ["entries"], "properties": {"entries": {"type": "array"}}}
+BATCH_EXAMPLE = {"entries": [{"id": "1", **RECORD_EXAMPLE}]}
+BATCH_BODY = {"required": True, "content": {"application/json": {"schema": BATCH_SCHEMA, "example": BATCH_EXAMPLE}}}
+
+Result = tuple[Decoded | EventRefused, Outcome | None]
+
+
+class DeliveryReports(Response):
+    """The answer to a stream of records, written while they come."""
+
+    def __init__(self, body: BodyReader, producer: RestProducer, topic: str, cluster_id: str, client: str) -> None:
+        super().__init__()
+        self.reader, self._producer, self._topic, self._cluster_id = body, producer, topic, cluster_id
+        self._client = client
+        self._partitions: list[int] = []
+
+    async def prepare(self) -> DeliveryReports:
+        """Raise what refuses the whole request."""
+        self._partitions = await self._producer.check(self._topic, self._client)
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        queue: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(IN_FLIGHT_MAX)
+        writer, status = asyncio.ensure_future(self._write(queue, send)), CLIENT_CLOSED_REQUEST
+        with self._producer.still_working_for(self._client):
+            try:
+                await self._read(queue)
+                await queue.put(None)
+                await writer
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                status = 200
+            except (ClientGone, TimeoutError):
+                pass
+            finally:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+                self._producer.answered(self._topic, status, self.reader)
+
+    async def _read(self, queue: asyncio.Queue[asyncio.Task[bytes] | None]) -> None:
+        splitter, count = ObjectSplitter(self._producer.settings.max_line_bytes), 0
+        try:
+            while (chunk := await self.reader.next()) is not None:
+                objects = splitter.feed(chunk)
+                self.reader.seen(ended=len(objects), unfinished=splitter.unfinished)
+                count += len(objects)
+                for at in range(0, len(objects), OBJECTS_AT_ONCE):
+                    await queue.put(asyncio.ensure_future(self._reports_of(objects[at : at + OBJECTS_AT_ONCE])))
+            splitter.close()
+            if not count:
+                raise NotAnObject(NO_RECORD)
+        except (NotAnObject, BodyStalled, CorruptBody, ServiceLeaving) as e:
+            code = 400 if isinstance(e, NotAnObject) else stop_status(e)
+            await queue.put(asyncio.ensure_future(_last_words({"error_code": code, "message": str(e)})))
+
+    async def _write(self, queue: asyncio.Queue[asyncio.Task[bytes] | None], send: Send) -> None:
+        while (reports := await queue.get()) is not None:
+            body = await reports
+            async with asyncio.timeout(self._producer.settings.body_timeout_ms / 1000):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _reports_of(self, objects: list[bytes]) -> bytes:
+        try:
+            return as_lines((await self.sent(objects))[0])
+        except Problem as e:  # the answer has begun
+            return as_lines([{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects))
+
+    async def sent(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
+        """The reports of whole objects, and what became of each; Problem (503) where the service leaves before."""
+        read_time, latest_ms = self._producer.read_time(self._topic), self._producer.latest_ms()
+        decoded: list[Decoded | EventRefused] = []
+        with await next_turn(self.reader, len(objects)) as turn:
+            for one in objects:
+                try:
+                    decoded.append(v3_record(one, self._topic, read_time, latest_ms))
+                except EventRefused as e:
+                    decoded.append(e)
+            handed = await hand_over(self._producer, decoded, self._partitions, turn)
+        outcomes = await self._producer.settle(self._topic, handed, self._client)
+        rows = [row_of(self._cluster_id, one, outcome) for one, outcome in zip(decoded, outcomes, strict=True)]
+        return rows, outcomes
+
+
+def as_lines(rows: list[dict[str, Any]]) -> bytes:
+    """Reports as the answer has them: a line each."""
+    return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
+
+
+async def _last_words(row: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(row) + b"\r\n"
+
+
+async def hand_over(
+    producer: RestProducer, decoded: list[Decoded | EventRefused], partitions: list[int], turn: Turn
+) -> Handed:
+    """Give the records to the producer; the outcome of one that could not be decoded is its error."""
+    given: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRefused) else d.record for d in decoded]
+    return await producer.hand_over(given, partitions, turn)
+
+
+def row_of(cluster_id: str, decoded: Decoded | EventRefused, outcome: Outcome) -> dict[str, Any]:
+    """A delivery report, of a record that is stored or of one that is not."""
+    if isinstance(outcome, RecordMetadata) and not isinstance(decoded, EventRefused):
+        return report(cluster_id, decoded, outcome.partition, outcome.offset, outcome.timestamp)
+    assert isinstance(outcome, BaseException)
+    return {"error_code": error_code_of(outcome), "message": message_of(outcome)}
+
+
+def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
+    """`POST …/records` and `POST …/records:batch`."""
+    router = APIRouter(tags=["rest proxy v3"])
+    path = "/v3/clusters/{cluster_id}/topics/{topic}/records"
+
+    @router.post(path, summary="REST Proxy v3: produce", openapi_extra={"requestBody": RECORD_BODY})
+    async def produce(cluster_id: str, topic: str, request: Request) -> Response:
+        client = client_of(request)
+        with producer.working_for(topic, client):
+            body = producer.body(request)
+            await check_cluster(admin, cluster_id)
+            reports = await DeliveryReports(body, producer, topic, cluster_id, client).prepare()
+            if "content-length" not in request.headers:
+                return reports
+            return await _known_length(producer, reports, topic)
+
+    @router.post(f"{path}:batch", summary="REST Proxy v3: produce a batch", openapi_extra={"requestBody": BATCH_BODY})
+    async def batch(cluster_id: str, topic: str, request: Request) -> Response:
+        client = client_of(request)
+        with producer.working_for(topic, client):
+            body = producer.body(request)
+            await check_cluster(admin, cluster_id)
+            partitions = await producer.check(topic, client)
+            whole = await producer.whole(body)
+            answer = await _batch(producer, body, whole, topic, cluster_id, partitions, client)
+            producer.answered(topic, answer.status_code, body)
+            return answer
+
+    return router
+
+
+async def _known_length(producer: RestProducer, reports: DeliveryReports, topic: str) -> Response:
+    """A request whose end is known: where it is one record that failed, the failure is the answer's status."""
+    whole = await producer.whole(reports.reader)
+    try:
+        splitter = ObjectSplitter(producer.settings.max_line_bytes)
+        objects = splitter.feed(whole)
+        splitter.close()
+        if not objects:
+            raise NotAnObject(NO_RECORD)
+    except NotAnObject as e:
+        raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+    producer.check_count(len(objects))
+    rows, outcomes = await reports.sent(objects)
+    status, headers = 200, dict[str, str]()
+    if len(outcomes) == 1 and isinstance(outcomes[0], BaseException):
+        status, headers = status_of(outcomes[0])
+    producer.answered(topic, status, reports.reader)
+    return Response(as_lines(rows), status, headers, "application/json")
+
+
+async def _batch(
+    producer: RestProducer,
+    body: BodyReader,
+    whole: bytes,
+    topic: str,
+    cluster_id: str,
+    partitions: list[int],
+    client: str,
+) -> Response:
+    read_time, latest_ms, ids = producer.read_time(topic), producer.latest_ms(), []
+    decoded: list[Decoded | EventRefused] = []
+    with await next_turn(body, 0) as turn:
+        try:
+            entries = v3_entries(whole, ENTRIES_MAX)
+        except EventRefused as e:
+            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
+        for entry in entries:
+            try:
+                name, one = v3_entry(entry, topic, read_time, latest_ms)
+                decoded.append(one)
+            except EventRefused as e:
+                name = entry_id(entry)
+                decoded.append(e)
+            ids.append(name)
+        handed = await hand_over(producer, decoded, partitions, turn)
+    outcomes = await producer.settle(topic, handed, client)
+    rows = [
+        {"id": name} | row_of(cluster_id, one, outcome)
+        for name, one, outcome in zip(ids, decoded, outcomes, strict=True)
+    ]
+    successes = [row for row in rows if row["error_code"] == 200]
+    failures = [row for row in rows if row["error_code"] != 200]
+    for row in successes:
+        del row["error_code"]
+    return json_response({"successes": successes, "failures": failures}, 207)
+
+
+async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescription:
+    """The cluster; Problem (404) for another one."""
+    found = await admin.cluster()
+    if cluster_id != (found.cluster_id or ""):
+        raise Problem(ErrorKind(404, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found.")
+    return found
+
+
+def v3_metadata_router(admin: AdminClient) -> APIRouter:
+    """Clusters, brokers, topics with their configs, and partitions with their offsets."""
+    router = APIRouter(tags=["rest proxy v3"])
+    _cluster_routes(router, admin)
+    _topic_routes(router, admin)
+    _partition_routes(router, admin)
+    return router
+
+
+def _cluster_routes(router: APIRouter, admin: AdminClient) -> None:
+    @router.get("/v3/clusters", summary="REST Proxy v3: the cluster, as a list of one")
+    async def clusters(request: Request) -> Response:
+        return rows_of(request, "KafkaClusterList", [_cluster(request, await admin.cluster())])
+
+    @router.get("/v3/clusters/{cluster_id}", summary="REST Proxy v3: the cluster")
+    async def cluster(cluster_id: str, request: Request) -> Response:
+        return json_response(_cluster(request, await check_cluster(admin, cluster_id)))
+
+    @router.get("/v3/clusters/{cluster_id}/brokers", summary="REST Proxy v3: brokers")
+    async def brokers(cluster_id: str, request: Request) -> Response:
+        found = await check_cluster(admin, cluster_id)
+        rows = [broker_row(request, cluster_id, broker) for broker in found.brokers]
+        return rows_of(request, "KafkaBrokerList", rows)
+
+    @router.get("/v3/clusters/{cluster_id}/brokers/{broker_id}", summary="REST Proxy v3: a broker")
+    async def broker_(cluster_id: str, broker_id: int, request: Request) -> Response:
+        for broker in (await check_cluster(admin, cluster_id)).brokers:
+            if broker.node_id == broker_id:
+                return json_response(broker_row(request, cluster_id, broker))
+        raise Problem(ErrorKind(404, "UNKNOWN_BROKER", "No such broker"), f"Broker {broker_id} cannot be found.")
+
+
+def _topic_routes(router: APIRouter, admin: AdminClient) -> None:
+    @router.get("/v3/clusters/{cluster_id}/topics", summary="REST Proxy v3: topics")
+    async def topics(cluster_id: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        found = await admin.describe_topics(await admin.list_topics())
+        rows = [topic_row(request, cluster_id, found[name]) for name in sorted(found)]
+        return rows_of(request, "KafkaTopicList", rows)
+
+    @router.get("/v3/clusters/{cluster_id}/topics/-/configs", summary="REST Proxy v3: the configs of all topics")
+    async def all_configs(cluster_id: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        found = await admin.topic_configs(await admin.list_topics())
+        rows = [config_row(request, cluster_id, topic, entry) for topic in sorted(found) for entry in found[topic]]
+        return rows_of(request, "KafkaTopicConfigList", rows)
+
+    @router.get("/v3/clusters/{cluster_id}/topics/{topic}", summary="REST Proxy v3: a topic")
+    async def topic_(cluster_id: str, topic: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        return json_response(topic_row(request, cluster_id, (await admin.describe_topics([topic]))[topic]))
+
+    @router.get("/v3/clusters/{cluster_id}/topics/{topic}/configs", summary="REST Proxy v3: a topic's configs")
+    async def configs(cluster_id: str, topic: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        found = (await admin.topic_configs([topic]))[topic]
+        rows = [config_row(request, cluster_id, topic, entry) for entry in found]
+        return rows_of(request, "KafkaTopicConfigList", rows)
+
+    @router.get(
+        "/v3/clusters/{cluster_id}/topics/{topic}/configs/{config}", summary="REST Proxy v3: a config of a topic"
+    )
+    async def config_(cluster_id: str, topic: str, config: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        for entry in (await admin.topic_configs([topic]))[topic]:
+            if entry.name == config:
+                return json_response(config_row(request, cluster_id, topic, entry))
+        raise Problem(ErrorKind(404, "UNKNOWN_CONFIG", "No such config"), f"Config {config} cannot be found.")
+
+
+def _partition_routes(router: APIRouter, admin: AdminClient) -> None:
+    path = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
+
+    @router.get(path, summary="REST Proxy v3: a topic's partitions")
+    async def partitions(cluster_id: str, topic: str, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        found = (await admin.describe_topics([topic]))[topic]
+        rows = [partition_row(request, cluster_id, topic, p) for p in found.partitions]
+        return rows_of(request, "KafkaPartitionList", rows)
+
+    @router.get(f"{path}/{{number}}", summary="REST Proxy v3: a partition")
+    async def partition(cluster_id: str, topic: str, number: int, request: Request) -> Response:
+        await check_cluster(admin, cluster_id)
+        return json_response(partition_row(request, cluster_id, topic, await partition_of(admin, topic, number)))
+
+    @router.get(f"{path}/{{number}}/offset", summary="REST Proxy v3: a partition's first and next offset")
+    async def offset(
+        cluster_id: str,
+        topic: str,
+        number: int,
+        request: Request,
+        offset_type: Annotated[str, Query(description=f"only {BOTH_OFFSETS}")] = BOTH_OFFSETS,
+    ) -> Response:
+        if offset_type != BOTH_OFFSETS:
+            said = f"offset_type: {offset_type!r} is not known: leave it out, or say {BOTH_OFFSETS}"
+            raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), said)
+        await check_cluster(admin, cluster_id)
+        tp = TopicPartition(topic, (await partition_of(admin, topic, number)).partition)
+        return json_response(offsets_row(request, cluster_id, tp, *await both_offsets(admin, tp)))
+
+
+def _cluster(request: Request, found: ClusterDescription) -> dict[str, Any]:
+    cluster_id = found.cluster_id or ""
+    path = f"/v3/clusters/{cluster_id}"
+    return resource(request, "KafkaCluster", path, f"kafka={cluster_id}") | {
+        "cluster_id": cluster_id,
+        "controller": {"related": link(request, f"{path}/brokers/{found.controller}")},
+        "brokers": {"related": link(request, f"{path}/brokers")},
+        "consumer_groups": {"related": link(request, f"{path}/consumer-groups")},
+        "topics": {"related": link(request, f"{path}/topics")},
+    }

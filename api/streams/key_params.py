@@ -1,0 +1,89 @@
+"""How a question names keys: `key` is text, `key_base64` is bytes; `key_from` and `key_to` alike.
+
+Answers have bytes as base64. A key of text can be asked for either way, and so can one of bytes: text is UTF-8.
+
+>>> keys = asked_keys(key="ann", key_from_base64="_wE=")
+>>> keys["key"], keys["key_from"], keys["key_to"]
+('ann', b'\\xff\\x01', None)
+>>> query_params(keys)
+{'key': 'ann', 'key_from_base64': '/wE='}
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated, Any, TypedDict
+
+from fastapi import Query
+
+from penstock.api.http.problem import ErrorKind, Problem
+
+Key = str | bytes | None
+SUFFIX = "_base64"
+WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "A continuation that is none")
+WRONG_KEY = ErrorKind(400, "INVALID_KEY", "A key that is none")
+
+_Base64 = Annotated[str | None, Query(description="the same as bytes, in base64 (or URL-safe base64)")]
+
+
+class Keys(TypedDict):
+    """A key, or the bounds of a range; None leaves it open."""
+
+    key: Key
+    key_from: Key
+    key_to: Key
+
+
+class StoreQuestion(Keys):
+    """Which rows of a store: their keys, when their windows are (ms since the epoch, None: ever), how many, and after
+    which answer (None: the first ones)."""
+
+    from_ms: int | None
+    to_ms: int | None
+    rows_max: int
+    continuation: str | None
+
+
+Continuation = Annotated[
+    str | None, Query(description="of the answer before: what comes after it, to the same question")
+]
+
+
+def asked_keys(
+    key: Annotated[str | None, Query(description="only this key")] = None,
+    key_from: Annotated[str | None, Query(description="only keys from here on")] = None,
+    key_to: Annotated[str | None, Query(description="only keys up to here")] = None,
+    key_base64: _Base64 = None,
+    key_from_base64: _Base64 = None,
+    key_to_base64: _Base64 = None,
+) -> Keys:
+    """What the parameters of a request say; Problem (400) for one said twice, or what is no base64."""
+    return Keys(
+        key=_key("key", key, key_base64),
+        key_from=_key("key_from", key_from, key_from_base64),
+        key_to=_key("key_to", key_to, key_to_base64),
+    )
+
+
+def query_params(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that ask another instance the same."""
+    named = {name: value for name, value in wanted.items() if value is not None}
+    return {
+        f"{name}{SUFFIX}" if isinstance(value, bytes) else name: (
+            base64.b64encode(value).decode() if isinstance(value, bytes) else value
+        )
+        for name, value in named.items()
+    }
+
+
+def _key(name: str, text: str | None, encoded: str | None) -> Key:
+    if encoded is None:
+        return text
+    if text is not None:
+        raise Problem(WRONG_KEY, f"{name} and {name}{SUFFIX} say the same thing: one of them is enough")
+    try:
+        return base64.b64decode(encoded.replace("-", "+").replace("_", "/"), validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise Problem(WRONG_KEY, f"{name}{SUFFIX}: {encoded!r} is not base64: {e}") from None

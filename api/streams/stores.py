@@ -1,0 +1,110 @@
+"""`GET /v1/streams/stores/{store}`: what the stores of an aggregator's tasks hold now.
+
+The service that runs the tasks hands a `StoresView` in, and a `WholeView` where there may be several instances; this
+module knows their shapes and nothing of streams. An answer of all instances is whole or 503; `?partial=true` takes what
+there is, with the partitions that are missing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Protocol, TypedDict, Unpack
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from penstock.api.http.problem import ErrorKind, Problem, json_response
+from penstock.api.streams.key_params import WRONG_CONTINUATION, Continuation, Keys, StoreQuestion, asked_keys
+from penstock.api.streams.routes import Local, WholeView
+from penstock.shared.common.continuation import WrongContinuation
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TIME_MS_MAX, TIME_MS_MIN
+
+NOT_READABLE = ErrorKind(404, "STORE_NOT_READABLE", "This store cannot be read here")
+ROWS_DEFAULT, ROWS_MAX = 1_000, 10_000
+RowsMax = Annotated[int, Query(ge=1, le=ROWS_MAX)]
+FromMs = Annotated[
+    int | None, Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that end at this time or later")
+]
+ToMs = Annotated[
+    int | None, Query(ge=TIME_MS_MIN, le=TIME_MS_MAX, description="only windows that begin at this time or earlier")
+]
+Status = Literal["open", "closed", "all"]
+
+
+class StoresView(Protocol):
+    """What a service that runs tasks lets read of them."""
+
+    async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
+        """Rows, the position that they reflect and the `continuation`, which is None where these are the last rows.
+
+        ConfigError for a store that cannot be asked for so, WrongContinuation for one that is none.
+        """
+        ...
+
+    async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
+        """The keys' windows, open and closed, of all instances; ConfigError as above, Problem where it is busy, and
+        where closed windows are asked for and there is no lake."""
+        ...
+
+
+class FoundWindows(TypedDict):
+    """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition.
+
+    `continuation` is None where these are the last ones. Without a lake there are open windows alone, in the order of a
+    store's rows.
+    """
+
+    windows: list[dict[str, Any]]
+    position: dict[int, dict[str, int]]
+    continuation: str | None
+
+
+def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter:
+    """The route, to be mounted into the app of the service that runs the tasks."""
+    router = APIRouter(tags=["streams"])
+
+    @router.get("/v1/streams/stores/{store}", summary="Open windows or rows of a store, with the offsets they reflect")
+    async def read(
+        store: str,
+        keys: Annotated[Keys, Depends(asked_keys)],
+        from_ms: FromMs = None,
+        to_ms: ToMs = None,
+        rows_max: RowsMax = ROWS_DEFAULT,
+        continuation: Continuation = None,
+        local: Local = False,
+        partial: Annotated[bool, Query(description="also where partitions are missing")] = False,
+    ) -> Response:
+        question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
+        try:
+            if local or whole is None:
+                answer = await view.read_store(store, **question)
+            else:
+                answer = await whole.read_store(store, partial=partial, **question)
+        except ConfigError as e:
+            raise Problem(NOT_READABLE, str(e)) from None
+        except WrongContinuation as e:
+            raise Problem(WRONG_CONTINUATION, str(e)) from None
+        return json_response(answer)
+
+    @router.get(
+        "/v1/streams/stores/{store}/windows",
+        summary="Windows by keys and time, open and closed",
+    )
+    async def windows(
+        store: str,
+        keys: Annotated[Keys, Depends(asked_keys)],
+        from_ms: FromMs = None,
+        to_ms: ToMs = None,
+        status: Annotated[Status, Query(description="only these")] = "all",
+        rows_max: RowsMax = ROWS_DEFAULT,
+        continuation: Continuation = None,
+    ) -> Response:
+        question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
+        try:
+            found = await view.find_windows(store, status=status, **question)
+        except ConfigError as e:
+            raise Problem(NOT_READABLE, str(e)) from None
+        except WrongContinuation as e:
+            raise Problem(WRONG_CONTINUATION, str(e)) from None
+        return json_response({"store": store, **found, "is_cut": found["continuation"] is not None})
+
+    return router

@@ -1,0 +1,237 @@
+"""The admin routes, over an admin client in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.api.admin.routes import admin_router
+from penstock.api.http.app import create_app
+from penstock.shared.clients.admin import (
+    ClusterDescription,
+    ConfigEntry,
+    ConfigSynonym,
+    GroupDescription,
+    GroupListing,
+    MemberDescription,
+    OffsetChange,
+    PartitionLag,
+    ShiftBy,
+    TopicDescription,
+)
+from penstock.shared.clients.admin.types import BrokerDescription, PartitionDescription
+from penstock.shared.common.errors import GroupNotEmpty, GroupNotFound, UnknownTopicOrPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+
+F0, F1, OTHER = TopicPartition("flights", 0), TopicPartition("flights", 1), TopicPartition("other", 0)
+
+
+class MemoryAdmin:
+    """A topic `flights` of two partitions with ten records each, and a group `banks` that has read four of each."""
+
+    def __init__(self) -> None:
+        self.topics = {"flights": 2, "other": 1}
+        self.groups = {"banks": dict.fromkeys([F0, F1], 4)}
+        self.members: list[MemberDescription] = []
+
+    async def cluster(self) -> ClusterDescription:
+        return ClusterDescription("c-1", 1, (BrokerDescription(1, "localhost", 9092, None),))
+
+    async def list_topics(self) -> list[str]:
+        return sorted(self.topics)
+
+    async def describe_topics(self, names: Iterable[str]) -> dict[str, TopicDescription]:
+        found = {}
+        for name in names:
+            if name not in self.topics:
+                raise UnknownTopicOrPartition(f"topic {name}")
+            partitions = tuple(PartitionDescription(p, 1, (1,), (1,)) for p in range(self.topics[name]))
+            found[name] = TopicDescription(name, "id", False, partitions)
+        return found
+
+    async def describe_configs(self, topic: str) -> dict[str, str | None]:
+        return {"retention.ms": "-1", "cleanup.policy": "delete"}
+
+    async def topic_configs(self, topics: Iterable[str]) -> dict[str, list[ConfigEntry]]:
+        await self.describe_topics(topics)
+        value = ConfigSynonym("cleanup.policy", "compact", "DYNAMIC_TOPIC_CONFIG")
+        default = ConfigSynonym("log.cleanup.policy", "delete", "DEFAULT_CONFIG")
+        own = ConfigEntry("cleanup.policy", "compact", "DYNAMIC_TOPIC_CONFIG", synonyms=(value, default))
+        return {topic: [own, ConfigEntry("retention.ms", "-1", "DEFAULT_CONFIG")] for topic in topics}
+
+    async def list_offsets(self, specs: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
+        return {tp: {"earliest": 0, "latest": 10}.get(spec, 7) for tp, spec in specs.items()}
+
+    async def list_groups(self) -> list[GroupListing]:
+        return [GroupListing(group, "Empty", "consumer") for group in self.groups]
+
+    async def describe_group(self, group_id: str) -> GroupDescription:
+        state = "Dead" if group_id not in self.groups else "Stable" if self.members else "Empty"
+        return GroupDescription(group_id, state, "consumer", "range", 1, tuple(self.members))
+
+    async def group_offsets(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {tp: OffsetAndMetadata(offset) for tp, offset in self.groups.get(group_id, {}).items()}
+
+    async def group_lag(self, group_id: str) -> list[PartitionLag]:
+        return [PartitionLag(tp, offset, 10, 10 - offset) for tp, offset in self.groups.get(group_id, {}).items()]
+
+    async def reset_group_offsets(
+        self, group_id: str, to: Any, partitions: Iterable[TopicPartition] | None = None, dry_run: bool = False
+    ) -> dict[TopicPartition, OffsetChange]:
+        if self.members and not dry_run:
+            raise GroupNotEmpty(f"group {group_id} has members: {self.members[0]}")
+        committed = self.groups.get(group_id, {})
+        wanted = list(committed) if partitions is None else list(partitions)
+        if not wanted:
+            raise GroupNotFound(f"group {group_id}: nothing committed")
+        targets = {"earliest": 0, "latest": 10}
+        changes = {}
+        for tp in wanted:
+            if isinstance(to, ShiftBy):
+                after = committed[tp] + to.records
+            elif isinstance(to, Mapping):
+                after = to[tp]
+            else:
+                after = targets.get(to, 7)
+            changes[tp] = OffsetChange(committed.get(tp), after)
+        if not dry_run:
+            self.groups[group_id] = committed | {tp: change.after for tp, change in changes.items()}
+        return changes
+
+    async def delete_group(self, group_id: str) -> None:
+        if group_id not in self.groups:
+            raise GroupNotFound(f"group {group_id}")
+        del self.groups[group_id]
+
+
+@pytest.fixture
+def admin() -> MemoryAdmin:
+    return MemoryAdmin()
+
+
+async def ask(admin: MemoryAdmin, method: str, path: str, body: Any = None) -> httpx.Response:
+    app = create_app(admin=admin_router(admin))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        return await client.request(method, path, **({} if body is None else {"json": body}))
+
+
+async def test_the_cluster_is_described(admin: MemoryAdmin) -> None:
+    """Id, controller and brokers."""
+    assert (await ask(admin, "GET", "/v1/cluster")).json() == {
+        "cluster_id": "c-1",
+        "controller": 1,
+        "brokers": [{"node_id": 1, "host": "localhost", "port": 9092, "rack": None}],
+    }
+
+
+async def test_topics_are_listed_and_described(admin: MemoryAdmin) -> None:
+    """With offsets and configs; an unknown one is 404."""
+    assert (await ask(admin, "GET", "/v1/topics")).json() == {"topics": ["flights", "other"]}
+    found = (await ask(admin, "GET", "/v1/topics/flights")).json()
+    assert [(p["partition"], p["earliest_offset"], p["latest_offset"]) for p in found["partitions"]] == [
+        (0, 0, 10),
+        (1, 0, 10),
+    ]
+    assert found["configs"] == {"cleanup.policy": "delete", "retention.ms": "-1"}
+    assert (await ask(admin, "GET", "/v1/topics/none")).status_code == 404
+
+
+async def test_groups_are_listed_and_described(admin: MemoryAdmin) -> None:
+    """With members, their partitions, and lag for each partition and in sum; an unknown one is 404."""
+    admin.members = [MemberDescription("m-1", "client", "/10.0.0.1", None, frozenset([F1, F0]))]
+    assert (await ask(admin, "GET", "/v1/groups")).json()["groups"][0]["group"] == "banks"
+    found = (await ask(admin, "GET", "/v1/groups/banks")).json()
+    assert (found["state"], found["lag"]) == ("Stable", 12)
+    assert found["members"][0]["partitions"] == [
+        {"topic": "flights", "partition": 0},
+        {"topic": "flights", "partition": 1},
+    ]
+    assert found["partitions"][0] == {"topic": "flights", "partition": 0, "committed": 4, "end": 10, "lag": 6}
+    missing = await ask(admin, "GET", "/v1/groups/none")
+    assert (missing.status_code, missing.json()["error_code"]) == (404, "GROUP_ID_NOT_FOUND")
+
+
+@pytest.mark.parametrize(
+    ("to", "after"),
+    [
+        ("earliest", 0),
+        ("latest", 10),
+        ({"offset": 3}, 3),
+        ({"timestamp_ms": 1_000}, 7),
+        ({"shift_by": -2}, 2),
+    ],
+)
+async def test_offsets_are_reset(admin: MemoryAdmin, to: Any, after: int) -> None:
+    """Each way says the offsets before and after, and they are in force then."""
+    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": to})
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "group": "banks",
+        "dry_run": False,
+        "partitions": [
+            {"topic": "flights", "partition": 0, "before": 4, "after": after},
+            {"topic": "flights", "partition": 1, "before": 4, "after": after},
+        ],
+    }
+    assert admin.groups["banks"] == {F0: after, F1: after}
+
+
+async def test_a_dry_run_changes_nothing(admin: MemoryAdmin) -> None:
+    """The answer is what would change."""
+    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": "latest", "dry_run": True})
+    assert [p["after"] for p in answer.json()["partitions"]] == [10, 10]
+    assert admin.groups["banks"] == {F0: 4, F1: 4}
+
+
+async def test_topics_and_partitions_can_be_chosen(admin: MemoryAdmin) -> None:
+    """A topic alone means all its partitions; a partition that does not exist is refused."""
+    await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": {"offset": 9}, "topics": {"flights": [1]}})
+    assert admin.groups["banks"] == {F0: 4, F1: 9}
+    await ask(admin, "POST", "/v1/groups/new/offsets", {"to": "earliest", "topics": ["flights", "other"]})
+    assert admin.groups["new"] == {F0: 0, F1: 0, OTHER: 0}
+    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest", "topics": {"flights": [2]}})
+    assert answer.status_code == 404
+    assert "flights-2" in answer.json()["detail"]
+
+
+async def test_an_active_group_is_refused_with_its_members(admin: MemoryAdmin) -> None:
+    """409, and nothing has changed."""
+    admin.members = [MemberDescription("m-1", "client", "/10.0.0.1", None, frozenset([F0]))]
+    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": "earliest"})
+    assert (answer.status_code, answer.json()["error_code"]) == (409, "NON_EMPTY_GROUP")
+    assert "m-1" in answer.json()["detail"]
+    assert admin.groups["banks"] == {F0: 4, F1: 4}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"to": "somewhere"},
+        {"to": {"offset": -1}},
+        {"to": {"offset": 2**63}},
+        {"to": {"shift_by": "x"}},
+        {"to": {"offset": 1, "shift_by": 1}},
+        {"to": {}},
+        {"to": 5},
+        {"to": "latest", "topics": []},
+        {"to": "latest", "topics": {"flights": []}},
+        {"to": "latest", "dryrun": True},
+        [],
+    ],
+)
+async def test_a_wrong_reset_is_400_and_changes_nothing(admin: MemoryAdmin, body: Any) -> None:
+    """A misspelt dry_run above all must not be passed over."""
+    answer = await ask(admin, "POST", "/v1/groups/banks/offsets", body)
+    assert answer.status_code == 400, answer.text
+    assert admin.groups["banks"] == {F0: 4, F1: 4}
+
+
+async def test_a_group_is_deleted(admin: MemoryAdmin) -> None:
+    """204, and 404 the second time; a group with nothing to reset is 404 too."""
+    assert (await ask(admin, "DELETE", "/v1/groups/banks")).status_code == 204
+    assert (await ask(admin, "DELETE", "/v1/groups/banks")).status_code == 404
+    assert (await ask(admin, "POST", "/v1/groups/banks/offsets", {"to": {"offset": 1}})).status_code == 404

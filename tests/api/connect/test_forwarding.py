@@ -1,0 +1,88 @@
+"""Requests that are handed on to another worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import httpx
+from fastapi import FastAPI, Request, Response
+
+from penstock.api.connect.errors import install
+from penstock.api.connect.forwarding import CONFLICT, Forwarding
+from penstock.api.http.problem import json_response
+from penstock.api.http.server import HttpServer
+from penstock.shared.common.settings import HttpSettings
+from penstock.shared.connect.herder.errors import NotHere
+
+
+def worker(url: str | None) -> FastAPI:
+    """One that has nothing itself, and names another one."""
+    app = FastAPI()
+    install(app, Forwarding(timeout_ms=2_000), lambda: True)
+
+    @app.api_route("/{path:path}", methods=["GET", "PUT"])
+    async def any_path(request: Request) -> Response:
+        raise NotHere("not here", url)
+
+    return app
+
+
+@contextlib.asynccontextmanager
+async def listening(app: FastAPI) -> AsyncIterator[str]:
+    server = HttpServer(app, HttpSettings(port=0))
+    await server.start()
+    try:
+        yield server.url
+    finally:
+        await server.stop(100)
+
+
+def owner() -> FastAPI:
+    """One that answers with what it was asked."""
+    app = FastAPI()
+
+    @app.put("/{path:path}")
+    async def any_path(request: Request) -> Response:
+        raw = request.scope["raw_path"].decode()
+        body = (await request.body()).decode()
+        shown = {"path": raw, "query": str(request.query_params), "body": body}
+        return json_response(shown, 201, {"Location": "http://owner/connectors/a"})
+
+    return app
+
+
+async def put(app: FastAPI, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
+        return await client.put(path, content=b"{}")
+
+
+async def test_the_other_workers_answer_is_handed_on() -> None:
+    """Status, body and location; the path as it was written, the query, and a mark that it was forwarded."""
+    async with listening(owner()) as url:
+        answer = await put(worker(url), "/connectors/a%2Fb/config?x=1")
+    assert answer.status_code == 201
+    assert answer.headers["location"] == "http://owner/connectors/a"
+    assert answer.json() == {"path": "/connectors/a%2Fb/config", "query": "x=1&forward=true", "body": "{}"}
+
+
+async def test_a_request_goes_round_no_further_than_twice() -> None:
+    """Who gets it marked `forward=false`, and is not the right one, answers 409."""
+    async with listening(worker("http://127.0.0.1:1/")) as url:
+        marked = await put(worker(url), "/connectors/a?forward=true")
+        refused = await put(worker(url), "/connectors/a?forward=false")
+    assert (marked.status_code, marked.json()["message"]) == (409, CONFLICT)
+    assert (refused.status_code, refused.json()["message"]) == (409, CONFLICT)
+
+
+async def test_a_worker_that_does_not_answer_is_named() -> None:
+    """500, as Kafka Connect says it."""
+    closed = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+    port = closed.sockets[0].getsockname()[1]
+    closed.close()
+    await closed.wait_closed()
+    answer = await put(worker(f"http://127.0.0.1:{port}/"), "/connectors/a")
+    assert answer.status_code == 500
+    assert "forward" in answer.json()["message"]

@@ -1,0 +1,37 @@
+"""Kafka Connect's REST over a herder of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from penstock.api.connect.routes import create_connect_app
+
+
+class Making:
+    """A herder that makes every connector."""
+
+    is_ready = True
+
+    async def put_connector(
+        self, name: str, config: Mapping[str, str], target: object = None, *, replace: bool
+    ) -> tuple[bool, dict[str, Any]]:
+        return True, {"name": name, "config": dict(config), "tasks": [], "type": "source"}
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("orders", "orders"), ("Aufträge €", "Auftr%C3%A4ge%20%E2%82%AC"), ("a/b", "a%2Fb")]
+)
+async def test_a_new_connectors_location_can_be_followed(name: str, written: str) -> None:
+    """Whatever its name has: a header has Latin letters alone, and a slash in a name divides nothing."""
+    transport = httpx.ASGITransport(create_connect_app(cast(Any, Making())), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://me:8083") as client:
+        for answer in (
+            await client.post("/connectors", json={"name": name, "config": {"connector.class": "X"}}),
+            await client.put(f"/connectors/{written}/config", json={"connector.class": "X"}),
+        ):
+            assert (answer.status_code, answer.json()["name"]) == (201, name)
+            assert answer.headers["location"] == f"http://me:8083/connectors/{written}"

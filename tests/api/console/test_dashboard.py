@@ -1,0 +1,67 @@
+"""The page and its data."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import httpx
+
+from penstock.api.console.dashboard import content_security_policy, dashboard_router
+from penstock.api.console.overview import OverviewBuilder
+from penstock.api.console.samples import KafkaSample
+from penstock.api.http.app import create_app
+
+
+class Provider:
+    """An overview of nothing, counted."""
+
+    async def overview(self) -> dict[str, Any]:
+        return OverviewBuilder().build([], KafkaSample(error="no broker"), now_ms=1, monotonic_ms=0)
+
+    def history(self) -> list[dict[str, Any]]:
+        return [{"at_ms": 1}]
+
+
+async def get(path: str) -> httpx.Response:
+    app = create_app(dashboard=dashboard_router(Provider()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        return await client.get(path)
+
+
+async def test_the_page_is_complete_in_itself() -> None:
+    """No asset of another place, no markup from data, and a policy that allows its own script and style alone."""
+    answer = await get("/")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    page = answer.text
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", page)
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b| style=| on\w+=", page)
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert policy == content_security_policy(answer.content)
+    assert len(re.findall("'sha256-", policy)) == 2
+
+
+async def test_the_overview_is_json() -> None:
+    """What the provider gives, as it is."""
+    answer = await get("/v1/overview")
+    assert answer.status_code == 200
+    assert answer.json()["kafka"] == {"cluster_id": None, "brokers": None, "error": "no broker"}
+
+
+async def test_every_value_the_page_reads_is_in_the_overview() -> None:
+    """The script and the builder agree on names."""
+    page = (await get("/")).text
+    overview = (await get("/v1/overview")).json()
+    for path in set(re.findall(r"\bo\.([a-z0-9_.]+?)(?=[^a-z0-9_.])", page)):
+        value: Any = overview
+        for name in path.split("."):
+            assert name in value, path
+            value = value[name]
+
+
+async def test_every_place_the_script_fills_exists() -> None:
+    """Each id that the script looks up is on the page once."""
+    page = (await get("/")).text
+    for used in set(re.findall(r"(?:byId|set|table)\(\"([a-z0-9-]+)\"", page)):
+        assert page.count(f'id="{used}"') == 1, used

@@ -1,0 +1,63 @@
+"""What the overview knows only by having looked before."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.api.console.samples import ServiceSample
+from penstock.api.console.watches import GroupWatch, Latency, restore_estimate_s
+
+
+def group(lag: int, **other: object) -> dict[str, object]:
+    return {"group": "banks", "state": "Stable", "members": 1, "lag": lag, **other}
+
+
+def test_a_group_that_falls_behind_has_no_time_to_catch_up() -> None:
+    """Its lag grows; one without any has caught up."""
+    watch = GroupWatch()
+    watch.see([group(10)], now_ms=0, monotonic_ms=0)
+    (row,) = watch.see([group(30)], now_ms=1_000, monotonic_ms=1_000)
+    assert (row["lag_per_second"], row["catch_up_s"]) == (20.0, None)
+    assert watch.see([group(0)], now_ms=2_000, monotonic_ms=2_000)[0]["catch_up_s"] == 0.0
+
+
+def test_rebalances_are_events_newest_first() -> None:
+    """A change of state or of members is one; a group that was not there before is none."""
+    watch = GroupWatch()
+    watch.see([group(0)], now_ms=1, monotonic_ms=1)
+    watch.see([group(0, state="PreparingRebalance")], now_ms=2, monotonic_ms=2)
+    watch.see([group(0, members=3)], now_ms=3, monotonic_ms=3)
+    assert [e["at_ms"] for e in watch.events] == [3, 2]
+    assert watch.events[0]["what"] == "state PreparingRebalance to Stable, members 1 to 3"
+
+
+def sample(counts: dict[float, float]) -> list[ServiceSample]:
+    metrics = {f"penstock_ingest_request_seconds_bucket|{bound}": n for bound, n in counts.items()}
+    return [ServiceSample("producer", "", "ok", metrics=metrics)]
+
+
+def test_latency_is_that_of_the_last_seconds() -> None:
+    """What was answered long ago does not count, nor does what a service counted before it was started anew."""
+    latency = Latency()
+    latency.see(sample({0.01: 100, 1.0: 100}), 0)
+    assert latency.see(sample({0.01: 100, 1.0: 200}), 1_000)["p50_ms"] == pytest.approx(505.0)
+    latency.see(sample({0.01: 100, 1.0: 200}), 30_000)
+    assert latency.see(sample({0.01: 110, 1.0: 210}), 31_000)["p99_ms"] == pytest.approx(9.9)
+    assert latency.see(sample({0.01: 0, 1.0: 0}), 32_000) == {"p50_ms": None, "p99_ms": None}
+
+
+def test_a_restore_takes_as_long_as_the_last_one_did_for_each_record() -> None:
+    """Live windows and the changelog behind the snapshot, at the rate of the last restores; None without any."""
+    large = {"restore_ms": 100, "restored_windows": 9_000, "restored_changelog_records": 1_000, "open_sessions": 20_000}
+    small = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "open_sessions": 10_000}
+    aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 20_000}})
+    assert restore_estimate_s([large, small], [aggregator]) == 0.5
+    assert restore_estimate_s([], [aggregator]) is None
+    assert restore_estimate_s([{"open_sessions": 5}], [aggregator]) is None
+
+
+def test_a_restore_of_hardly_anything_says_nothing_of_a_rate() -> None:
+    """Thirty ms for two records are the time that connections take: 100,000 more do not take 25 minutes."""
+    first = {"restore_ms": 30, "restored_windows": 0, "restored_changelog_records": 2, "open_sessions": 50_000}
+    aggregator = ServiceSample("aggregator", "", "ok", checks={"compaction": {"changelog_records": 50_000}})
+    assert restore_estimate_s([first, {**first, "restore_ms": 40, "open_sessions": 0}], [aggregator]) == 1.03

@@ -1,0 +1,132 @@
+"""Who may ask."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+import structlog
+from fastapi import APIRouter
+from pydantic import SecretStr
+
+from penstock.api.http.app import create_app
+
+TOKEN = "a-token-of-enough-length"
+
+
+async def ask(path: str, headers: dict[str, str] | None = None, **options: object) -> httpx.Response:
+    router = APIRouter()
+    for known in ("/", "/health", "/metrics", "/v1/topics"):
+        router.add_api_route(known, lambda: "data")
+    app = create_app(admin=router, **options)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://kafka.example") as client:
+        return await client.get(path, headers=headers)
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer é"]
+)
+async def test_without_the_token_nothing_is_told(authorization: str | None) -> None:
+    """A missing or wrong token is 401 and says how to send one; the token itself is in no answer."""
+    headers = {} if authorization is None else {b"Authorization": authorization.encode()}
+    answer = await ask("/v1/topics", headers, auth_token=SecretStr(TOKEN))  # type: ignore[arg-type]
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json()["error_code"] == "UNAUTHORIZED"
+    assert TOKEN not in answer.text
+
+
+async def test_the_token_opens() -> None:
+    """The scheme's case does not matter."""
+    for scheme in ("Bearer", "bearer"):
+        answer = await ask("/v1/topics", {"Authorization": f"{scheme} {TOKEN}"}, auth_token=SecretStr(TOKEN))
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/"])
+async def test_open_paths_need_no_token(path: str) -> None:
+    """An orchestrator, Prometheus and the page itself get in."""
+    assert (await ask(path, auth_token=SecretStr(TOKEN))).status_code == 200
+
+
+async def test_unknown_paths_need_the_token_too() -> None:
+    """Whether a path exists is not told."""
+    assert (await ask("/v1/nothing", auth_token=SecretStr(TOKEN))).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8080", 200),
+        ("localhost", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+async def test_a_local_service_answers_to_local_names_only(host: str, status: int) -> None:
+    """A foreign name that points to this machine reaches nothing."""
+    assert (await ask("/v1/topics", {"Host": host}, local_hosts_only=True)).status_code == status
+
+
+async def test_every_answer_has_security_headers() -> None:
+    """Also refusals and errors."""
+    for path in ("/v1/topics", "/nowhere"):
+        answer = await ask(path)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert "access-control-allow-origin" not in answer.headers
+
+
+async def write(headers: dict[str, str], **options: object) -> httpx.Response:
+    router = APIRouter()
+    router.add_api_route("/v1/compactions", lambda: "started", methods=["POST"])
+    app = create_app(admin=router, **options)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        return await client.post("/v1/compactions", headers=headers)
+
+
+@pytest.mark.parametrize("secret", [None, SecretStr(TOKEN)])
+async def test_another_web_page_changes_nothing(secret: SecretStr | None) -> None:
+    """A browser that sends a foreign page's request is refused by name, with and without credentials."""
+    own = {} if secret is None else {"Authorization": f"Bearer {TOKEN}"}
+    answer = await write(own | {"Origin": "https://evil.example", "Content-Type": "text/plain"}, auth_token=secret)
+    assert (answer.status_code, answer.json()["error_code"]) == (403, "CROSS_SITE_REQUEST")
+    assert "https://evil.example" in answer.json()["detail"]
+    assert (await write(own, auth_token=secret)).status_code == 200
+    assert (await write(own | {"Origin": "http://localhost"}, auth_token=secret)).status_code == 200
+
+
+async def test_pages_of_cors_origins_may_change_things() -> None:
+    """Naming a page in the settings lets it in, preflight included, with any header and method of the interface."""
+    page = "https://shop.example"
+    assert (await write({"Origin": page}, cors_origins=[page])).status_code == 200
+    app = create_app(cors_origins=[page])
+    asked = {
+        "Origin": page,
+        "Access-Control-Request-Method": "PUT",
+        "Access-Control-Request-Headers": "ce-id, x-customer",
+    }
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        answer = await client.options("/connectors/a/config", headers=asked)
+    assert answer.status_code == 200
+    assert "PUT" in answer.headers["access-control-allow-methods"]
+    assert "ce-id" in answer.headers["access-control-allow-headers"]
+
+
+async def test_a_failure_is_answered_guarded_and_audited() -> None:
+    """A bug behind the guard is a 500 with the security headers, and the audit log has it."""
+    router = APIRouter()
+
+    def fail() -> None:
+        raise ZeroDivisionError("a bug")
+
+    router.add_api_route("/v1/groups/g", fail, methods=["DELETE"])
+    app = create_app(admin=router)
+    with structlog.testing.capture_logs() as logs:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            answer = await client.delete("/v1/groups/g")
+    assert (answer.status_code, answer.json()["error_code"]) == (500, "UNKNOWN_SERVER_ERROR")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    (audit,) = [line for line in logs if line["event"] == "audit"]
+    assert (audit["method"], audit["path"], audit["status"]) == ("DELETE", "/v1/groups/g", 500)

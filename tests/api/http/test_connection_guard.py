@@ -1,0 +1,311 @@
+"""Heads of requests that do not end, in time or in size, and requests that come ahead of their answers.
+
+Each over a real socket of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from fastapi import APIRouter, Request
+from pydantic import SecretStr
+
+from penstock.api.http import connection_guard
+from penstock.api.http.app import create_app
+from penstock.api.http.connection_guard import HEADERS_MAX, GuardedHttp
+from penstock.api.http.server import HttpServer
+from penstock.shared.common.settings import HEAD_BYTES_MIN, HttpSettings
+
+START = b"GET /ok HTTP/1.1\r\nHost: localhost\r\n"
+OK = START + b"\r\n"
+
+
+@dataclass
+class Site:
+    """An app that says what reached it."""
+
+    token: SecretStr | None = None
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        router = APIRouter()
+        router.add_api_route("/ok", self.ok, methods=["GET", "POST"])
+        router.add_api_route("/gate", self.wait)
+        router.add_api_route("/v3/clusters", self.ok)
+        self.server = HttpServer(
+            create_app(admin=router, auth_token=self.token), HttpSettings(max_head_bytes=HEAD_BYTES_MIN)
+        )
+
+    async def ok(self, request: Request) -> str:
+        self.bodies.append(await request.body())
+        self.headers.append(dict(request.headers))
+        return "ok"
+
+    async def wait(self) -> str:
+        self.entered.set()
+        await self.gate.wait()
+        return "through"
+
+    @property
+    def connection(self) -> GuardedHttp:
+        """The one that there is."""
+        assert self.server._server is not None
+        (connection,) = self.server._server.server_state.connections
+        assert isinstance(connection, GuardedHttp)
+        return connection
+
+
+@asynccontextmanager
+async def serving(site: Site) -> AsyncIterator[Site]:
+    await site.server.start()
+    try:
+        yield site
+    finally:
+        await site.server.stop(1_000)
+
+
+class Client:
+    """A connection that sends what it is given."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, site: Site) -> AsyncIterator[Client]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.server.port)
+        try:
+            yield cls(reader, writer)
+        finally:
+            writer.close()
+
+    async def send(self, *parts: bytes) -> None:
+        """Send each part on its own: the server takes one before the next comes."""
+        for part in parts:
+            self.writer.write(part)
+            await self.writer.drain()
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """The next answer's status, headers and body."""
+        async with asyncio.timeout(10):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
+            return int(head[0].split()[1]), headers, await self.reader.readexactly(int(headers["content-length"]))
+
+    async def ended(self) -> bytes:
+        """What still comes before the server closes."""
+        async with asyncio.timeout(10):
+            return await self.reader.read()
+
+
+def head_of(size: int, start: bytes = START) -> bytes:
+    """A head of so many bytes."""
+    return start + b"X-Long: " + b"a" * (size - len(start) - len(b"X-Long: \r\n\r\n")) + b"\r\n\r\n"
+
+
+async def test_a_head_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first head of a connection and a later one alike; whoever sends whole requests is served meanwhile."""
+    monkeypatch.setattr(connection_guard.GuardedHttp, "head_timeout_ms", 150)
+    router = APIRouter()
+    router.add_api_route("/ok", lambda: "ok")
+    server = HttpServer(create_app(admin=router), HttpSettings())
+    await server.start()
+    try:
+        first = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(50)]
+        for _, writer in first:
+            writer.write(b"GET /ok HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        reader, later = await asyncio.open_connection("127.0.0.1", server.port)
+        later.write(b"GET /ok HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        later.write(b"GET /ok HT")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            assert (await client.get(f"{server.url}/ok")).status_code == 200
+        async with asyncio.timeout(5):
+            for held, _ in first:
+                while await held.read(1_000):
+                    pass
+            while await reader.read(1_000):
+                pass
+        for _, writer in [*first, (reader, later)]:
+            writer.close()
+    finally:
+        await server.stop(1_000)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["first request", "later request"])
+@pytest.mark.parametrize("cut", [1, 7, 4_000, 100_000])
+async def test_the_limit_on_a_head_is_exact_however_it_is_cut(cut: int, later: bool) -> None:
+    """A head of max_head_bytes is served; one with a byte more is a 431, the same in every service, with the limit's
+    name, and the connection is closed."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        if later:
+            await client.send(OK)
+            assert (await client.answer())[0] == 200
+        whole = head_of(HEAD_BYTES_MIN)
+        await client.send(*(whole[i : i + cut] for i in range(0, len(whole), cut)))
+        assert (await client.answer())[0] == 200
+        longer = head_of(HEAD_BYTES_MIN + 1)
+        await client.send(*(longer[i : i + cut] for i in range(0, len(longer), cut)))
+        status, headers, body = await client.answer()
+        assert await client.ended() == b""
+    assert (status, headers["content-type"], headers["connection"]) == (431, "application/problem+json", "close")
+    problem = json.loads(body)
+    assert (problem["status"], problem["error_code"]) == (431, "HEAD_TOO_LARGE")
+    assert f"{HEAD_BYTES_MIN} bytes (http.max_head_bytes" in problem["detail"]
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_head_over_the_limit_is_refused_before_its_credentials_are_looked_at() -> None:
+    """Whoever lacks a token costs no more than the limit; with a shorter head the answer is 401."""
+    async with serving(Site(SecretStr("at least sixteen characters"))) as site, Client.to(site) as client:
+        await client.send(OK)
+        assert (await client.answer())[0] == 401
+        await client.send(START + b"X: " + b"a" * 100_000)
+        assert (await client.answer())[0] == 431
+    assert not site.headers
+
+
+@pytest.mark.parametrize("cut", [500, 100_000])
+async def test_a_request_line_over_the_limit_is_a_414(cut: int) -> None:
+    """It names the request line; a path of REST Proxy has its own form of errors."""
+    async with serving(Site()) as site:
+        line = b"GET /ok?" + b"q" * HEAD_BYTES_MIN
+        async with Client.to(site) as client:
+            await client.send(*(line[i : i + cut] for i in range(0, len(line), cut)))
+            status, _, body = await client.answer()
+            assert (status, json.loads(body)["error_code"]) == (414, "URI_TOO_LONG")
+        async with Client.to(site) as client:
+            await client.send(b"a" * HEAD_BYTES_MIN * 2)
+            assert (await client.answer())[0] == 414
+        for path in (b"/v3/clusters", b"/topics?a=b", b"/topics"):
+            async with Client.to(site) as client:
+                whole = head_of(HEAD_BYTES_MIN + 1, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n")
+                await client.send(*(whole[i : i + cut] for i in range(0, len(whole), cut)))
+                status, _, body = await client.answer()
+                assert (status, json.loads(body)["error_code"]) == (431, 431)
+
+
+async def test_header_fields_are_counted() -> None:
+    """Many short fields cost more than their bytes: one beyond the limit is a 431."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        fields = b"".join(b"a:%d\r\n" % i for i in range(HEADERS_MAX - 1))
+        await client.send(START + fields + b"\r\n")
+        assert (await client.answer())[0] == 200
+        await client.send(START + fields + b"a:b\r\n\r\n")
+        status, _, body = await client.answer()
+    assert (status, f"more than {HEADERS_MAX} header fields" in json.loads(body)["detail"]) == (431, True)
+    assert len(site.headers) == 1
+
+
+@pytest.mark.parametrize("trailers", [b"X: " + b"a" * 300_000, b"x:y\r\n" * 2 * HEADERS_MAX], ids=["long", "many"])
+async def test_trailers_have_the_limits_of_a_head(trailers: bytes) -> None:
+    """The app sees that its client is gone, and the client gets the 431."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
+        await client.send(trailers, b"b" * 1_000)
+        status, _, body = await client.answer()
+    assert (status, json.loads(body)["error_code"]) == (431, "HEAD_TOO_LARGE")
+    assert site.bodies == []
+
+
+async def test_trailers_are_no_headers() -> None:
+    """What comes behind the body changes nothing that was decided by the head."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        head = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nTrailer: X-Late\r\n\r\n"
+        await client.send(head + b"3\r\nabc\r\n0\r\nX-Late: 1\r\n\r\n" + OK)
+        assert [(await client.answer())[0] for _ in range(2)] == [200, 200]
+    assert site.bodies == [b"abc", b""]
+    assert "x-late" not in site.headers[0]
+
+
+async def test_a_chunked_body_of_many_chunks_has_no_limit() -> None:
+    """Its chunks' own lines are no head, also where a chunk holds empty lines."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await client.send(*[b"4\r\n\r\n\r\n\r\n" * 500] * 10, b"0\r\n\r\n")
+        assert (await client.answer())[0] == 200
+    assert site.bodies == [b"\r\n" * 2 * 5_000]
+
+
+async def test_requests_ahead_of_their_answers_wait_unparsed() -> None:
+    """While one is answered the next is not looked at, and the connection is read no further; all are answered."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        gate = b"GET /gate HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        ahead = 50_000
+        client.writer.write(gate + OK * ahead)
+        async with asyncio.timeout(10):
+            await site.entered.wait()
+        connection = site.connection
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (len(connection.pipeline), len(connection.tasks)) == (0, 1)
+        assert 0 < len(connection._unread) <= 262_144
+        assert not connection.transport.is_reading()
+        site.gate.set()
+        assert (await client.answer())[2] == b'"through"'
+        for _ in range(1_000):
+            assert (await client.answer())[0] == 200
+            assert len(connection.pipeline) == 0
+            assert len(connection._unread) <= 2 * 262_144
+        client.writer.transport.abort()
+
+
+@pytest.mark.parametrize("cut", [1, 30, 10_000])
+async def test_requests_ahead_of_their_answers_are_all_served_in_order(cut: int) -> None:
+    """With bodies of known length, chunked ones and none, however the bytes are cut."""
+    posted = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\n\r\n\r\n\r\nab"
+    chunked = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+    sent = (posted + OK + chunked + b"\r\n" + OK) * 3
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(*(sent[i : i + cut] for i in range(0, len(sent), cut)))
+        assert [(await client.answer())[0] for _ in range(12)] == [200] * 12
+    assert site.bodies == [b"\r\n\r\nab", b"", b"abc", b""] * 3
+
+
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [(b"Content-Length: 5", b"a\r\nbc"), (b"Transfer-Encoding: chunked", b"2\r\na\r\r\n3\r\n\nbc\r\n0\r\n\r\n")],
+    ids=["length", "chunked"],
+)
+@pytest.mark.parametrize("cut", [1, 10_000])
+async def test_the_body_of_a_request_with_an_upgrade_is_read(framing: bytes, body: bytes, cut: int) -> None:
+    """Java's HttpClient asks for h2c with every request, those with a body too: it is ignored, and nothing is lost."""
+    head = b"POST /ok HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n" + framing
+    sent = head + b"\r\n\r\n" + body + OK
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(*(sent[i : i + cut] for i in range(0, len(sent), cut)))
+        assert [(await client.answer())[0] for _ in range(2)] == [200, 200]
+    assert site.bodies == [b"a\r\nbc", b""]
+
+
+async def test_what_is_not_http_is_a_problem() -> None:
+    """400 in the usual form, and the connection is closed."""
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(b"GET / SPDY\r\n\r\n")
+        status, _, body = await client.answer()
+        assert await client.ended() == b""
+    assert (status, json.loads(body)["error_code"]) == (400, "MALFORMED_REQUEST")
+
+
+async def test_a_refused_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sends is discarded, so that it can read its answer; beyond a limit the connection ends."""
+    monkeypatch.setattr(connection_guard, "DISCARDED_BYTES_MAX", 300_000)
+    async with serving(Site()) as site, Client.to(site) as client:
+        await client.send(START + b"X: " + b"a" * HEAD_BYTES_MIN)
+        assert (await client.answer())[0] == 431
+        connection = site.connection
+        with pytest.raises(ConnectionError):
+            await client.send(*[b"a" * 10_000] * 10_000)
+        assert connection.transport.is_closing()
+        assert connection._unread == b""

@@ -1,0 +1,45 @@
+"""Whose page a browser's request comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.api.http.cross_site import foreign_page, is_simple
+
+HOST = {"host": "localhost:8080"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "page"),
+    [
+        ({}, ""),
+        ({"origin": "http://localhost:8080"}, ""),
+        ({"origin": "HTTP://LOCALHOST:8080"}, ""),
+        ({"origin": "https://proxy.example", "sec-fetch-site": "same-origin"}, ""),
+        ({"sec-fetch-site": "none"}, ""),
+        ({"origin": "https://evil.example"}, "https://evil.example"),
+        ({"origin": "http://localhost:3000", "sec-fetch-site": "same-site"}, "http://localhost:3000"),
+        ({"origin": "http://localhost:8080", "sec-fetch-site": "cross-site"}, "http://localhost:8080"),
+        ({"origin": "null"}, "null"),
+        ({"sec-fetch-site": "cross-site"}, "another origin (cross-site)"),
+        ({"origin": "http://localhost:8080.evil.example"}, "http://localhost:8080.evil.example"),
+    ],
+)
+def test_only_this_origins_own_pages_and_no_browsers_pass(headers: dict[str, str], page: str) -> None:
+    """What the browser says of itself decides; what has no such headers is no browser."""
+    assert foreign_page(HOST | headers, ()) == page
+
+
+def test_pages_that_the_settings_name_pass() -> None:
+    """Exactly those, or any with a star; a sandboxed page has no name."""
+    cross = HOST | {"origin": "https://shop.example", "sec-fetch-site": "cross-site"}
+    assert foreign_page(cross, ["https://shop.example"]) == ""
+    assert foreign_page(cross, ["https://other.example"]) == "https://shop.example"
+    assert foreign_page(cross, ["*"]) == ""
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "TEXT/PLAIN; charset=utf-8", "multipart/form-data; boundary=x"])
+def test_what_any_page_may_send_is_simple(media_type: str) -> None:
+    """Case and parameters do not matter."""
+    assert is_simple(media_type)
+    assert not is_simple("application/json")

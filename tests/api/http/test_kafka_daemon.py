@@ -1,0 +1,81 @@
+"""A service in front of a Kafka that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from penstock.api.http.health import create_health_app
+from penstock.api.http.kafka_daemon import KafkaHttpDaemon
+from penstock.api.http.server import HttpServer
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common.errors import AuthenticationFailed, ConfigError
+from penstock.shared.common.settings import HttpSettings, KafkaSettings
+from penstock.shared.testing.fake_broker import FakeCluster
+
+
+class Service(KafkaHttpDaemon):
+    """Serves its health; counts how often it tried to connect."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        super().__init__(Admin(kafka))
+        self.server = HttpServer(create_health_app("test", {"kafka": self._probe}, CollectorRegistry()), HttpSettings())
+        self.tried = asyncio.Event()
+
+    async def connect(self) -> None:
+        try:
+            await super().connect()
+        finally:
+            self.tried.set()
+
+    async def close(self) -> None:
+        await self.server.stop(0)
+
+
+async def test_http_answers_while_kafka_does_not() -> None:
+    """`/health` says 503 with the reason, and the service goes on trying."""
+    service = Service(KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_ms=50))
+    await service.startup()
+    working = asyncio.create_task(service.main_loop())
+    try:
+        async with httpx.AsyncClient(base_url=service.server.url, trust_env=False) as http:
+            await service.tried.wait()
+            answer = await http.get("/health")
+        assert (answer.status_code, answer.json()["checks"]["kafka"]["status"]) == (503, "failing")
+        assert not working.done()
+    finally:
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await service.close()
+
+
+async def test_what_waiting_does_not_mend_ends_it() -> None:
+    """A password that the brokers refuse is no reason to try again."""
+    async with FakeCluster(users={"ali": "right"}) as cluster:
+        kafka = KafkaSettings(
+            bootstrap_servers=cluster.bootstrap_servers,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="PLAIN",
+            sasl_username="ali",
+            sasl_password=SecretStr("wrong"),
+        )
+        service = Service(kafka)
+        await service.startup()
+        try:
+            with pytest.raises(ExceptionGroup) as raised:
+                await service.main_loop()
+            (error,) = raised.value.exceptions
+            assert isinstance(error, AuthenticationFailed)
+        finally:
+            await service.close()
+
+
+def test_a_certificate_that_is_not_there(tmp_path: Path) -> None:
+    """It is found before anything listens."""
+    with pytest.raises(ConfigError, match=r"kafka\.ssl_cafile: .*no\.pem"):
+        Service(KafkaSettings(security_protocol="SSL", ssl_cafile=tmp_path / "no.pem"))

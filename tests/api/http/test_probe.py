@@ -1,0 +1,54 @@
+"""A check on a schedule."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.api.http.health import CheckResult
+from penstock.api.http.probe import Probe
+
+
+async def test_it_fails_until_the_first_answer() -> None:
+    """Nothing is claimed before it was asked."""
+
+    async def ask() -> None:
+        return None
+
+    probe = Probe("kafka", ask)
+    assert not probe().ok
+    assert await probe.run_once() == CheckResult(True)
+    assert probe() == CheckResult(True)
+
+
+async def test_errors_and_silence_are_failures_with_their_reason() -> None:
+    """An error says what it says; no answer names the limit; the next good answer mends it."""
+    answers = ["error", "silence", "ok"]
+
+    async def ask() -> None:
+        match answers.pop(0):
+            case "error":
+                raise ConnectionError("refused")
+            case "silence":
+                await asyncio.Event().wait()
+
+    probe = Probe("kafka", ask, timeout_ms=10)
+    assert await probe.run_once() == CheckResult(False, "refused")
+    assert await probe.run_once() == CheckResult(False, "kafka did not answer within 10 ms")
+    assert (await probe.run_once()).ok
+
+
+async def test_it_asks_again_and_again() -> None:
+    """run asks on its schedule until it is cancelled."""
+    enough = asyncio.Event()
+    count = 0
+
+    async def ask() -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            enough.set()
+
+    running = asyncio.ensure_future(Probe("kafka", ask, interval_ms=1).run())
+    async with asyncio.timeout(5):
+        await enough.wait()
+    running.cancel()

@@ -1,0 +1,69 @@
+"""Errors as HTTP says them."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from fastapi import APIRouter
+
+from penstock.api.http.app import create_app
+from penstock.api.http.problem import KINDS, Problem, kind_of
+from penstock.shared.common import errors
+
+LEAVES = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.PenstockError)]
+
+
+async def ask(error: Exception, path: str = "/fails", method: str = "GET") -> httpx.Response:
+    router = APIRouter()
+
+    @router.get("/fails")
+    async def fails() -> None:
+        raise error
+
+    transport = httpx.ASGITransport(create_app(admin=router), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        return await client.request(method, path)
+
+
+@pytest.mark.parametrize("leaf", LEAVES, ids=lambda c: c.__name__)
+def test_every_error_has_an_answer(leaf: type[errors.PenstockError]) -> None:
+    """No error of ours is a success; what may be tried again says when."""
+    kind = kind_of(leaf("why"))
+    assert kind.status >= 400
+    if issubclass(leaf, errors.RetriableError) and kind.status in (429, 503, 504):
+        assert kind.retry_after_s is not None
+
+
+def test_codes_are_unique() -> None:
+    """A client can tell errors apart by error_code alone."""
+    codes = [kind.error_code for kind in KINDS.values()]
+    assert len(codes) == len(set(codes))
+
+
+async def test_an_error_of_ours_is_a_problem() -> None:
+    """RFC 9457's members, and error_code and message beside them."""
+    answer = await ask(errors.GroupNotEmpty("group g has 1 members: m-1"))
+    assert answer.status_code == 409
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json() == {
+        "type": "about:blank",
+        "title": "The group is active",
+        "status": 409,
+        "detail": "group g has 1 members: m-1",
+        "error_code": "NON_EMPTY_GROUP",
+        "message": "group g has 1 members: m-1",
+    }
+
+
+async def test_an_unexpected_error_tells_nothing() -> None:
+    """The text of a bug stays in the log."""
+    answer = await ask(ZeroDivisionError("secret"))
+    assert (answer.status_code, answer.json()["error_code"]) == (500, "UNKNOWN_SERVER_ERROR")
+    assert "secret" not in answer.text
+
+
+async def test_unknown_paths_and_methods_are_problems_too() -> None:
+    """404 and 405 have the same form; 405 says what is allowed."""
+    assert (await ask(Problem.of(errors.IllegalState()), "/nowhere")).json()["error_code"] == "HTTP_404"
+    answer = await ask(errors.IllegalState(), method="POST")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")

@@ -1,0 +1,64 @@
+"""Who is let in, and how many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from penstock.shared.common.errors import BrokerNotAvailable
+from tests.api.ingest.test_routes import NDJSON, URL, Service
+
+
+async def test_a_client_has_so_many_requests_at_a_time(producer: Any) -> None:
+    """Open bodies of one client do not keep everybody out: one too many is a 429, and its place is free again after."""
+    release = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        await release.wait()
+
+    service = Service(producer, max_concurrent_requests=2)
+    open_ones = [asyncio.ensure_future(service.post(slow())) for _ in range(2)]
+    while service.ingest.active < 2:  # noqa: ASYNC110 - httpx's transport tells nothing
+        await asyncio.sleep(0)
+    refused = await service.post(b"1\n")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "max_concurrent_requests=2" in refused.json()["detail"]
+    other = httpx.ASGITransport(service.client._transport.app, client=("192.0.2.1", 1))  # type: ignore[attr-defined]
+    async with httpx.AsyncClient(transport=other, base_url="http://localhost") as client:
+        assert (await client.post(URL, content=b"1\n", headers=NDJSON)).status_code == 200
+    release.set()
+    assert [answer.status_code for answer in await asyncio.gather(*open_ones)] == [200, 200]
+    assert (await service.post(b"1\n")).status_code == 200
+    assert service.ingest.active == 0
+
+
+async def test_refusals_are_counted_without_names_that_anybody_may_make_up(producer: Any) -> None:
+    """Status and reason of each; the topic only where one of that name was let in before."""
+    service = Service(producer)
+    assert (await service.post(b"1", url="/v1/topics/none/events")).status_code == 404
+    assert (await service.post(b"1", {"Content-Type": "text/csv"})).status_code == 415
+    assert service.metric("requests", topic="", status="404") == 1
+    assert service.metric("requests", topic="none", status="404") is None
+    assert (await service.post(b"1\n")).status_code == 200
+    assert (await service.post(b"[", {"Content-Type": "application/json"})).status_code == 400
+    assert service.metric("requests", topic="t", status="400") == 1
+    read = service.registry.get_sample_value
+    for code, count in (("UNKNOWN_TOPIC_OR_PARTITION", 1), ("UNSUPPORTED_MEDIA_TYPE", 1), ("MALFORMED_JSON", 1)):
+        assert read("penstock_ingest_rejected_requests_total", {"error_code": code}) == count
+
+
+async def test_an_outage_is_counted(producer: Any) -> None:
+    """503s are in the metrics while Kafka is away."""
+    service = Service(producer)
+    assert (await service.post(b"1\n")).status_code == 200
+
+    async def away(topic: str) -> list[int]:
+        raise BrokerNotAvailable("no broker")
+
+    producer.partitions_for = away
+    assert (await service.post(b"1\n")).status_code == 503
+    assert service.metric("requests", topic="t", status="503") == 1

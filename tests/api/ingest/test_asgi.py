@@ -1,0 +1,39 @@
+"""The way past the router answers as the router does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.api.http.app import create_app
+from penstock.api.ingest.asgi import plain_query
+from penstock.api.ingest.routes import Ingest
+from penstock.api.settings import IngestSettings
+from tests.api.conftest import MemoryProducer
+
+NDJSON, TEXT = {"Content-Type": "application/x-ndjson"}, {"Content-Type": "text/plain"}
+
+
+@pytest.mark.parametrize("query", ["", "?offsets=true", "?atomic=true", "?ack=none", "?offsets=maybe", "?ack=x"])
+@pytest.mark.parametrize("topic", ["t", "none", "a%20b", "app-changelog"])
+@pytest.mark.parametrize(("content", "headers"), [(b"1\noops\n", NDJSON), (b"oops", NDJSON), (b"1", TEXT)])
+async def test_both_ways_answer_alike(query: str, topic: str, content: bytes, headers: dict[str, str]) -> None:
+    """Status, headers and body, whatever is asked and however it is refused."""
+    answers: list[Any] = []
+    for straight in (True, False):
+        ingest = Ingest(MemoryProducer(), IngestSettings(), CollectorRegistry())
+        app = create_app(ingest=ingest.router, straight=ingest.handle if straight else None)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            answer = await client.post(f"/v1/topics/{topic}/events{query}", content=content, headers=headers)
+            answers.append((answer.status_code, dict(answer.headers), answer.json()))
+    assert answers[0] == answers[1]
+
+
+def test_only_plain_queries_go_straight() -> None:
+    """What is given twice, or has to be understood first, is the router's."""
+    assert plain_query(b"offsets=true&offsets=true") is None
+    assert plain_query(b"offsets=1") is None
+    assert plain_query(b"offsets=true&ack=all") == {"offsets": True, "ack": "all"}

@@ -1,0 +1,89 @@
+"""Events of a body: keys and times from headers, schemas, rates, and answers that promise nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock.shared.testing.manual_clock import ManualClock
+from tests.api.ingest.test_routes import NDJSON, URL, Service
+
+
+async def test_key_and_time_come_from_headers_where_the_event_has_none(producer: Any) -> None:
+    """The topic names the headers; what is in the event goes before."""
+    service = Service(producer, topics={"t": {"key_header": "X-Key", "time_header": "X-Time"}})
+    answer = await service.post(b"1\n2\n", NDJSON | {"X-Key": "ann", "X-Time": "2024-06-03T10:00:00Z"})
+    assert answer.status_code == 200
+    assert {(r.key, r.timestamp) for log in producer.logs["t"] for r in log} == {(b"ann", 1_717_408_800_000)}
+
+
+async def test_a_time_header_has_the_topics_unit_and_earliest_time(producer: Any) -> None:
+    """Seconds are taken for a topic of seconds alone; elsewhere the answer names what they look like."""
+    service = Service(
+        producer, topics={"t": {"time_header": "X-Time"}, "u": {"time_header": "X-Time", "time_unit": "s"}}
+    )
+    producer.logs["u"] = [[], []]
+    seconds = NDJSON | {"X-Time": "1717408800"}
+    answer = await service.post(b"1\n", seconds)
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+    assert "the header X-Time" in answer.json()["detail"]
+    assert "looks like seconds" in answer.json()["detail"]
+    assert (await service.client.post("/v1/topics/u/events", content=b"1\n", headers=seconds)).status_code == 200
+    assert [r.timestamp for log in producer.logs["u"] for r in log] == [1_717_408_800_000]
+
+
+async def test_a_key_from_a_header_is_the_bytes_that_were_sent(producer: Any) -> None:
+    """What is not ASCII is stored once encoded, as an event's own key is."""
+    service = Service(producer, topics={"t": {"key_header": "X-Key"}})
+    request = service.client.build_request("POST", URL, content=b"1\n", headers=NDJSON)
+    request.headers = httpx.Headers([*request.headers.raw, (b"x-key", "Zoë".encode())])
+    assert (await service.client.send(request)).status_code == 200
+    assert [r.key for log in producer.logs["t"] for r in log] == ["Zoë".encode()]
+
+
+async def test_a_wrong_time_header_is_a_400_for_the_whole(producer: Any) -> None:
+    """Neither what is no time nor one far ahead is taken."""
+    service = Service(producer, topics={"t": {"time_header": "X-Time"}})
+    for text in ("soon", str(2**62)):
+        answer = await service.post(b"1\n", NDJSON | {"X-Time": text})
+        assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_TIMESTAMP")
+    assert producer.batches == []
+
+
+async def test_a_schema_refuses_an_event_alone(producer: Any, tmp_path: Path) -> None:
+    """The event is named with the place in it."""
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"required": ["id"]}))
+    answer = await Service(producer, topics={"t": {"json_schema": str(path)}}).post(b'{"id":1}\n{}\n')
+    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
+    assert answer.json()["errors"][0]["error_code"] == "SCHEMA_VIOLATED"
+
+
+async def test_unacknowledged_events_are_a_202_that_says_so(producer: Any, held_producer: Any) -> None:
+    """It waits for no acknowledgement, names the bad events, and is 429 where there is no room."""
+    service = Service(held_producer)
+    answer = await service.post(b"1\noops\n2\n", url=URL + "?ack=none")
+    assert (answer.status_code, answer.json()["accepted"]) == (202, 2)
+    assert "nothing was acknowledged" in answer.json()["promise"]
+    assert "stored" not in answer.json()
+    assert [e["line"] for e in answer.json()["errors"]] == [2]
+    held_producer.release.set()
+    producer.is_full = True
+    full = await Service(producer).post(b"1\n", url=URL + "?ack=none")
+    assert (full.status_code, full.headers["retry-after"], producer.batches) == (429, "1", [])
+
+
+async def test_a_client_over_its_rate_is_429(producer: Any) -> None:
+    """Requests and records have each their limit; Retry-After says when the debt is paid."""
+    clock = ManualClock()
+    service = Service(producer, max_requests_per_second=2, max_records_per_second=1_000, clock=clock)
+    assert [(await service.post(b"1\n")).status_code for _ in range(3)] == [200, 200, 429]
+    clock.advance(2_000)
+    assert (await service.post(b"1\n" * 4_000)).status_code == 200
+    clock.advance(1_000)
+    refused = await service.post(b"1\n")
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
+    assert "max_records_per_second" in refused.json()["detail"]

@@ -1,0 +1,273 @@
+"""CloudEvents in their three modes over HTTP, with producers in memory."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.api.ingest.cloudevents import ATTRIBUTES_MAX, from_headers, from_json
+from penstock.api.ingest.event import EventRefused
+from tests.api.ingest.test_routes import Service
+
+EVENT = {
+    "specversion": "1.0",
+    "id": "1",
+    "source": "/s",
+    "type": "t",
+    "time": "2013-01-01T05:15:00-05:00",
+    "partitionkey": "ann",
+    "data": {"user": "bob", "n": 1},
+}
+STRUCTURED = {"Content-Type": "application/cloudevents+json; charset=utf-8"}
+BATCH = {"Content-Type": "application/cloudevents-batch+json"}
+BINARY = {
+    "ce-specversion": "1.0",
+    "ce-id": "1",
+    "ce-source": "/s",
+    "ce-type": "t%C3%A9",
+    "ce-time": "2013-01-01T10:15:00Z",
+    "ce-partitionkey": "ann",
+    "Content-Type": "application/json",
+}
+AT_MS = 1_357_035_300_000
+
+
+def only(producer: Any) -> Any:
+    (record,) = [record for log in producer.logs["t"] for record in log]
+    return record
+
+
+class Click(msgspec.Struct, forbid_unknown_fields=True):
+    """What a topology decodes the topic's values as."""
+
+    user: str
+    n: int
+
+
+def as_event(**members: Any) -> bytes:
+    """The event with other members; those that are None are not there."""
+    return json.dumps({name: value for name, value in (EVENT | members).items() if value is not None}).encode()
+
+
+def modes(event: dict[str, Any]) -> list[tuple[bytes, dict[str, str]]]:
+    """An event with JSON data in each mode of HTTP: body and headers."""
+    attributes = {f"ce-{name}": value for name, value in event.items() if name not in ("data", "datacontenttype")}
+    return [
+        (json.dumps(event).encode(), STRUCTURED),
+        (json.dumps([event]).encode(), BATCH),
+        (json.dumps(event["data"]).encode(), attributes | {"Content-Type": "application/json"}),
+    ]
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["structured", "batch", "binary"])
+async def test_an_event_is_stored_as_its_data_with_attributes_as_headers(producer: Any, mode: int) -> None:
+    """By default, and alike in every mode: a topology that decodes the value as its own type has the event's data."""
+    body, headers = modes(EVENT)[mode]
+    answer = await Service(producer).post(body, headers)
+    assert (answer.status_code, answer.json()["stored"]) == (200, 1)
+    record = only(producer)
+    assert msgspec.json.decode(record.value, type=Click) == Click("bob", 1)
+    assert (record.value, record.key, record.timestamp) == (json.dumps(EVENT["data"]).encode(), b"ann", AT_MS)
+    assert record.headers == (
+        ("content-type", b"application/json"),
+        ("ce_id", b"1"),
+        ("ce_partitionkey", b"ann"),
+        ("ce_source", b"/s"),
+        ("ce_specversion", b"1.0"),
+        ("ce_time", b"2013-01-01T05:15:00-05:00"),
+        ("ce_type", b"t"),
+    )
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["structured", "batch", "binary"])
+async def test_a_topic_may_store_envelopes(producer: Any, mode: int) -> None:
+    """Alike in every mode, under Kafka's content-type header; what came as an envelope keeps its bytes."""
+    event = EVENT | {"datacontenttype": "application/json"}
+    body, headers = modes(event)[mode]
+    service = Service(producer, topics={"t": {"cloudevents": "envelope", "key": ["/user"]}})
+    assert (await service.post(body, headers)).status_code == 200
+    record = only(producer)
+    assert (json.loads(record.value), record.key, record.timestamp) == (event, b"bob", AT_MS)
+    assert record.headers == (("content-type", b"application/cloudevents+json; charset=UTF-8"),)
+    if mode == 0:
+        assert record.value == body
+
+
+async def test_an_envelope_of_an_event_in_binary_mode_holds_any_data(producer: Any) -> None:
+    """What is not JSON is in base64, and an event without data has none."""
+    service = Service(producer, topics={"t": {"cloudevents": "envelope"}})
+    assert (await service.post(b"\x89PNG", BINARY | {"Content-Type": "image/png"})).status_code == 200
+    event = json.loads(only(producer).value)
+    assert (event["datacontenttype"], event["data_base64"], "data" in event) == ("image/png", "iVBORw==", False)
+    producer.logs["t"] = [[], []]
+    assert (await service.post(b"", BINARY)).status_code == 200
+    assert {"data", "data_base64"} & json.loads(only(producer).value).keys() == set()
+    wrong = await service.post(b"oops", BINARY)
+    assert (wrong.status_code, wrong.json()["error_code"]) == (400, "MALFORMED_JSON")
+
+
+@pytest.mark.parametrize(
+    ("members", "value", "content_type"),
+    [
+        ({"datacontenttype": "image/png", "data": None, "data_base64": "iVBORw=="}, b"\x89PNG", b"image/png"),
+        ({"data": None, "data_base64": "AQI="}, b"\x01\x02", None),
+        ({"datacontenttype": "application/xml", "data": "<a>\u00e9</a>"}, "<a>\u00e9</a>".encode(), b"application/xml"),
+        (
+            {"datacontenttype": 'text/plain; charset="iso-8859-1"', "data": "\u00e9"},
+            b"\xe9",
+            b'text/plain; charset="iso-8859-1"',
+        ),
+        ({"datacontenttype": "application/vnd.x+json", "data": "text"}, b'"text"', b"application/vnd.x+json"),
+        ({"data": "text"}, b'"text"', b"application/json"),
+        ({"data": [1]}, b"[1]", b"application/json"),
+    ],
+)
+async def test_data_is_what_its_content_type_says(
+    producer: Any, members: dict[str, Any], value: bytes, content_type: bytes | None
+) -> None:
+    """Base64 is decoded, a text of another type than JSON is the text itself, and JSON stays JSON, a text too."""
+    assert (await Service(producer).post(as_event(**members), STRUCTURED)).status_code == 200
+    record = only(producer)
+    assert (record.value, dict(record.headers).get("content-type")) == (value, content_type)
+    assert "ce_datacontenttype" not in dict(record.headers)
+
+
+async def test_data_that_is_null_is_data(producer: Any) -> None:
+    """The JSON format tells an explicit null from no data; the record has a value."""
+    body = json.dumps(EVENT | {"data": None}).encode()
+    assert (await Service(producer).post(body, STRUCTURED)).status_code == 200
+    assert only(producer).value == b"null"
+
+
+@pytest.mark.parametrize("mode", ["structured", "binary"])
+async def test_an_event_without_data_is_refused(producer: Any, mode: str) -> None:
+    """A record without a value would delete its key; the error names the setting that keeps such events."""
+    body, headers = (as_event(data=None), STRUCTURED) if mode == "structured" else (b"", BINARY)
+    answer = await Service(producer).post(body, headers)
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
+    assert "has no data" in answer.json()["detail"]
+    assert 'cloudevents = "envelope"' in answer.json()["detail"]
+    assert producer.batches == []
+    kept = Service(producer, topics={"t": {"cloudevents": "envelope"}})
+    assert (await kept.post(body, headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("members", "what"),
+    [
+        ({"data_base64": "AQI="}, "data or data_base64, not both"),
+        ({"data": None, "data_base64": "no base64!"}, "data_base64 must be a text in base64"),
+        ({"data": None, "data_base64": 7}, "data_base64 must be a text in base64"),
+        ({"datacontenttype": "text/plain", "data": {"a": 1}}, "data must be a text that 'text/plain' can hold"),
+        ({"datacontenttype": "text/plain; charset=ascii", "data": "\u00e9"}, "data must be a text"),
+        ({"datacontenttype": "text/plain; charset=klingon", "data": "a"}, "data must be a text"),
+        ({"extension": 1.5}, "the attribute extension must be a text, an integer or a boolean"),
+        ({"extension": {"a": 1}}, "the attribute extension must be"),
+        ({"id": 7}, "the attribute id must be a text"),
+        ({"source": True}, "the attribute source must be a text"),
+    ],
+)
+async def test_a_structured_event_that_is_wrong_is_refused_by_its_member(
+    producer: Any, members: dict[str, Any], what: str
+) -> None:
+    """The member is named; nothing is stored."""
+    answer = await Service(producer).post(as_event(**members), STRUCTURED)
+    assert (answer.status_code, answer.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
+    assert what in answer.json()["detail"]
+    assert producer.batches == []
+
+
+def test_attributes_have_one_text_in_every_form() -> None:
+    """Integers and booleans as CloudEvents writes them; what is null is not set."""
+    event = from_json(as_event(n=-3, yes=True, no=False).replace(b'"n": -3', b'"n": -3, "unset": null'))
+    assert {name: event.attributes.get(name) for name in ("n", "yes", "no", "unset")} == {
+        "n": "-3",
+        "yes": "true",
+        "no": "false",
+        "unset": None,
+    }
+
+
+async def test_pointers_and_schema_read_data_in_base64(producer: Any) -> None:
+    """They address the data, however it came; what is declared as another type than JSON is refused."""
+    service = Service(producer, topics={"t": {"key": ["/user"]}})
+    encoded = base64.b64encode(json.dumps(EVENT["data"]).encode()).decode()
+    for content_type in ("application/json", None):
+        body = as_event(data=None, data_base64=encoded, datacontenttype=content_type)
+        assert (await service.post(body, STRUCTURED)).status_code == 200
+    assert [record.key for log in producer.logs["t"] for record in log] == [b"bob"] * 2
+    for members in ({"data": None, "data_base64": encoded}, {"data": "a"}):
+        answer = await service.post(as_event(datacontenttype="text/plain", **members), STRUCTURED)
+        assert answer.status_code == 400
+        assert "need data in JSON, got 'text/plain'" in answer.json()["detail"]
+
+
+async def test_a_binary_event_is_its_data_with_attributes_as_headers(producer: Any) -> None:
+    """Kafka's binding: ce_ headers, percent-encoding undone; the value is the body."""
+    answer = await Service(producer).post(b'{"n":1}', BINARY)
+    assert answer.status_code == 200
+    record = only(producer)
+    headers = dict(record.headers)
+    assert (record.value, record.key, record.timestamp) == (b'{"n":1}', b"ann", AT_MS)
+    assert (headers["ce_type"], headers["ce_id"], headers["content-type"]) == ("té".encode(), b"1", b"application/json")
+
+
+async def test_binary_data_may_be_anything_unless_the_topic_reads_it(producer: Any) -> None:
+    """An image is stored as it is; a topic with a key pointer needs JSON, and what is declared as JSON must be it."""
+    headers = BINARY | {"Content-Type": "image/png"}
+    assert (await Service(producer).post(b"\x89PNG", headers)).status_code == 200
+    assert only(producer).value == b"\x89PNG"
+    refused = await Service(producer, topics={"t": {"key": ["/user"]}}).post(b"\x89PNG", headers)
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_CLOUDEVENT")
+    for body, code in ((b"\x89PNG", "MALFORMED_JSON"), (b" \n", "INVALID_CLOUDEVENT")):
+        wrong = await Service(producer).post(body, BINARY)
+        assert (wrong.status_code, wrong.json()["error_code"]) == (400, code)
+
+
+async def test_a_batch_fails_by_element(producer: Any) -> None:
+    """207: the bad one is named by its index."""
+    bad = {name: value for name, value in EVENT.items() if name != "source"}
+    answer = await Service(producer).post(json.dumps([EVENT, bad, 7, EVENT]).encode(), BATCH)
+    assert (answer.status_code, answer.json()["stored"]) == (207, 2)
+    assert [(e["index"], e["error_code"]) for e in answer.json()["errors"]] == [
+        (1, "INVALID_CLOUDEVENT"),
+        (2, "INVALID_CLOUDEVENT"),
+    ]
+
+
+async def test_the_topics_settings_speak_of_the_data(producer: Any) -> None:
+    """A key pointer reads the same event alike in every mode, and goes before partitionkey."""
+    service = Service(producer, topics={"t": {"key": ["/user"]}})
+    await service.post(json.dumps(EVENT).encode(), STRUCTURED)
+    await service.post(json.dumps([EVENT]).encode(), BATCH)
+    await service.post(json.dumps(EVENT["data"]).encode(), BINARY)
+    assert [record.key for log in producer.logs["t"] for record in log] == [b"bob"] * 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "what"),
+    [
+        ({"ce-id": "1"}, "specversion"),
+        ({"ce-specversion": "0.3", "ce-id": "1", "ce-source": "s", "ce-type": "t"}, "0.3"),
+        ({"ce-specversion": "1.0", "ce-id": "", "ce-source": "s", "ce-type": "t"}, "id is required"),
+        ({f"ce-x{i}": "1" for i in range(ATTRIBUTES_MAX + 1)}, "more than"),
+        ({"ce-datacontenttype": "text/plain"}, "ce-datacontenttype is not an attribute"),
+    ],
+)
+def test_what_is_no_event_is_refused_by_the_attribute(headers: dict[str, str], what: str) -> None:
+    """The attribute that is missing or wrong is named."""
+    with pytest.raises(EventRefused, match=what):
+        from_headers(headers.items())
+
+
+def test_attributes_in_headers_are_utf8_either_way() -> None:
+    """Percent-encoded or as bytes, a text is the same; what is no UTF-8 is refused and named."""
+    base = [("ce-specversion", "1.0"), ("ce-id", "7"), ("ce-source", "/s"), ("ce-type", "t")]
+    for subject in ("Zo%C3%AB", "Zoë".encode().decode("latin-1")):
+        assert dict(from_headers([*base, ("ce-subject", subject)]).kafka_headers)["ce_subject"] == "Zoë".encode()
+    with pytest.raises(EventRefused, match="ce-subject is not UTF-8"):
+        from_headers([*base, ("ce-subject", "%FF")])

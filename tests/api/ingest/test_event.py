@@ -1,0 +1,252 @@
+"""One event's bytes to key and event time."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api.ingest.event import EventRefused, at_column, explain_malformed, topic_reader
+from penstock.api.settings import IngestSettings, TopicSettings
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit
+
+EARLIEST = 946_684_800_000
+"""2000-01-01, before which no event is by default."""
+LATEST = 2_000_000_000_000
+
+
+def read(value: bytes, key: list[str] | None = None, time: str | None = None) -> tuple[bytes | None, int | None]:
+    own = TopicSettings(key=tuple(key or ()), time=time)
+    return topic_reader(IngestSettings(), own).event(value, LATEST)
+
+
+def time_of(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> int:
+    """The event time of a JSON value."""
+    own = TopicSettings(time="/t", time_unit=unit, **settings)
+    timestamp = topic_reader(IngestSettings(), own).event(b'{"t":%s}' % value, LATEST)[1]
+    assert timestamp is not None
+    return timestamp
+
+
+def time_refused(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> str:
+    """Why a JSON value is no event time."""
+    with pytest.raises(EventRefused) as e:
+        time_of(value, unit, **settings)
+    assert e.value.error_code == "INVALID_TIMESTAMP"
+    return str(e.value)
+
+
+def refused(value: bytes, key: list[str] | None = None, time: str | None = None) -> EventRefused:
+    with pytest.raises(EventRefused) as e:
+        read(value, key, time)
+    return e.value
+
+
+def test_without_settings_any_json_value_is_an_event() -> None:
+    """A topic without key and time takes every JSON value, without key and timestamp."""
+    for value in (b"1", b"null", b'"x"', b"[1,2]", b'{"a":1}'):
+        assert read(value) == (None, None)
+
+
+def test_key_parts_are_joined_in_the_order_of_their_pointers() -> None:
+    """Strings, integers and booleans become text, joined by a dash."""
+    value = b'{"carrier":"UA","flight":{"number":12},"legs":["EWR",true]}'
+    assert read(value, ["/legs/0", "/carrier", "/flight/number", "/legs/1"])[0] == b"EWR-UA-12-true"
+
+
+def test_pointers_are_unescaped() -> None:
+    """~1 is a slash and ~0 a tilde, as in RFC 6901, and an empty step is the empty name."""
+    assert read(b'{"a/b":{"m~n":"x","":"y"}}', ["/a~1b/m~0n", "/a~1b/"])[0] == b"x-y"
+
+
+@pytest.mark.parametrize("pointer", ["/b", "/a/b", "/list/2", "/list/01", "/list/-1", "/list/x"])
+def test_a_missing_key_names_its_pointer(pointer: str) -> None:
+    """Where a key pointer leads nowhere, the error names it."""
+    error = refused(b'{"a":1,"list":[1,2]}', [pointer])
+    assert error.error_code == "INVALID_KEY"
+    assert pointer in str(error)
+
+
+@pytest.mark.parametrize("value", [b"null", b"1.5", b"{}", b"[]"])
+def test_a_key_must_be_a_plain_scalar(value: bytes) -> None:
+    """null, fractions, objects and arrays make no key."""
+    assert "/k must be a string, integer or boolean" in str(refused(b'{"k":%s}' % value, ["/k"]))
+
+
+def test_a_key_needs_an_object() -> None:
+    """A JSON value that is no object is refused by what it is, where a key is wanted."""
+    assert str(refused(b"17", ["/k"])) == "key: /k needs an object, got a number"
+    assert str(refused(b'"k"', ["/k"])) == "key: /k needs an object, got a string"
+
+
+@given(st.integers(EARLIEST, LATEST))
+def test_a_time_in_ms_is_taken_as_it_is(timestamp: int) -> None:
+    """An integer is the event time in ms."""
+    assert read(b'{"t":%d}' % timestamp, time="/t")[1] == timestamp
+
+
+@given(
+    st.datetimes(datetime(2000, 1, 3), datetime(2033, 1, 1)),
+    st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes))),
+)
+def test_an_iso_time_is_its_moment_in_ms(moment: datetime, zone: timezone) -> None:
+    """ISO 8601 with an offset gives the same ms in every zone, rounded down."""
+    aware = moment.replace(tzinfo=UTC).astimezone(zone)
+    expected = (moment - datetime(1970, 1, 1)) // timedelta(milliseconds=1)
+    assert read(b'{"t":"%s"}' % aware.isoformat().encode(), time="/t")[1] == expected
+
+
+def test_utc_may_be_written_as_z() -> None:
+    """Z is an offset."""
+    assert read(b'{"t":"2000-01-01T00:00:01.5Z"}', time="/t")[1] == EARLIEST + 1_500
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_number_is_in_the_topics_unit(unit: TimeUnit) -> None:
+    """A moment is the same ms whichever unit counts it, rounded down; text has no unit."""
+    number = {"s": b"1717408800", "ms": b"1717408800999", "us": b"1717408800999999", "ns": b"1717408800999999999"}
+    assert time_of(number[unit], unit) == (1_717_408_800_000 if unit == "s" else 1_717_408_800_999)
+    assert time_of(b'"2024-06-03T10:00:00Z"', unit) == 1_717_408_800_000
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (b"1717408800", "s"),
+        (b"1717408800000", "ms"),
+        (b"1717408800000000", "us"),
+        (b"1717408800000000000", "ns"),
+    ],
+)
+def test_a_number_in_another_unit_is_refused_with_the_unit_that_it_looks_like(
+    unit: TimeUnit, value: bytes, named: TimeUnit
+) -> None:
+    """Seconds taken for ms are of 1970, and us taken for ms lie far ahead: neither is stored; the setting is named."""
+    if named == unit:
+        assert time_of(value, unit) == 1_717_408_800_000
+        return
+    said = time_refused(value, unit)
+    assert f'time_unit = "{named}"' in said
+    assert value.decode() in said
+
+
+def test_seconds_are_said_to_be_seconds() -> None:
+    """With the value, the time that it would be, the setting that refuses it, and the one that takes it."""
+    assert time_refused(b"1717408800") == (
+        "time: /t is 1717408800 (1970-01-20T21:03:28.800 UTC), before min_event_time=2000-01-01;"
+        ' it looks like seconds: set time_unit = "s" for the topic'
+    )
+
+
+def test_what_looks_like_no_unit_is_only_refused() -> None:
+    """0, a small number, and an old date in text."""
+    for value in (b"0", b"5", b"-1717408800", b'"1999-12-31T23:59:59.999Z"'):
+        said = time_refused(value)
+        assert "before min_event_time=2000-01-01" in said
+        assert "looks like" not in said
+    assert time_of(b'"2000-01-01T00:00:00Z"') == EARLIEST
+
+
+def test_the_earliest_event_time_is_a_setting_of_the_ingest_and_of_a_topic() -> None:
+    """A topic of old events names an earlier one, as text or as TOML has it; none is before 1970."""
+    assert time_of(b"0", min_event_time="1970-01-01") == 0
+    assert time_of(b'"1985-06-01T00:00:00Z"', min_event_time=date(1985, 6, 1)) == 486_432_000_000
+    later = topic_reader(IngestSettings(min_event_time="2020-01-01T00:00:00+01:00"), TopicSettings(time="/t"))
+    assert later.event(b'{"t":1577833200000}', LATEST) == (None, 1_577_833_200_000)
+    with pytest.raises(EventRefused):
+        later.event(b'{"t":1577833199999}', LATEST)
+    for wrong in ("1969-12-31", "soon"):
+        with pytest.raises(ConfigError, match="min_event_time"):
+            IngestSettings(min_event_time=wrong)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b'"2013-01-01T05:00:00"', "no offset"),
+        (b'"2013-01-01"', "no offset"),
+        (b'"yesterday"', "not an ISO 8601 time"),
+        (b'"1357035300000"', "not an ISO 8601 time"),
+        (b'"1969-12-31T23:59:59Z"', "before min_event_time"),
+        (b"-1", "before min_event_time"),
+        (b"1.5", "got a number"),
+        (b"true", "got a boolean"),
+        (b"null", "got null"),
+        (b"{}", "got an object"),
+        (b"2000000000001", "max_future_ms"),
+        (b"99999999999999999999999999", "max_future_ms"),
+        (b'"0001-01-01T00:00:00+23:59"', "before min_event_time"),
+    ],
+)
+def test_a_wrong_time_is_refused_with_its_reason(value: bytes, reason: str) -> None:
+    """Naive, unreadable, negative, fractional, missing and far-future times are refused, naming the pointer."""
+    error = refused(b'{"t":%s}' % value, time="/t")
+    assert error.error_code == "INVALID_TIMESTAMP"
+    assert "/t" in str(error)
+    assert reason in str(error)
+
+
+def test_a_missing_time_names_its_pointer() -> None:
+    """An event without its time is refused."""
+    assert str(refused(b"{}", time="/at")) == "time: nothing at /at"
+
+
+@pytest.mark.parametrize(
+    ("value", "column", "what"),
+    [
+        (b'{"a":NaN}', 6, "invalid character"),
+        (b'{"a":Infinity}', 6, "invalid character"),
+        (b'{"a":1', 7, "the value ends too early"),
+        (b'{"a":1} x', 9, "trailing characters"),
+        ('{"é":"é" x}'.encode(), 10, "expected ',' or '}'"),
+        (b'{"a":"\xff"}', 7, "not UTF-8"),
+        (b'{"a":"ab\xe2\x28"}', 9, "not UTF-8"),
+        (b'\xef\xbb\xbf{"a":1}', 1, "invalid character"),
+        (b"[" * 100_000, None, "nested too deeply"),
+        (b'{"a":1e999}', None, "Number out of range"),
+    ],
+)
+def test_malformed_json_says_what_and_where(value: bytes, column: int | None, what: str) -> None:
+    """What is no JSON is refused with the 1-based column, counted in characters, and what is wrong there."""
+    error = refused(value)
+    assert error.error_code == "MALFORMED_JSON"
+    assert what in str(error)
+    assert error.column == column
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(value: bytes) -> None:
+    """No bytes whatsoever raise anything else; what is taken is what a JSON decoder takes."""
+    try:
+        msgspec.json.decode(value)
+    except ValueError:
+        column = refused(value).column
+        assert column is None or 1 <= column <= len(value) + 1
+    else:
+        assert read(value) == (None, None)
+
+
+def test_a_place_in_a_body_of_lines_is_line_and_column() -> None:
+    """In a value of several lines the column counts from the line's start."""
+    with pytest.raises(ValueError) as e:
+        msgspec.json.decode(b'[\n  {"a": 1,,}\n]')
+    error = explain_malformed(b'[\n  {"a": 1,,}\n]', e.value)
+    assert (error.line, error.column) == (2, 11)
+    assert at_column("") == 1
+
+
+def test_a_time_outside_of_the_calendar_is_said_to_be_so() -> None:
+    """The number is not shown again as if it were a time in UTC."""
+    settings = IngestSettings()
+    read_time = topic_reader(settings, settings.default_topic).time
+    with pytest.raises(
+        EventRefused, match=r"/at is 1795460162760000000 \(outside of the years 1 to 9999\), further"
+    ) as e:
+        read_time("/at", 1_795_460_162_760_000_000, 1_795_460_162_760)
+    assert 'time_unit = "ns"' in str(e.value)

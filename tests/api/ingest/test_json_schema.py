@@ -1,0 +1,30 @@
+"""Events held against a JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.api.ingest.json_schema import load_schema
+from penstock.shared.common.errors import ConfigError
+
+
+def test_a_schema_in_a_file_says_where_an_event_is_wrong(tmp_path: Path) -> None:
+    """The place as a JSON pointer, and what was expected there."""
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps({"properties": {"a": {"items": {"type": "string"}}}}))
+    validate = load_schema(path)
+    assert validate({"a": ["x"]}) is None
+    assert validate({"a": ["x", 2]}) == '/a/1: 2 is not of type "string"'
+
+
+@pytest.mark.parametrize("text", ["{", '{"type": 7}'])
+def test_what_is_no_schema_is_refused_at_start_up(tmp_path: Path, text: str) -> None:
+    """ConfigError names the setting and the file; so does a file that is not there."""
+    path = tmp_path / "s.json"
+    path.write_text(text)
+    for name in (path, tmp_path / "none.json"):
+        with pytest.raises(ConfigError, match=r"json_schema: .*json"):
+            load_schema(name)

@@ -1,0 +1,501 @@
+"""The ingest endpoint over HTTP, with producers in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.api.http.app import create_app
+from penstock.api.http.content_encoding import zstd
+from penstock.api.http.health import CheckResult
+from penstock.api.ingest.routes import Ingest
+from penstock.api.settings import IngestSettings
+from penstock.shared.common import errors
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from tests.api.conftest import after
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+JSON = {"Content-Type": "application/json"}
+URL = "/v1/topics/t/events"
+COMPRESS: dict[str, Any] = {"gzip": gzip.compress, "zstd": zstd.compress}
+
+
+class Service:
+    """An ingest app with a client on it."""
+
+    def __init__(self, producer: Any, kafka: Any = None, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> None:
+        self.registry = CollectorRegistry()
+        taken = IngestSettings.model_validate(settings)
+        self.ingest = Ingest(producer, taken, self.registry, kafka=kafka, clock=clock)
+        transport = httpx.ASGITransport(create_app(ingest=self.ingest.router))
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+    async def post(self, content: Any, headers: dict[str, str] = NDJSON, url: str = URL) -> httpx.Response:
+        return await self.client.post(url, content=content, headers=headers)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"penstock_ingest_{name}_total", {"topic": "t", **labels})
+
+
+async def test_good_lines_are_stored_and_counted(producer: Any) -> None:
+    """200 with the number stored and the last offset of each partition."""
+    service = Service(producer)
+    answer = await service.post(b'{"a":1}\r\n\n{"a":22}')
+    assert answer.status_code == 200
+    assert answer.json() == {"stored": 2, "last_offsets": {"0": 0, "1": 0}}
+    assert sorted(producer.values()) == [b'{"a":1}', b'{"a":22}']
+    assert service.metric("stored_records") == 2
+    assert service.metric("requests", status="200") == 1
+
+
+async def test_offsets_are_given_when_asked_for(producer: Any) -> None:
+    """?offsets=true gives every record's place."""
+    answer = await Service(producer).post(b"1\n22\n333\n", url=URL + "?offsets=true")
+    assert answer.json()["offsets"] == [
+        {"line": 1, "partition": 1, "offset": 0},
+        {"line": 2, "partition": 0, "offset": 0},
+        {"line": 3, "partition": 1, "offset": 1},
+    ]
+
+
+async def test_a_bad_line_fails_alone(producer: Any) -> None:
+    """207: the good lines are stored, the bad one is named by line and column."""
+    service = Service(producer)
+    answer = await service.post(b'{"a":1}\n{"a":oops}\n{"a":3}\n')
+    assert answer.status_code == 207
+    assert answer.json()["stored"] == 2
+    assert answer.json()["errors"] == [
+        {
+            "line": 2,
+            "column": 6,
+            "error_code": "MALFORMED_JSON",
+            "message": "not JSON: invalid character",
+            "outcome": "not_stored",
+        }
+    ]
+    assert service.metric("rejected_records", error_code="MALFORMED_JSON") == 1
+
+
+async def test_no_good_line_is_a_problem(producer: Any) -> None:
+    """400 in RFC 9457's form, with the errors, and nothing sent."""
+    answer = await Service(producer).post(b"oops\n{\n")
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert (body["status"], body["error_code"], body["stored"]) == (400, "MALFORMED_JSON", 0)
+    assert body["detail"].startswith("line 1, column 1: not JSON")
+    assert [e["line"] for e in body["errors"]] == [1, 2]
+    assert producer.batches == []
+
+
+async def test_key_and_time_come_from_the_topics_settings(producer: Any) -> None:
+    """The record carries key and event time; an event without them is refused by the pointer's name."""
+    service = Service(producer, topics={"t": {"key": ["/c", "/o"], "time": "/at"}})
+    at = 1_717_408_800_000
+    answer = await service.post(b'{"c":"UA","o":"EWR","at":%d}\n{"c":"UA","at":%d}\n' % (at, at))
+    assert answer.status_code == 207
+    (record,) = [record for log in producer.logs["t"] for record in log]
+    assert (record.key, record.timestamp) == (b"UA-EWR", at)
+    assert answer.json()["errors"][0]["message"] == "key: nothing at /o"
+
+
+async def test_a_json_array_is_stored_by_index(producer: Any) -> None:
+    """The elements' own bytes are the values; errors name the index."""
+    service = Service(producer, topics={"t": {"key": ["/k"]}})
+    answer = await service.post(b'[ {"k": 1}, {"x":2} , {"k":3}]', JSON)
+    assert answer.status_code == 207
+    assert sorted(producer.values()) == [b'{"k": 1}', b'{"k":3}']
+    (error,) = answer.json()["errors"]
+    assert (error["index"], error["error_code"], error["message"]) == (1, "INVALID_KEY", "key: nothing at /k")
+
+
+@pytest.mark.parametrize("body", [b'{"k": 1}', b' \r\n\t{"k": 1}\n'])
+async def test_a_json_object_is_one_event(producer: Any, body: bytes) -> None:
+    """Its own bytes are the value, without the space around them; key and errors are as for an array of one."""
+    service = Service(producer, topics={"t": {"key": ["/k"]}})
+    answer = await service.post(body, JSON)
+    assert (answer.status_code, answer.json()["stored"]) == (200, 1)
+    ((key, value),) = [(r.key, r.value) for log in producer.logs["t"] for r in log]
+    assert (key, value) == (b"1", b'{"k": 1}')
+    wrong = await service.post(b'{"x": 1}', JSON)
+    assert (wrong.status_code, wrong.json()["errors"][0]["index"]) == (400, 0)
+    assert "nothing at /k" in wrong.json()["detail"]
+
+
+async def test_a_json_body_that_is_no_event_is_refused(producer: Any) -> None:
+    """A malformed object with line and column, one over the limit of an event, and a value that is no object."""
+    service = Service(producer, max_line_bytes=20)
+    malformed = await service.post(b'{"a":1,\n "b":}', JSON)
+    assert (malformed.status_code, malformed.json()["error_code"]) == (400, "MALFORMED_JSON")
+    assert (malformed.json()["line"], malformed.json()["column"]) == (2, 6)
+    assert (await service.post(b'{"a":"%s"}' % (b"x" * 20), JSON)).status_code == 413
+    for body in (b"17", b'"text"', b"null"):
+        answer = await service.post(body, JSON)
+        assert (answer.status_code, answer.json()["error_code"]) == (400, "NOT_AN_OBJECT_OR_ARRAY")
+    assert producer.batches == []
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_a_compressed_body_is_stored_as_its_data(producer: Any, encoding: str) -> None:
+    """Lines, an array, an object, and a CloudEvent's data."""
+    service, named = Service(producer), {"Content-Encoding": encoding}
+    for content, headers, stored in (
+        (b"1\n22\n", NDJSON, [b"1", b"22"]),
+        (b"[1,22]", JSON, [b"1", b"22"]),
+        (b'{"a":1}', JSON, [b'{"a":1}']),
+        (b'{"a":2}', JSON | {"ce-specversion": "1.0", "ce-id": "1", "ce-source": "s", "ce-type": "t"}, [b'{"a":2}']),
+    ):
+        producer.logs["t"] = [[], []]
+        answer = await service.post(COMPRESS[encoding](content), headers | named)
+        assert answer.status_code == 200, answer.text
+        assert sorted(producer.values()) == stored
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_the_limits_are_on_the_data_of_a_compressed_body(producer: Any, encoding: str) -> None:
+    """A few kilobytes that hold 64 MB: as a body that is read whole 413, as lines each too long. Nothing is kept of it,
+    and one that is longer compressed than its data has the data's length."""
+    service, named = Service(producer, max_line_bytes=1_000), {"Content-Encoding": encoding}
+    space, line = COMPRESS[encoding](b" " * 67_108_864), COMPRESS[encoding](b"x" * 67_108_864)
+    tracemalloc.start()
+    try:
+        whole = await service.post(space, JSON | named)
+        lines = await service.post(line, NDJSON | named)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (whole.status_code, whole.json()["error_code"]) == (413, "BODY_TOO_LARGE")
+    assert (lines.status_code, lines.json()["errors"][0]["error_code"]) == (413, "MESSAGE_TOO_LARGE")
+    assert peak < 16_777_216
+    small = Service(producer, max_body_bytes=3, max_line_bytes=3)
+    assert (await small.post(COMPRESS[encoding](b"[1]"), JSON | named)).status_code == 200
+    events = await Service(producer, max_body_events=2).post(COMPRESS[encoding](b"[1,2,3]"), JSON | named)
+    assert (events.status_code, events.json()["error_code"]) == (413, "TOO_MANY_EVENTS")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_a_body_that_cannot_be_inflated_is_a_clear_400(producer: Any, encoding: str) -> None:
+    """Nothing is stored of a body that is read whole; of lines those before the damage are, and the rest is named."""
+    service, named = Service(producer), {"Content-Encoding": encoding}
+    for content in (b"{}", COMPRESS[encoding](b"[1,2,3]")[:-4]):
+        answer = await service.post(content, JSON | named)
+        assert (answer.status_code, answer.json()["error_code"]) == (400, "CORRUPT_BODY")
+        assert "Content-Encoding" in answer.json()["detail"]
+        assert "retry-after" not in answer.headers
+    none = await service.post(b"1\n", NDJSON | named)
+    assert (none.status_code, none.json()["error_code"], none.json()["stored"]) == (400, "CORRUPT_BODY", 0)
+    assert "retry-after" not in none.headers
+    assert producer.batches == []
+    some = await service.post(COMPRESS[encoding](b"1\n2\n") + b"damage", NDJSON | named)
+    assert (some.status_code, some.json()["stored"], some.json()["stopped_at_line"]) == (207, 2, 3)
+    assert "Content-Encoding" in some.json()["stop_reason"]
+    atomic = await service.post(b"1\n", NDJSON | named, URL + "?ack=none")
+    assert (atomic.status_code, atomic.json()["error_code"]) == (400, "CORRUPT_BODY")
+
+
+async def test_an_unknown_encoding_names_those_that_are_taken(producer: Any) -> None:
+    """415 with Accept-Encoding, as RFC 9110 has it."""
+    answer = await Service(producer).post(b"1\n", NDJSON | {"Content-Encoding": "br"})
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip, zstd")
+
+
+async def test_bulk_requests_are_served_first_come_first_served(producer: Any) -> None:
+    """Of 16 large bodies at once the first ends when a small part of all is handed over, and they end in the order in
+    which they came; a small request waits for none of them."""
+    handed, ended, lines, most = 0, list[int](), b"1\n" * 2_000, 16
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal handed
+        for _ in range(25):
+            yield lines
+            handed += 1
+            await asyncio.sleep(0)
+
+    async def bulk(number: int) -> None:
+        assert (await service.post(body())).json()["stored"] == 50_000
+        ended.append(number)
+        parts_handed.append(handed)
+
+    service, parts_handed = Service(producer), list[int]()
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(most):
+            tasks.create_task(bulk(number))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (await service.post(b"1\n")).status_code == 200
+        assert len(ended) < most / 2
+    assert parts_handed[0] < most * 25 / 2
+    assert all(abs(place - number) < 4 for place, number in enumerate(ended)), ended
+
+
+async def test_a_malformed_array_is_refused_with_its_place(producer: Any) -> None:
+    """400 naming line and column of the body; nothing is sent."""
+    answer = await Service(producer).post(b'[{"a":1},\n {"a":,}]', JSON)
+    assert answer.status_code == 400
+    assert (answer.json()["line"], answer.json()["column"]) == (2, 7)
+    assert producer.batches == []
+
+
+async def test_an_array_over_the_limit_is_413(producer: Any) -> None:
+    """Refused by its declared length, and by its real one where none is declared."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            yield b"[1,2,3,4,5,6,"
+
+    service = Service(producer, max_body_bytes=50)
+    for content in (b"[" + b"1," * 50 + b"1]", chunks()):
+        answer = await service.post(content, JSON)
+        assert answer.status_code == 413
+        assert "max_body_bytes=50" in answer.json()["detail"]
+
+
+async def test_a_line_over_the_limit_fails_alone(producer: Any) -> None:
+    """NDJSON has a limit per line; where no line fits, the status is 413."""
+    service = Service(producer, max_line_bytes=5)
+    assert (await service.post(b"123456\n1\n")).status_code == 207
+    assert (await service.post(b"123456\n")).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "status", "code"),
+    [
+        ("/v1/topics/none/events", NDJSON, 404, "UNKNOWN_TOPIC_OR_PARTITION"),
+        ("/v1/topics/a%20b/events", NDJSON, 400, "INVALID_TOPIC"),
+        ("/v1/topics/../events", NDJSON, 404, "HTTP_404"),
+        ("/v1/topics/closed/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
+        ("/v1/topics/__consumer_offsets/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
+        ("/v1/topics/app-changelog/events", NDJSON, 403, "TOPIC_NOT_ALLOWED"),
+        (URL, {"Content-Type": "text/plain"}, 415, "UNSUPPORTED_MEDIA_TYPE"),
+        (URL, {}, 415, "UNSUPPORTED_MEDIA_TYPE"),
+        (URL, NDJSON | {"Content-Encoding": "br"}, 415, "UNSUPPORTED_CONTENT_ENCODING"),
+        (URL, NDJSON | {"Content-Encoding": "gzip, zstd"}, 415, "UNSUPPORTED_CONTENT_ENCODING"),
+        (URL + "?offsets=maybe", NDJSON, 400, "INVALID_REQUEST"),
+    ],
+)
+async def test_a_wrong_request_is_a_clear_4xx(
+    producer: Any, url: str, headers: dict[str, str], status: int, code: str
+) -> None:
+    """Unknown or forbidden topics and unsupported bodies are refused before anything is read."""
+    producer.logs["__consumer_offsets"] = [[]]
+    producer.logs["app-changelog"] = [[]]
+    answer = await Service(producer, topics={"closed": {"allowed": False}}).post(b"1\n", headers, url)
+    assert (answer.status_code, answer.json()["error_code"]) == (status, code)
+    assert producer.batches == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.BrokerNotAvailable("no broker"), 503),
+        (errors.NotEnoughReplicas("1 of 2"), 503),
+        (errors.KafkaTimeout("no answer"), 504),
+        (errors.DeliveryTimeout("25 s"), 504),
+        (errors.BufferExhausted("full"), 429),
+    ],
+)
+async def test_kafkas_trouble_is_never_a_2xx(producer: Any, error: Exception, status: int) -> None:
+    """The status says whose trouble it is, and Retry-After when to come again."""
+    producer.refuse = {b"1": error}
+    answer = await Service(producer).post(b"1\n")
+    assert answer.status_code == status
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["stored"] == 0
+
+
+async def test_while_kafka_is_known_to_be_away_requests_are_refused_at_once(producer: Any) -> None:
+    """503 without waiting for a timeout, and nothing is handed to the producer."""
+    answer = await Service(producer, kafka=lambda: CheckResult(False, "no broker")).post(b"1\n")
+    assert (answer.status_code, answer.json()["error_code"]) == (503, "BROKER_NOT_AVAILABLE")
+    assert "retry-after" in answer.headers
+    assert producer.batches == []
+
+
+async def test_what_may_be_stored_is_504_even_while_kafka_is_away(held_producer: Any) -> None:
+    """503 invites to send again; what was handed over may be stored, however dead Kafka looks by now."""
+    checks = [CheckResult(True), CheckResult(False, "no broker")]
+    away = Service(held_producer, kafka=lambda: checks.pop(0) if checks else CheckResult(False), ack_timeout_ms=1)
+    answer = await away.post(b"1\noops\n")
+    body = answer.json()
+    assert (answer.status_code, body["error_code"]) == (504, "REQUEST_TIMED_OUT")
+    assert body["title"] == "Events may or may not be stored"
+    assert (body["stored"], body["not_stored"], body["unknown"]) == (0, 1, 1)
+    assert [(e["line"], e["outcome"]) for e in body["errors"]] == [(1, "unknown"), (2, "not_stored")]
+    assert away.metric("unknown_records", error_code="REQUEST_TIMED_OUT") == 1
+    assert away.metric("rejected_records", error_code="MALFORMED_JSON") == 1
+
+
+async def test_a_timeout_that_surely_wrote_nothing_is_503(producer: Any) -> None:
+    """The producer knows that no request was out: the client may send again, and is told that nothing is stored."""
+    error = errors.DeliveryTimeout("t-0: it was not written")
+    error.maybe_written = False
+    producer.refuse = {b"1": error}
+    answer = await Service(producer).post(b"1\n")
+    assert (answer.status_code, answer.json()["title"]) == (503, "No event was stored")
+    assert answer.json()["unknown"] == 0
+
+
+async def test_a_topic_that_cannot_be_looked_up_in_time_is_503(producer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was handed over yet, so the client may send again."""
+
+    async def late(topic: str) -> list[int]:
+        raise errors.KafkaTimeout(f"{topic}: no metadata")
+
+    monkeypatch.setattr(producer, "partitions_for", late)
+    assert (await Service(producer).post(b"1\n")).status_code == 503
+    assert producer.batches == []
+
+
+async def test_a_lost_broker_ends_the_reading_and_says_where(producer: Any) -> None:
+    """Behind the failure nothing is read, and the answer names the first line not looked at."""
+    read = []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for i in range(1, 101):
+            read.append(i)
+            yield b"%d\n" % i
+            await asyncio.sleep(0)
+
+    producer.refuse = {b"10": errors.BrokerNotAvailable("no broker")}
+    answer = await Service(producer).post(chunks())
+    body = answer.json()
+    assert answer.status_code == 207
+    assert body["stopped_at_line"] == body["stored"] + len(body["errors"]) + 1
+    assert 11 <= body["stopped_at_line"] < 20
+    assert answer.headers["retry-after"] == "5"
+    assert len(producer.values()) == body["stored"]
+
+
+async def test_too_many_bad_lines_end_the_request(producer: Any) -> None:
+    """Memory stays bounded however many lines are bad; what follows is named as not read."""
+    answer = await Service(producer, max_errors=3).post(b"1\n" + b"x\n" * 10 + b"2\n")
+    assert answer.status_code == 207
+    assert len(answer.json()["errors"]) == 3
+    assert answer.json()["stopped_at_line"] == 5
+    assert producer.values() == [b"1"]
+
+
+async def test_an_event_too_far_ahead_is_refused_alone(producer: Any) -> None:
+    """One such record would make the broker refuse its whole batch."""
+    service = Service(producer, topics={"t": {"time": "/t"}})
+    answer = await service.post(b'{"t":1717408800000}\n{"t":99999999999999}\n')
+    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
+    assert "max_future_ms" in answer.json()["errors"][0]["message"]
+
+
+async def test_seconds_taken_for_ms_are_refused_alone(producer: Any) -> None:
+    """They would be late for ever, as events of 1970; a topic whose times are seconds says so and has them right."""
+    body = b'{"t":1717408800}\n{"t":0}\n{"t":"1970-01-20T21:03:28Z"}\n{"t":"2024-06-03T10:00:00Z"}\n'
+    answer = await Service(producer, topics={"t": {"time": "/t"}}).post(body)
+    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
+    errors = answer.json()["errors"]
+    assert [(e["line"], e["error_code"], e["outcome"]) for e in errors] == [
+        (line, "INVALID_TIMESTAMP", "not_stored") for line in (1, 2, 3)
+    ]
+    assert ["looks like seconds" in e["message"] for e in errors] == [True, False, False]
+    assert all("min_event_time=2000-01-01" in e["message"] for e in errors)
+    seconds = Service(producer, topics={"t": {"time": "/t", "time_unit": "s"}})
+    assert (await seconds.post(b'{"t":1717408801}\n')).status_code == 200
+    stored = sorted(r.timestamp or 0 for log in producer.logs["t"] for r in log)
+    assert stored == [1_717_408_800_000, 1_717_408_801_000]
+
+
+async def test_a_long_body_is_held_back_by_the_limit_in_flight(held_producer: Any) -> None:
+    """The body is not read faster than Kafka acknowledges."""
+    sent = 0
+
+    async def chunks() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += 10
+            yield b"1\n" * 10
+
+    service = Service(held_producer, max_in_flight_records=50)
+    posting = asyncio.ensure_future(service.post(chunks()))
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert held_producer.most == 60
+    assert sent <= 80
+    held_producer.release.set()
+    assert (await posting).json()["stored"] == 1_000
+
+
+async def test_a_stalled_body_is_answered(producer: Any) -> None:
+    """What was read is stored and said, and the line from which nothing came is named."""
+    never = asyncio.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"1\n2\n"
+        await never.wait()
+
+    answer = await Service(producer, body_timeout_ms=20).post(chunks())
+    assert answer.status_code == 207
+    assert (answer.json()["stored"], answer.json()["stopped_at_line"]) == (2, 3)
+    stalled = await Service(producer, body_timeout_ms=20).post(chunks(), JSON)
+    assert stalled.status_code == 408
+
+
+async def test_a_body_that_stalls_before_its_first_whole_line_is_408(producer: Any) -> None:
+    """The client was too slow, not Kafka; the slow bytes in between do not help it."""
+
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+            await after(0.005)
+
+    answer = await Service(producer, body_timeout_ms=40).post(drip())
+    assert (answer.status_code, answer.json()["error_code"]) == (408, "BODY_STALLED")
+    whole = await Service(producer, whole_body_timeout_ms=40).post(drip(), JSON)
+    assert (whole.status_code, whole.json()["error_code"]) == (408, "BODY_STALLED")
+    assert producer.batches == []
+
+
+async def test_latency_begins_at_the_last_byte(producer: Any) -> None:
+    """A client that takes its time is not Kafka's slowness."""
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        await after(0.5)
+        yield b"2\n"
+
+    service = Service(producer)
+    assert (await service.post(slow())).status_code == 200
+    seconds = service.registry.get_sample_value("penstock_ingest_request_seconds_sum", {"topic": "t"})
+    assert seconds is not None
+    assert seconds < 0.4
+
+
+async def test_leaving_answers_open_bodies_and_refuses_new_ones(producer: Any) -> None:
+    """A body that does not end within the grace is answered for what was stored; a new request gets 503."""
+    never, started = asyncio.Event(), asyncio.Event()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        started.set()
+        await never.wait()
+
+    service = Service(producer)
+    posting = asyncio.ensure_future(service.post(chunks()))
+    await started.wait()
+    assert service.ingest.active == 1
+    service.ingest.drain(grace_ms=20)
+    refused = await service.post(b"2\n")
+    assert (refused.status_code, refused.json()["error_code"]) == (503, "SHUTTING_DOWN")
+    answer = await posting
+    assert (answer.status_code, answer.json()["stored"]) == (207, 1)
+    assert "shutting down" in answer.json()["stop_reason"]
+    assert service.ingest.active == 0
+
+
+async def test_an_empty_body_stores_nothing(producer: Any) -> None:
+    """No event is no error."""
+    for content, headers in ((b"", NDJSON), (b"\n\r\n", NDJSON), (b"[]", JSON)):
+        answer = await Service(producer).post(content, headers)
+        assert (answer.status_code, answer.json()) == (200, {"stored": 0, "last_offsets": {}})

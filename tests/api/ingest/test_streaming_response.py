@@ -1,0 +1,201 @@
+"""Answers that come while the body does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.api.http.app import create_app
+from penstock.api.http.server import HttpServer
+from penstock.api.ingest.routes import Ingest
+from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.routes import produce_routers
+from penstock.api.settings import IngestSettings
+from penstock.shared.common.settings import HttpSettings
+from tests.api.admin.test_routes import MemoryAdmin
+from tests.api.conftest import after
+from tests.api.ingest.test_atomic import Transactor
+from tests.api.ingest.test_routes import COMPRESS, NDJSON, URL, Service
+
+STREAMED = NDJSON | {"Accept": "application/x-ndjson"}
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def test_the_last_line_has_the_totals(producer: Any) -> None:
+    """207 from the start; every bad line is named, and the end says what became of all."""
+    answer = await Service(producer).post(b"1\noops\n3\n", STREAMED, URL + "?offsets=true")
+    assert (answer.status_code, answer.headers["content-type"]) == (207, "application/x-ndjson")
+    *_, last = said = rows(answer.text)
+    assert (last["status"], last["total"]) == (207, {"stored": 2, "not_stored": 1, "unknown": 0})
+    assert [e["line"] for row in said for e in row.get("errors", [])] == [2]
+    assert [o["line"] for row in said for o in row.get("offsets", [])] == [1, 3]
+
+
+async def test_errors_are_told_as_they_come_and_kept_no_longer(producer: Any) -> None:
+    """More errors than max_errors stop nothing here: they are written, counted and forgotten."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"oops\n" * 150 + b"1\n"
+
+    service = Service(producer, max_errors=10)
+    said = rows((await service.post(body(), STREAMED)).text)
+    assert len(said) >= 20
+    assert sum(len(row.get("errors", [])) for row in said) == 3_000
+    assert said[-1]["total"] == {"stored": 20, "not_stored": 3_000, "unknown": 0}
+    assert service.metric("rejected_records", error_code="MALFORMED_JSON") == 3_000
+
+
+async def test_a_damaged_body_ends_the_stream_as_a_bad_request(producer: Any) -> None:
+    """What came before the damage is stored; the last line says from where nothing was read."""
+    body = COMPRESS["gzip"](b"1\n2\n") + b"damage"
+    answer = await Service(producer).post(body, STREAMED | {"Content-Encoding": "gzip"})
+    last = rows(answer.text)[-1]
+    assert (last["status"], last["total"]["stored"], last["total"]["stopped_at_line"]) == (207, 2, 3)
+    nothing = await Service(producer).post(b"damage", STREAMED | {"Content-Encoding": "gzip"})
+    assert rows(nothing.text)[-1]["status"] == 400
+
+
+async def test_a_lasting_failure_stops_the_stream_with_its_reason(producer: Any) -> None:
+    """What was not read is named by its first line, in the last row."""
+    from penstock.shared.common.errors import BrokerNotAvailable
+
+    producer.fail_all = BrokerNotAvailable("no broker")
+    last = rows((await Service(producer).post(b"1\n2\n", STREAMED)).text)[-1]
+    assert last["status"] == 503
+    assert last["total"]["stored"] == 0
+    assert last["total"]["not_stored"] == 2
+
+
+class Conversation:
+    """A client on a real socket that sends a line, and reads what is said of it before it sends the next."""
+
+    def __init__(self, url: str, headers: dict[str, str], path: str = URL) -> None:
+        self._path = path
+        self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
+        self._headers = headers
+
+    async def __aenter__(self) -> Self:
+        self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+        head = f"POST {self._path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        given = "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
+        self._writer.write(f"{head}{given}\r\n".encode())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def head(self) -> bytes:
+        async with asyncio.timeout(20):
+            return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def row(self) -> Any:
+        return json.loads(await self.line())
+
+    async def line(self) -> bytes:
+        async with asyncio.timeout(20):
+            size = int(await self._reader.readline(), 16)
+            return (await self._reader.readexactly(size + 2))[:-2]
+
+
+@pytest.fixture
+async def served(producer: Any) -> AsyncIterator[tuple[str, Service]]:
+    service = Service(producer, body_timeout_ms=30_000)
+    server = HttpServer(create_app(ingest=service.ingest.router), HttpSettings())
+    await server.start()
+    yield server.url, service
+    await server.stop(1_000)
+
+
+async def test_a_line_is_answered_before_the_next_is_sent(served: tuple[str, Service], producer: Any) -> None:
+    """Each row comes while the body is open, and the last when it ends."""
+    async with Conversation(served[0], STREAMED) as client:
+        client.send(b"1\n")
+        assert b" 207 " in await client.head()
+        assert await client.row() == {"through_line": 1, "stored": 1}
+        client.send(b"oops\n")
+        said = await client.row()
+        assert (said["stored"], [error["line"] for error in said["errors"]]) == (0, [2])
+        client.send(b"3")
+        client.send(b"3\n")
+        assert (await client.row())["through_line"] == 3
+        client.send(b"")
+        assert (await client.row())["total"] == {"stored": 2, "not_stored": 1, "unknown": 0}
+    assert sorted(producer.values()) == [b"1", b"33"]
+
+
+async def test_what_is_not_acknowledged_in_time_is_told_while_the_body_is_open(held_producer: Any) -> None:
+    """The client hears of it though it sends nothing more."""
+    never = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        await never.wait()
+
+    service = Service(held_producer, ack_timeout_ms=20, body_timeout_ms=300)
+    *told, last = rows((await service.post(body(), STREAMED)).text)
+    assert [error["outcome"] for row in told for error in row["errors"]] == ["unknown"]
+    assert (last["status"], last["total"]["unknown"]) == (504, 1)
+
+
+async def test_a_client_that_goes_is_counted_and_its_records_go_their_way(
+    producer: Any, served: tuple[str, Service]
+) -> None:
+    """Nobody is answered; what was taken is stored, and the request is over."""
+    url, service = served
+    async with Conversation(url, STREAMED) as client:
+        client.send(b"1\n")
+        await client.head()
+        await client.row()
+        assert service.ingest.active == 1
+    async with asyncio.timeout(20):
+        while service.ingest.active:
+            await after(0.005)
+    assert producer.values() == [b"1"]
+    assert service.metric("requests", status="499") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "media_type"),
+    [
+        (URL, "application/x-ndjson"),
+        (URL, "application/json"),
+        (URL + "?atomic=true", "application/x-ndjson"),
+        ("/topics/t", "application/vnd.kafka.json.v2+json"),
+        ("/v3/clusters/c-1/topics/t/records", "application/json"),
+        ("/v3/clusters/c-1/topics/t/records:batch", "application/json"),
+    ],
+)
+async def test_bodies_that_drip_are_cut_off(producer: Any, url: str, media_type: str) -> None:
+    """A byte now and then holds no request open for long, on a real socket; others are served meanwhile."""
+    taken = IngestSettings(body_timeout_ms=300, whole_body_timeout_ms=300)
+    ingest = Ingest(producer, taken, CollectorRegistry(), transactor=Transactor())
+    rest = produce_routers(RestProducer(ingest, producer, taken), MemoryAdmin())
+    server = HttpServer(create_app(ingest=ingest.router, rest_proxy=rest), HttpSettings())
+    await server.start()
+    try:
+        async with Conversation(server.url, {"Content-Type": media_type}, url) as slow, asyncio.timeout(20):
+            answering = asyncio.ensure_future(slow.head())
+            slow.send(b'{"records":[')
+            while not answering.done():
+                slow.send(b"1")
+                await after(0.02)
+            assert b" 408 " in await answering or b"408" in await slow.line()
+            async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
+                assert (await client.post(URL, content=b"1\n", headers=NDJSON)).status_code == 200
+        assert ingest.active == 0
+    finally:
+        await server.stop(1_000)

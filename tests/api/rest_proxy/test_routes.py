@@ -1,0 +1,518 @@
+"""Confluent REST Proxy's interfaces over a producer and an admin in memory: the shapes that its clients know."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from penstock.api.http.app import create_app
+from penstock.api.ingest.routes import Ingest
+from penstock.api.rest_proxy.produce import RestProducer
+from penstock.api.rest_proxy.routes import metadata_routers, produce_routers
+from penstock.api.settings import Credential, IngestSettings
+from penstock.shared.clients.admin import MemberDescription
+from penstock.shared.common.errors import BrokerNotAvailable, KafkaTimeout, PenstockError
+from penstock.shared.testing.manual_clock import ManualClock
+from tests.api.admin.test_routes import F0, MemoryAdmin
+from tests.api.ingest.test_routes import COMPRESS
+
+V2_JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+V2_BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+V3 = "/v3/clusters/c-1/topics/t/records"
+GROUP = "/v3/clusters/c-1/consumer-groups/banks"
+
+
+SETTINGS = IngestSettings.model_validate({"topics": {"closed": {"allowed": False}}})
+KEYED = IngestSettings.model_validate({"topics": {"t": {"key": ["/id"], "time": "/at"}}})
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def ingest(producer: Any, registry: CollectorRegistry) -> Ingest:
+    return Ingest(producer, SETTINGS, registry)
+
+
+@pytest.fixture
+async def client(producer: Any, ingest: Ingest) -> AsyncIterator[httpx.AsyncClient]:
+    admin = MemoryAdmin()
+    admin.members = [MemberDescription("m-1", "client", "/host", None, frozenset({F0}))]
+    rest = [*produce_routers(RestProducer(ingest, producer, SETTINGS), admin), *metadata_routers(admin)]
+    transport = httpx.ASGITransport(create_app(rest_proxy=rest))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield client
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+async def test_v2_json_keeps_the_bytes(client: httpx.AsyncClient, producer: Any) -> None:
+    """One row a record, in order; embedded JSON is stored as it was written, null is a tombstone."""
+    body = b'{"records":[{"key":"ann","value":{"a": 1}},{"value":null,"key":{"k":2}}]}'
+    answer = await client.post("/topics/t", content=body, headers=V2_JSON)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/vnd.kafka.v2+json"
+    said = answer.json()
+    assert (said["key_schema_id"], said["value_schema_id"]) == (None, None)
+    assert [set(row) for row in said["offsets"]] == [{"partition", "offset", "error_code", "error"}] * 2
+    assert {(r.key, r.value) for log in producer.logs["t"] for r in log} == {
+        (b'"ann"', b'{"a": 1}'),
+        (b'{"k":2}', None),
+    }
+
+
+async def test_v2_answers_200_with_errors_inside(client: httpx.AsyncClient, producer: Any) -> None:
+    """1 where sending again cannot help, 2 where it can; the others are stored."""
+    producer.refuse[b"down"] = BrokerNotAvailable("no broker")
+    rows = [{"value": b64(b"1")}, {"value": "%%"}, {"value": b64(b"down")}, {"value": b64(b"2"), "partition": 9}]
+    answer = await client.post("/topics/t", json={"records": rows}, headers=V2_BINARY)
+    assert answer.status_code == 200
+    assert [row["error_code"] for row in answer.json()["offsets"]] == [None, 1, 2, 1]
+    assert answer.json()["offsets"][1]["error"] == "value is not base64"
+    assert producer.values() == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "content", "status", "code"),
+    [
+        ("/topics/none", V2_JSON, b'{"records":[{"value":1}]}', 404, 40401),
+        ("/topics/t/partitions/7", V2_JSON, b'{"records":[{"value":1}]}', 404, 40402),
+        ("/topics/closed", V2_JSON, b'{"records":[{"value":1}]}', 403, 40301),
+        ("/topics/t", V2_JSON, b'{"records":[]}', 422, 422),
+        ("/topics/t", V2_JSON, b"{", 422, 422),
+        ("/topics/t", {"Content-Type": "application/vnd.kafka.avro.v2+json"}, b"{}", 415, 415),
+    ],
+)
+async def test_v2_refuses_with_its_own_numbers(
+    client: httpx.AsyncClient, path: str, headers: dict[str, str], content: bytes, status: int, code: int
+) -> None:
+    """`{error_code, message}`, and nothing is sent."""
+    answer = await client.post(path, content=content, headers=headers)
+    assert (answer.status_code, answer.json()["error_code"]) == (status, code)
+    assert set(answer.json()) == {"error_code", "message"}
+
+
+async def test_v2_metadata(client: httpx.AsyncClient) -> None:
+    """Names, a topic with its partitions, one partition, brokers."""
+    assert (await client.get("/topics")).json() == ["flights", "other"]
+    partition = {"partition": 1, "leader": 1, "replicas": [{"broker": 1, "leader": True, "in_sync": True}]}
+    assert (await client.get("/topics/flights")).json()["partitions"][1] == partition
+    assert (await client.get("/topics/flights/partitions")).json()[1] == partition
+    assert (await client.get("/topics/flights/partitions/1")).json() == partition
+    assert (await client.get("/brokers")).json() == {"brokers": [1]}
+    offsets = (await client.get("/topics/flights/partitions/1/offsets")).json()
+    assert offsets == {"beginning_offset": 0, "end_offset": 10}
+    assert (await client.get("/topics/flights/partitions/5/offsets")).json()["error_code"] == 40402
+    assert (await client.get("/topics/none")).json()["error_code"] == 40401
+    assert (await client.get("/topics/flights/partitions/5")).json()["error_code"] == 40402
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_compressed_bodies_are_taken(client: httpx.AsyncClient, producer: Any, encoding: str) -> None:
+    """In every form of a produce request; a damaged one and an unknown encoding are refused in REST Proxy's words."""
+    pack, named = COMPRESS[encoding], {"Content-Encoding": encoding}
+    v2 = await client.post("/topics/t", content=pack(b'{"records":[{"value":1}]}'), headers=V2_JSON | named)
+    assert (v2.status_code, v2.json()["offsets"][0]["error_code"]) == (200, None)
+    one = b'{"value":{"type":"JSON","data":2}}'
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pack(one + b"\n" + one)
+
+    for body in (pack(one), chunks()):
+        v3 = await client.post(V3, content=body, headers={"Content-Type": "application/json"} | named)
+        assert {json.loads(line)["error_code"] for line in v3.text.splitlines()} == {200}
+    entries = pack(b'{"entries":[{"id":"a","value":{"type":"JSON","data":3}}]}')
+    batch = await client.post(V3 + ":batch", content=entries, headers={"Content-Type": "application/json"} | named)
+    assert len(batch.json()["successes"]) == 1
+    assert sorted(producer.values()) == [b"1", b"2", b"2", b"2", b"3"]
+    wrong = await client.post("/topics/t", content=pack(b"{}")[:-1], headers=V2_JSON | named)
+    assert (wrong.status_code, wrong.json()["error_code"]) == (400, 400)
+
+    async def damaged() -> AsyncIterator[bytes]:
+        yield pack(one) + b"damage"
+
+    lines = (await client.post(V3, content=damaged(), headers={"Content-Type": "application/json"} | named)).text
+    assert [json.loads(line)["error_code"] for line in lines.splitlines()] == [200, 400]
+    unknown = await client.post("/topics/t", content=b"x", headers=V2_JSON | {"Content-Encoding": "br"})
+    assert (unknown.status_code, unknown.headers["accept-encoding"]) == (415, "gzip, zstd")
+
+
+async def test_v3_reports_a_record(client: httpx.AsyncClient, producer: Any) -> None:
+    """Every type of data, headers and a timestamp; sizes are those of what was stored."""
+    record = {
+        "key": {"type": "STRING", "data": "ann"},
+        "value": {"type": "BINARY", "data": b64(b"xyz")},
+        "headers": [{"name": "h", "value": b64(b"1")}],
+        "timestamp": "2024-06-03T10:00:00Z",
+    }
+    answer = await client.post(V3, json=record)
+    said = answer.json()
+    assert (answer.status_code, said["error_code"], said["cluster_id"], said["topic_name"]) == (200, 200, "c-1", "t")
+    assert (said["key"], said["value"]) == ({"type": "STRING", "size": 3}, {"type": "BINARY", "size": 3})
+    assert (said["partition_id"], said["offset"], said["timestamp"]) == (1, 0, "2024-06-03T10:00:00Z")
+    (stored,) = [r for log in producer.logs["t"] for r in log]
+    assert (stored.key, stored.value, stored.headers) == (b"ann", b"xyz", (("h", b"1"),))
+    assert stored.timestamp == 1_717_408_800_000
+
+
+async def test_v3_refuses_a_timestamp_before_the_earliest(client: httpx.AsyncClient, producer: Any) -> None:
+    """An explicit time has the ingest's rule, in a batch too; it is an error of its record alone."""
+    record = {"value": {"type": "JSON", "data": 1}, "timestamp": "1970-01-20T21:03:28Z"}
+    alone = (await client.post(V3, json=record)).json()
+    assert (alone["error_code"], "min_event_time=2000-01-01" in alone["message"]) == (422, True)
+    entries = [{"id": "a"} | record, {"id": "b", "value": {"type": "JSON", "data": 2}}]
+    batch = (await client.post(V3 + ":batch", json={"entries": entries})).json()
+    assert [row["id"] for row in batch["successes"]] == ["b"]
+    assert "min_event_time" in batch["failures"][0]["message"]
+    assert producer.values() == [b"2"]
+
+
+async def test_v3_streams_reports_in_order(client: httpx.AsyncClient) -> None:
+    """Objects one after the other, cut anywhere; each has its own error_code, and a broken end is the last report."""
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"value":{"type":"JSON","data":1}}{"value":{"ty'
+        yield b'pe":"NO","data":2}}\n{"value":{"type":"STRING","data":"22"}}'
+        yield b"oops"
+
+    answer = await client.post(V3, content=body(), headers={"Content-Type": "application/json"})
+    codes = [json.loads(line)["error_code"] for line in answer.text.splitlines()]
+    assert (answer.status_code, codes) == (200, [200, 422, 200, 400])
+
+
+async def test_v3_batch_is_207_with_successes_and_failures(client: httpx.AsyncClient) -> None:
+    """Each entry is found by its id."""
+    entries = [{"id": "a", "value": {"type": "JSON", "data": 1}}, {"id": "b", "value": {"type": "?"}}]
+    answer = await client.post(V3 + ":batch", json={"entries": entries})
+    assert answer.status_code == 207
+    assert [row["id"] for row in answer.json()["successes"]] == ["a"]
+    assert [(row["id"], row["error_code"]) for row in answer.json()["failures"]] == [("b", 422)]
+    assert (await client.post(V3 + ":batch", json={"entries": []})).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "code"),
+    [
+        (V3.replace("/t/", "/none/"), b"{}", 404, 40403),
+        (V3.replace("c-1", "c-2"), b"{}", 404, 404),
+        (V3, b'{"value":{"type":"BINARY","data":"%"}}', 422, 422),
+        (V3, b'{"partition_id":9}', 404, 40402),
+        (V3, b"[1]", 400, 400),
+    ],
+)
+async def test_v3_refuses_a_single_record_by_its_status(
+    client: httpx.AsyncClient, path: str, content: bytes, status: int, code: int
+) -> None:
+    """A request with a length that holds one record says by its own status what is wrong."""
+    answer = await client.post(path, content=content)
+    assert (answer.status_code, answer.json()["error_code"]) == (status, code)
+
+
+async def test_v3_resources_have_kind_and_metadata(client: httpx.AsyncClient) -> None:
+    """Cluster, topics, partitions: lists have data, each resource its own address and name."""
+    (cluster,) = (await client.get("/v3/clusters")).json()["data"]
+    assert (cluster["kind"], cluster["cluster_id"]) == ("KafkaCluster", "c-1")
+    assert (await client.get("/v3/clusters/c-1")).json() == cluster
+    topics = (await client.get("/v3/clusters/c-1/topics")).json()
+    assert topics["kind"] == "KafkaTopicList"
+    assert [(t["topic_name"], t["partitions_count"]) for t in topics["data"]] == [("flights", 2), ("other", 1)]
+    partitions = (await client.get(topics["data"][0]["partitions"]["related"])).json()["data"]
+    assert [p["partition_id"] for p in partitions] == [0, 1]
+    assert (await client.get(partitions[1]["metadata"]["self"])).json() == partitions[1]
+    assert (await client.get("/v3/clusters/c-1/topics/none")).json()["error_code"] == 40403
+    assert (await client.get("/v3/clusters/c-1/topics/flights/partitions/9")).json()["error_code"] == 40402
+
+
+async def test_v3_groups_and_lag(client: httpx.AsyncClient) -> None:
+    """A group, its consumer with its partition, lag by partition with its owner, and the summary."""
+    group = (await client.get(GROUP)).json()
+    assert (group["kind"], group["state"], group["partition_assignor"]) == ("KafkaConsumerGroup", "STABLE", "range")
+    assert [g["consumer_group_id"] for g in (await client.get(GROUP.rpartition("/")[0])).json()["data"]] == ["banks"]
+    (consumer,) = (await client.get(group["consumers"]["related"])).json()["data"]
+    (assignment,) = (await client.get(consumer["assignments"]["related"])).json()["data"]
+    assert (assignment["topic_name"], assignment["partition_id"]) == ("flights", 0)
+    lag = (await client.get(assignment["lag"]["related"])).json()
+    assert (lag["current_offset"], lag["log_end_offset"], lag["lag"], lag["consumer_id"]) == (4, 10, 6, "m-1")
+    assert len((await client.get(GROUP + "/lags")).json()["data"]) == 2
+    summary = (await client.get(group["lag_summary"]["related"])).json()
+    assert (summary["kind"], summary["max_lag"], summary["total_lag"]) == ("KafkaConsumerGroupLagSummary", 6, 12)
+    assert summary["max_lag_consumer_id"] == "m-1"
+    assert (await client.get(GROUP.replace("banks", "none"))).status_code == 404
+
+
+@pytest.mark.parametrize("error", [BrokerNotAvailable("no broker"), KafkaTimeout("late")])
+async def test_v3_says_of_a_single_record_that_kafka_failed(
+    client: httpx.AsyncClient, producer: Any, error: PenstockError
+) -> None:
+    """503 or 504 with Retry-After, never a 500."""
+    producer.fail_all = error
+    answer = await client.post(V3, json={"value": {"type": "JSON", "data": 1}})
+    assert answer.status_code == (504 if isinstance(error, KafkaTimeout) else 503)
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error_code"] == 50003
+
+
+async def test_v3_wants_a_record(client: httpx.AsyncClient) -> None:
+    """An empty body is a 400, with a length as without."""
+    answer = await client.post(V3, content=b" ")
+    assert (answer.status_code, answer.json()["error_code"]) == (400, 400)
+
+    async def nothing() -> AsyncIterator[bytes]:
+        yield b""
+
+    streamed = await client.post(V3, content=nothing())
+    assert streamed.json() == {"error_code": 400, "message": "the body holds no record"}
+
+
+@pytest.mark.parametrize("path", ["/topics/t", V3, V3 + ":batch"])
+async def test_rest_proxys_bodies_end_with_the_service(client: httpx.AsyncClient, ingest: Ingest, path: str) -> None:
+    """A body that still comes when the service leaves is answered by the same deadline as an event's."""
+    never, started = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"{"
+        started.set()
+        await never.wait()
+
+    posting = asyncio.ensure_future(client.post(path, content=endless(), headers=V2_JSON))
+    await started.wait()
+    ingest.drain(grace_ms=20)
+    answer = await posting
+    said = answer.json()["error_code"]
+    assert (answer.status_code, said) in ((503, 50003), (200, 503))
+    assert ingest.active == 0
+
+
+async def test_rest_proxys_requests_are_counted(client: httpx.AsyncClient, registry: CollectorRegistry) -> None:
+    """Answers, stored and refused records, and refused requests, as for events."""
+    rows = [{"value": b64(b"1")}, {"value": "%%"}]
+    assert (await client.post("/topics/t", json={"records": rows}, headers=V2_BINARY)).status_code == 200
+    assert (await client.post("/topics/t", content=b"{", headers=V2_JSON)).status_code == 422
+    read = registry.get_sample_value
+    assert read("penstock_ingest_requests_total", {"topic": "t", "status": "200"}) == 1
+    assert read("penstock_ingest_requests_total", {"topic": "t", "status": "422"}) == 1
+    assert read("penstock_ingest_stored_records_total", {"topic": "t"}) == 1
+    refused = {"topic": "t", "error_code": "INVALID_RECORD"}
+    assert read("penstock_ingest_rejected_records_total", refused) == 1
+    assert read("penstock_ingest_request_seconds_count", {"topic": "t"}) == 1
+
+
+RESOURCE = {"kind": str, "metadata": {"self": str, "resource_name": str}, "cluster_id": str}
+RELATED = {"related": str}
+NULLABLE_STRING = (str, type(None))
+OF_GROUP = {**RESOURCE, "consumer_group_id": str}
+OF_PARTITION = {**RESOURCE, "topic_name": str, "partition_id": int}
+LAG_OF = {"current_offset": int, "log_end_offset": int, "lag": int, "consumer_id": str, "client_id": str}
+BROKER = {**RESOURCE, "broker_id": int, "host": NULLABLE_STRING, "port": int, "rack": NULLABLE_STRING}
+SYNONYM = {"name": str, "value": NULLABLE_STRING, "source": str}
+CONFIG = {
+    **RESOURCE, "topic_name": str, "name": str, "value": NULLABLE_STRING, "is_default": bool, "is_read_only": bool,
+    "is_sensitive": bool, "source": str, "synonyms": [SYNONYM],
+}  # fmt: skip
+TOPIC = {
+    **RESOURCE, "topic_name": str, "is_internal": bool, "replication_factor": int, "partitions_count": int,
+    "partitions": RELATED, "configs": RELATED,
+}  # fmt: skip
+CLUSTER = {**RESOURCE, "controller": RELATED, "brokers": RELATED, "consumer_groups": RELATED, "topics": RELATED}
+GROUP_DATA = {
+    **OF_GROUP, "is_simple": bool, "partition_assignor": str, "state": str, "coordinator": RELATED,
+    "consumers": RELATED, "lag_summary": RELATED,
+}  # fmt: skip
+CONSUMER = {
+    **OF_GROUP, "consumer_id": str, "instance_id": NULLABLE_STRING, "client_id": str, "assignments": RELATED,
+}  # fmt: skip
+ASSIGNMENT = {**OF_GROUP, **OF_PARTITION, "consumer_id": str, "partition": RELATED, "lag": RELATED}
+LAG = {**OF_GROUP, **OF_PARTITION, **LAG_OF, "instance_id": NULLABLE_STRING}
+SUMMARY = {
+    **OF_GROUP, "max_lag_consumer_id": str, "max_lag_instance_id": NULLABLE_STRING, "max_lag_client_id": str,
+    "max_lag_topic_name": str, "max_lag_partition_id": int, "max_lag": int, "total_lag": int,
+    "max_lag_partition": RELATED,
+}  # fmt: skip
+OFFSETS = {**OF_PARTITION, "earliest_offset": int, "latest_offset": int}
+
+
+def listed(row: Any) -> dict[str, Any]:
+    return {"kind": str, "metadata": {"self": str, "next": type(None)}, "data": [row]}
+
+
+OPERATIONS: dict[str, tuple[str, Any]] = {
+    "ClustersGet": ("", listed(CLUSTER)),
+    "GetKafkaCluster": ("/c-1", CLUSTER),
+    "ClustersClusterIdBrokersGet": ("/c-1/brokers", listed(BROKER)),
+    "ClustersClusterIdBrokersBrokerIdGet": ("/c-1/brokers/1", BROKER),
+    "ListKafkaTopics": ("/c-1/topics", listed(TOPIC)),
+    "GetKafkaTopic": ("/c-1/topics/flights", TOPIC),
+    "ListKafkaAllTopicConfigs": ("/c-1/topics/-/configs", listed(CONFIG)),
+    "ListKafkaTopicConfigs": ("/c-1/topics/flights/configs", listed(CONFIG)),
+    "GetKafkaTopicConfig": ("/c-1/topics/flights/configs/cleanup.policy", CONFIG),
+    "ListKafkaPartitions": ("/c-1/topics/flights/partitions", listed(OF_PARTITION)),
+    "GetKafkaPartition": ("/c-1/topics/flights/partitions/1", OF_PARTITION),
+    "PartitionWithOffsets": ("/c-1/topics/flights/partitions/1/offset", OFFSETS),
+    "ListKafkaConsumerGroups": ("/c-1/consumer-groups", listed(GROUP_DATA)),
+    "GetKafkaConsumerGroup": ("/c-1/consumer-groups/banks", GROUP_DATA),
+    "ListKafkaConsumers": ("/c-1/consumer-groups/banks/consumers", listed(CONSUMER)),
+    "GetKafkaConsumer": ("/c-1/consumer-groups/banks/consumers/m-1", CONSUMER),
+    "ListKafkaConsumerAssignment": ("/c-1/consumer-groups/banks/consumers/m-1/assignments", listed(ASSIGNMENT)),
+    "GetKafkaConsumerAssignment": (
+        "/c-1/consumer-groups/banks/consumers/m-1/assignments/flights/partitions/0",
+        ASSIGNMENT,
+    ),
+    "ListKafkaConsumerLags": ("/c-1/consumer-groups/banks/lags", listed(LAG)),
+    "GetKafkaConsumerLag": ("/c-1/consumer-groups/banks/lags/flights/partitions/0", LAG),
+    "GetKafkaConsumerGroupLagSummary": ("/c-1/consumer-groups/banks/lag-summary", SUMMARY),
+}
+"""The reading operations of the Go client `kafkarestv3`, and the members of its models with their types."""
+
+
+def misfits(found: Any, wanted: Any, where: str) -> list[str]:
+    """Where an answer could not be decoded into a model."""
+    if isinstance(wanted, dict):
+        if not isinstance(found, dict):
+            return [f"{where}: {found!r}"]
+        lacking = [f"{where} has no {name}" for name in wanted.keys() - found.keys()]
+        return lacking + [m for name in wanted.keys() & found.keys() for m in misfits(found[name], wanted[name], name)]
+    if isinstance(wanted, list):
+        rows = found if isinstance(found, list) else [None]
+        return [m for i, row in enumerate(rows) for m in misfits(row, wanted[0], f"{where}[{i}]")]
+    exact = type(found) is wanted if isinstance(wanted, type) else type(found) in wanted
+    return [] if exact else [f"{where}: {found!r}"]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_v3_has_the_operations_of_the_go_client(client: httpx.AsyncClient, operation: str) -> None:
+    """Each is answered with all members of the client's model; what it points to can be fetched."""
+    path, model = OPERATIONS[operation]
+    answer = await client.get(f"/v3/clusters{path}")
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert misfits(body, model, operation) == []
+    rows = body.get("data", [body])
+    assert rows
+    assert body["metadata"]["self"] == str(answer.url)
+    for row in rows[:1]:
+        assert (await client.get(row["metadata"]["self"])).status_code == 200
+        for name, value in row.items():
+            if isinstance(value, dict) and "related" in value:
+                assert (await client.get(value["related"])).status_code == 200, name
+
+
+async def test_v3_says_of_configs_where_they_come_from(client: httpx.AsyncClient) -> None:
+    """A topic's own value goes before the broker's; what nobody has set is a default."""
+    configs = {row["name"]: row for row in (await client.get("/v3/clusters/c-1/topics/flights/configs")).json()["data"]}
+    assert (configs["cleanup.policy"]["value"], configs["cleanup.policy"]["is_default"]) == ("compact", False)
+    assert [s["source"] for s in configs["cleanup.policy"]["synonyms"]] == ["DYNAMIC_TOPIC_CONFIG", "DEFAULT_CONFIG"]
+    assert configs["retention.ms"]["is_default"]
+    everything = (await client.get("/v3/clusters/c-1/topics/-/configs")).json()["data"]
+    assert [row["topic_name"] for row in everything] == ["flights", "flights", "other", "other"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v3", 404, 404),
+        ("/v3/none", 404, 404),
+        ("/v3/clusters/c-1/brokers/7", 404, 404),
+        ("/v3/clusters/c-1/brokers/one", 400, 400),
+        ("/v3/clusters/c-1/topics/none/configs", 404, 40403),
+        ("/v3/clusters/c-1/topics/flights/configs/none", 404, 404),
+        ("/v3/clusters/c-1/topics/flights/partitions/7/offset", 404, 40402),
+        ("/v3/clusters/c-1/topics/none/partitions/0/offset", 404, 40403),
+        ("/v3/clusters/c-1/topics/flights/partitions/0/offset?offset_type=first", 400, 400),
+        (f"{GROUP}/consumers/m-1/assignments/flights/partitions/1", 404, 404),
+        (f"{GROUP}/consumers/m-2/assignments/flights/partitions/0", 404, 404),
+        ("/consumers", 404, 404),
+        ("/consumers/group/instances/one/records", 404, 404),
+    ],
+)
+async def test_errors_have_numbers(client: httpx.AsyncClient, path: str, status: int, code: int) -> None:
+    """`{error_code, message}` under /v3 and /consumers, also where there is no route."""
+    answer = await client.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+    assert (answer.json()["error_code"], set(answer.json())) == (code, {"error_code", "message"})
+
+
+async def test_errors_of_every_layer_have_numbers(producer: Any) -> None:
+    """Credentials, scopes, foreign pages, methods, bodies that are too long, too many requests, and failures."""
+    settings = SETTINGS.model_copy(update={"max_body_bytes": 10, "max_requests_per_second": 1})
+    few = Ingest(producer, settings, CollectorRegistry(), clock=ManualClock(1_700_000_000_000))
+    admin = MemoryAdmin()
+    credentials = {
+        name: Credential(secret=SecretStr(f"{name:x<16}"), scopes=(scope,))
+        for name, scope in (("reader", "read"), ("writer", "ingest"), ("owner", "admin"))
+    }
+    rest = [*produce_routers(RestProducer(few, producer, settings), admin), *metadata_routers(admin)]
+    app = create_app(rest_proxy=rest, credentials=credentials)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+
+    def ask(who: str, **more: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {who:x<16}", **more}
+
+    long = b'{"value":{"type":"JSON","data":"' + b"x" * 100 + b'"}}'
+    refused: list[tuple[str, str, dict[str, str], bytes | None, int, int]] = [
+        ("GET", "/v3/clusters", {}, None, 401, 40101),
+        ("GET", "/consumers", {}, None, 401, 40101),
+        ("POST", V3, ask("reader"), b"{}", 403, 40301),
+        ("POST", "/consumers/g", ask("writer"), b"{}", 403, 40301),
+        ("POST", V3, ask("writer", Origin="https://evil.example"), b"{}", 403, 403),
+        ("DELETE", "/v3/clusters", ask("owner"), None, 405, 405),
+        ("POST", "/consumers/g", ask("owner"), b"{}", 404, 404),
+        ("POST", V3, ask("writer"), long, 413, 413),
+        ("POST", V3, ask("writer"), b"{}", 429, 429),
+    ]
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for method, path, headers, body, status, code in refused:
+            answer = await client.request(method, path, headers=headers, content=body)
+            said = answer.json()
+            assert (answer.status_code, said["error_code"], set(said)) == (status, code, {"error_code", "message"})
+        admin.cluster = None  # type: ignore[assignment,method-assign]  # a defect of ours
+        failed = await client.get("/v3/clusters/c-1", headers=ask("owner"))
+        assert (failed.status_code, failed.json()["error_code"]) == (500, 50002)
+
+
+def post_v2(**record: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
+    return "/topics/t", V2_JSON, {"records": [record]}
+
+
+def post_v3(**record: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
+    data = {name: {"type": "JSON", "data": record[name]} for name in ("key", "value") if name in record}
+    return V3, {}, record | data
+
+
+@pytest.mark.parametrize("post", [post_v2, post_v3])
+async def test_an_explicit_key_needs_no_pointer(producer: Any, registry: CollectorRegistry, post: Any) -> None:
+    """The topic's settings take key and time from the value: a record that has its own need not have them there."""
+    ingest = Ingest(producer, KEYED, registry)
+    app = create_app(rest_proxy=produce_routers(RestProducer(ingest, producer, KEYED), MemoryAdmin()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+
+        async def code_of(**record: Any) -> int | None:
+            path, headers, body = post(**record)
+            said = (await client.post(path, json=body, headers=headers)).json()
+            code: int | None = said["offsets"][0]["error_code"] if "offsets" in said else said["error_code"]
+            return code
+
+        at, stored = 1_700_000_000_000, (None, 200)
+        assert await code_of(key="ann", value={"at": at}) in stored
+        assert await code_of(value={"id": "bob", "at": at}) in stored
+        assert await code_of(key="cid", value={"id": "other", "at": at}) in stored
+        assert await code_of(value={"at": at}) not in stored
+        assert await code_of(key="dan", value={"id": 1}) not in stored  # no time
+        if post is post_v3:
+            moment = "2023-11-14T22:13:20Z"
+            assert await code_of(value={"id": "eve"}, timestamp=moment) in stored
+            assert await code_of(key="fay", value="no object", timestamp=moment) in stored
+    kept = sorted((r.key, r.timestamp) for log in producer.logs["t"] for r in log)
+    own = [b'"ann"', b'"cid"', *([b'"fay"'] if post is post_v3 else []), b"bob", *([b"eve"] if post is post_v3 else [])]
+    assert kept == [(key, at) for key in own]
