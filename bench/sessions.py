@@ -56,11 +56,11 @@ from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, Mean
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
+from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.settings import StreamsSettings
-from penstock.shared.streams.task.stream_task import Guarantee, StreamTask
+from penstock.shared.streams.task.context import Guarantee
+from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.compilation import compile_kernels
 

@@ -16,18 +16,25 @@ with _needs("penstock.streams", "streams"):
     )
     from penstock.shared.streams.aggregations.collect import CollectList, CollectSet, First, Last
     from penstock.shared.streams.aggregations.quantiles import Quantiles
-    from penstock.shared.streams.dsl.builder import GlobalTable, Stream, StreamsBuilder, Table
-    from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup, WindowedTable
+    from penstock.shared.streams.dsl.builder import (
+        GlobalTable,
+        GroupedStream,
+        Stream,
+        StreamsBuilder,
+        Table,
+        WindowedGroup,
+        WindowedTable,
+    )
     from penstock.shared.streams.operators.stream_join import JoinWindows
-    from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+    from penstock.shared.streams.processor import Processor, ProcessorContext
     from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule
+    from penstock.shared.streams.record import Record, WindowKey, WindowResult
     from penstock.shared.streams.runtime.stream_worker import StreamWorker
     from penstock.shared.streams.settings import StreamsSettings
     from penstock.shared.streams.state.key_value_store import KeyValueStore
     from penstock.shared.streams.state.state_directory import StateDirectory
     from penstock.shared.streams.task.error_handlers import ErrorHandlers
     from penstock.shared.streams.topology import StoreBuilder, Topology
-    from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
 
 __all__ = [
     "Aggregate",

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
 from typing_extensions import TypeVar
 
 from penstock.shared.common.errors import ConfigError, DataError, IllegalState
-from penstock.shared.common.records import AnyHeaders, Columns, Headers, Int64Array
+from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.streams.record import Record, RecordMetadata
 
 if TYPE_CHECKING:
     from penstock.shared.streams.windows.late_entries import LateRows
     from penstock.shared.streams.windows.window_results import WindowResults
 
 
-K = TypeVar("K", covariant=True, default=Any)
-V = TypeVar("V", covariant=True, default=Any)
 KIn = TypeVar("KIn", contravariant=True, default=Any)
 VIn = TypeVar("VIn", contravariant=True, default=Any)
 KOut = TypeVar("KOut", covariant=True, default=Any)
@@ -34,34 +33,6 @@ INT64_MAX = 2**63 - 1
 
 PROCESSOR_METHODS = ("init", "process", "commit", "close")
 """What a task calls of a processor."""
-
-
-class _Record(NamedTuple, Generic[K, V]):
-    key: K
-    value: V
-    timestamp: int
-    headers: Headers = ()
-
-
-class Record(_Record[K, V]):
-    """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1.
-
-    `headers` are pairs, or a dict where no name occurs twice: `context.forward` makes pairs of it.
-    """
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:  # given in several forms; the processors that it is forwarded to read pairs
-
-        def __new__(cls, key: K, value: V, timestamp: int, headers: AnyHeaders = ()) -> Self: ...
-
-
-class RecordMetadata(NamedTuple):
-    """Where the record that is being processed was read."""
-
-    topic: str
-    partition: int
-    offset: int
 
 
 class ProcessorContext(Protocol[KForward, VForward]):

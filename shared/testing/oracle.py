@@ -24,10 +24,10 @@ from typing import Any
 import msgspec
 
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregation, Count, Max, Sum
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
-from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
+from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType, Schedule
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.state_directory import StateDirectory
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

@@ -34,10 +34,11 @@ from penstock.shared.streams.settings import MAX_FUTURE_MS
 from penstock.shared.streams.state.checkpoint import CommitPlace
 from penstock.shared.streams.state.local_restore import take_up, write_restored
 from penstock.shared.streams.state.state_directory import StateDirectory
+from penstock.shared.streams.task.context import Guarantee
 from penstock.shared.streams.task.error_handlers import ErrorHandlers, ExceptionHandler
 from penstock.shared.streams.task.idleness import IdleAdvance, advance_idle
 from penstock.shared.streams.task.inputs import TaskInputs
-from penstock.shared.streams.task.stream_task import RECORD_BYTES_MAX, Guarantee, StreamTask
+from penstock.shared.streams.task.stream_task import RECORD_BYTES_MAX, StreamTask
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.manual_clock import ManualClock

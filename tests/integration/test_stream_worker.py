@@ -39,8 +39,9 @@ from penstock.shared.streams.aggregations.aggregation import Aggregate, Aggregat
 from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.changelog.reader import ChangelogReader, ignore
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.runtime.source_offsets import Ahead, GroupAhead
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.runtime.topics import prepare_topics

@@ -17,7 +17,7 @@ from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, CountDistinct, Mean
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Record
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.runtime.stream_worker import StreamWorker
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import (

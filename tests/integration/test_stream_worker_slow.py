@@ -15,8 +15,9 @@ from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN
 from penstock.shared.streams.topology import Topology
 from tests.integration.test_stream_worker import WAIT_SECONDS, Chain, chain_of, running, until

@@ -23,31 +23,58 @@ Sink: sink-3 (topic: sessions) --> none
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from types import UnionType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
-from penstock.shared.common.errors import ConfigError
+import msgspec
+
+from penstock.shared.common.errors import ConfigError, SerializationError
 from penstock.shared.common.serialization import Deserializer
-from penstock.shared.common.topic_names import dead_letter_topic, late_topic
+from penstock.shared.common.topic_names import REPARTITION_SUFFIX, dead_letter_topic, late_topic
+from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
+from penstock.shared.streams.aggregations.latest import LATEST, Latest
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
-from penstock.shared.streams.dsl.joins import GlobalTable, Table
-from penstock.shared.streams.dsl.node import Flow, deserializer_of, is_type
-from penstock.shared.streams.dsl.stream import Stream
-from penstock.shared.streams.dsl.validation import refuse_loops, require_key_type, require_name, require_topic
-from penstock.shared.streams.operators.tables import RowValue, TableProcessor
+from penstock.shared.streams.dsl.node import Flow, deserializer_of, is_type, type_name
+from penstock.shared.streams.dsl.validation import (
+    refuse_loops,
+    require_aggregation,
+    require_groupable,
+    require_key_type,
+    require_name,
+    require_one_type,
+    require_repartition_topic,
+    require_same_builder,
+    require_topic,
+)
+from penstock.shared.streams.operators.stateless import DropDeletions, Each, EachFunction, SameKey, Split, pass_on
+from penstock.shared.streams.operators.stream_join import LEFT, RIGHT, JoinRows, JoinSide, JoinWindows, StreamJoin
+from penstock.shared.streams.operators.tables import Joiner, RowValue, TableJoin, TableProcessor
+from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, interval_ms
+from penstock.shared.streams.record import K, Record, V, WindowKey, WindowResult
+from penstock.shared.streams.task.result_encoders import encode_json, encode_updates, result_deserializer
+from penstock.shared.streams.task.user_functions import plain, require_callable, require_plain_methods
 from penstock.shared.streams.topology import (
+    Encoder,
     GlobalTableNode,
     KeyType,
     Node,
     ProcessorNode,
+    SinkNode,
     SourceNode,
     StoreBuilder,
     Topology,
 )
+from penstock.shared.streams.windows.key_aggregate import KeyAggregate
+from penstock.shared.streams.windows.kinds import Rule, hopping_windows
+from penstock.shared.streams.windows.timed_processor import Emit
+from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
 
-V = TypeVar("V")
 AnyJson = type[dict[Any, Any]] | UnionType
 """A `value` whose type a type checker cannot carry on: `dict` is any JSON, and `A | B` is no class."""
 ValueType = type[V] | Deserializer[V | None]
@@ -308,3 +335,689 @@ class StreamsBuilder:
             aggregations=(AggregationSchema.of("value", row),),
         )
         self._topology.add_store(StoreBuilder(schema, (row,)))
+
+
+# --- a stream ---
+
+KR = TypeVar("KR")
+VR = TypeVar("VR")
+"""The keys and values of a result."""
+KO = TypeVar("KO")
+VO = TypeVar("VO")
+"""The keys and values of the other side, and of a join's row."""
+
+
+class Stream(Generic[K, V]):
+    """Records flowing from a node.
+
+    The type parameters are those of the records that have a key and a value. As in Kafka Streams each record of a topic
+    may lack either, and then it is None.
+    """
+
+    def __init__(self, builder: StreamsBuilder, node: str, flow: Flow) -> None:
+        self._builder, self._node, self._flow = builder, node, flow
+
+    def filter(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
+        """Only the records for which `predicate` is true."""
+        predicate = plain("filter: predicate", predicate)
+        return self._each(
+            "filter", lambda record, forward: forward(record) if predicate(record) else None, at_most_once=True
+        )
+
+    def filter_not(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
+        """Only the records for which `predicate` is false."""
+        predicate = plain("filter_not: predicate", predicate)
+        return self._each(
+            "filter_not", lambda record, forward: None if predicate(record) else forward(record), at_most_once=True
+        )
+
+    def map_values(self, mapper: Callable[[V], VR], value: Any = dict) -> Stream[K, VR]:
+        """Each value replaced by `mapper(value)`; `value` says what type comes out, for typed aggregations."""
+        mapper = plain("map_values: mapper", mapper)
+        return self._each(
+            "map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value, at_most_once=True
+        )
+
+    def flat_map_values(self, mapper: Callable[[V], Iterable[VR]], value: Any = dict) -> Stream[K, VR]:
+        """Each value replaced by the values of `mapper(value)`."""
+        mapper = plain("flat_map_values: mapper", mapper, may_yield=True)
+
+        def each(record: Record, forward: Callable[[Record], None]) -> None:
+            for one in mapper(record.value):
+                forward(record._replace(value=one))
+
+        return self._each("flat_map_values", each, value)
+
+    def map(
+        self,
+        mapper: Callable[[Record[K, V]], Record[KR, VR]],
+        value: Any = dict,
+        *,
+        key: KeyType = "string",
+        name: str | None = None,
+    ) -> Stream[KR, VR]:
+        """Each record replaced by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
+        mapper = plain("map: mapper", mapper)
+        return self._rekeyed("map", lambda record, forward: forward(mapper(record)), value, key, name)
+
+    def flat_map(
+        self,
+        mapper: Callable[[Record[K, V]], Iterable[Record[KR, VR]]],
+        value: Any = dict,
+        *,
+        key: KeyType = "string",
+        name: str | None = None,
+    ) -> Stream[KR, VR]:
+        """Each record replaced by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
+        mapper = plain("flat_map: mapper", mapper, may_yield=True)
+
+        def each(record: Record, forward: Callable[[Record], None]) -> None:
+            for one in mapper(record):
+                forward(one)
+
+        return self._rekeyed("flat_map", each, value, key, name)
+
+    def key_by(
+        self, selector: Callable[[Record[K, V]], KR], *, key: KeyType = "string", name: str | None = None
+    ) -> Stream[KR, V]:
+        """Each record under the key `selector(record)`, text or bytes as `key` says.
+
+        Before it is grouped or joined by that key, the stream goes through a topic of the application's own,
+        `<application>-<name>-repartition`, so that all records of a key come to one task. Give it a `name` to keep the
+        topic when the topology around it changes. A record without a key is skipped there, and counted.
+        """
+        selector = plain("key_by: selector", selector)
+
+        def each(record: Record, forward: Callable[[Record], None]) -> None:
+            forward(record._replace(key=selector(record)))
+
+        return self._rekeyed("key_by", each, self._flow.value, key, name)
+
+    select_key = key_by
+
+    def peek(self, action: Callable[[Record[K, V]], None]) -> Stream[K, V]:
+        """Call `action` for each record and pass it on."""
+        action = plain("peek: action", action)
+
+        def each(record: Record, forward: Callable[[Record], None]) -> None:
+            action(record)
+            forward(record)
+
+        return self._each("peek", each, passes_all=True, at_most_once=True)
+
+    def foreach(self, action: Callable[[Record[K, V]], None]) -> None:
+        """Call `action` for each record; nothing comes after it."""
+        action = plain("foreach: action", action)
+        self._each("foreach", lambda record, forward: action(record))
+
+    def branch(self, *predicates: Callable[[Record[K, V]], bool]) -> list[Stream[K, V]]:
+        """One stream a predicate; a record goes to the first that is true of it, to none where none is."""
+        if not predicates:
+            raise ConfigError("branch: at least one predicate is needed")
+        checked = [plain("branch: predicate", predicate) for predicate in predicates]
+        names = [self._builder._name("branch") for _ in predicates]
+        split = ProcessorNode(
+            names[0].replace("branch", "split"), lambda: Split(tuple(zip(checked, names, strict=True)))
+        )
+        self._builder._add(split, (self._node,))
+        for name in names:
+            self._builder._add(ProcessorNode(name, lambda: Each(pass_on), passes_all=True), (split.name,))
+        return [Stream(self._builder, name, self._flow) for name in names]
+
+    def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
+        """The records of both streams; ConfigError where one has text as keys and the other bytes.
+
+        Streams with values of different types can be merged, and their records counted; to go through a topic, into a
+        join or an aggregation of a field they need one type, which `map_values` says.
+        """
+        require_same_builder("merge", self._builder, other._builder)
+        if self._flow.key != other._flow.key:
+            raise ConfigError(f"merge: the keys of one are {self._flow.key}, those of the other {other._flow.key}")
+        node = ProcessorNode(self._builder._name("merge"), lambda: Each(pass_on))
+        self._builder._add(node, (self._node, other._node))
+        own, its = self._flow, other._flow
+        mixed = own.mixed + its.mixed
+        if own.value != its.value:
+            mixed += (type_name(own.value), type_name(its.value))
+        flow = replace(
+            own,
+            is_rekeyed=own.is_rekeyed or its.is_rekeyed,
+            is_windowed=own.is_windowed or its.is_windowed,
+            has_deletions=own.has_deletions or its.has_deletions,
+            mixed=tuple(dict.fromkeys(mixed)),
+        )
+        return Stream(self._builder, node.name, flow)
+
+    def process(
+        self,
+        supplier: Callable[[], Processor[K, V, KR, VR]],
+        *stores: str,
+        name: str | None = None,
+        value: Any = dict,
+        key: KeyType | None = None,
+    ) -> Stream[KR, VR]:
+        """What a processor of your own forwards, with values of type `value`; it may use the stores named.
+
+        It may give its records any key, text or bytes as `key` says (default: as they are). So they go through a
+        repartition topic before they are grouped or joined, as after `key_by`; `process_values` spares them that.
+        """
+        if key is not None:
+            require_key_type("process: key", key)
+        node = self._processed("process", supplier, stores, name)
+        flow = replace(self._flow, value=value, key=key or self._flow.key, is_rekeyed=True, encode=encode_json)
+        return Stream(self._builder, node, replace(flow, is_windowed=False, mixed=()))
+
+    def process_values(
+        self,
+        supplier: Callable[[], Processor[K, V, Any, VR]],
+        *stores: str,
+        name: str | None = None,
+        value: Any = dict,
+    ) -> Stream[K, VR]:
+        """As `process`, by a processor that leaves the keys as they are: the records stay in their partition.
+
+        ConfigError ends the worker where it forwards another key than that of the record it processes. What it
+        forwards in a punctuation or a commit has the key of a record that came to it before; that is not checked.
+        """
+        node = self._processed("process_values", lambda: SameKey(supplier()), stores, name, supplier)
+        return Stream(self._builder, node, replace(self._flow, value=value, mixed=()))
+
+    @overload
+    def join(
+        self,
+        other: Stream[Any, VO],
+        joiner: Callable[[V, VO], VR],
+        windows: JoinWindows,
+        *,
+        value: Any = dict,
+        name: str | None = None,
+    ) -> Stream[K, VR]: ...
+
+    @overload
+    def join(self, other: Table[Any, VO], joiner: Callable[[V, VO], VR], *, value: Any = dict) -> Stream[K, VR]: ...
+
+    @overload
+    def join(
+        self,
+        other: GlobalTable[Any, VO],
+        joiner: Callable[[V, VO], VR],
+        *,
+        key: Callable[[Record[K, V]], Any],
+        value: Any = dict,
+    ) -> Stream[K, VR]: ...
+
+    def join(
+        self,
+        other: Stream[Any, Any] | Table[Any, Any] | GlobalTable[Any, Any],
+        joiner: Joiner,
+        windows: JoinWindows | None = None,
+        *,
+        key: Callable[[Record[K, V]], Any] | None = None,
+        value: Any = dict,
+        name: str | None = None,
+    ) -> Stream[K, Any]:
+        """The records that the other side has a match for, with the value `joiner(own value, other value)`.
+
+        Another stream: records of one key within `windows`. A table: the row of the record's key. A global table: the
+        row of the key `key(record)`. `value` says what type comes out; `name` names the stores of a stream's join.
+        """
+        return join(self, other, joiner, Joining(windows, key, value, name, left=False))
+
+    @overload
+    def left_join(
+        self,
+        other: Stream[Any, VO],
+        joiner: Callable[[V, VO | None], VR],
+        windows: JoinWindows,
+        *,
+        value: Any = dict,
+        name: str | None = None,
+    ) -> Stream[K, VR]: ...
+
+    @overload
+    def left_join(
+        self, other: Table[Any, VO], joiner: Callable[[V, VO | None], VR], *, value: Any = dict
+    ) -> Stream[K, VR]: ...
+
+    @overload
+    def left_join(
+        self,
+        other: GlobalTable[Any, VO],
+        joiner: Callable[[V, VO | None], VR],
+        *,
+        key: Callable[[Record[K, V]], Any],
+        value: Any = dict,
+    ) -> Stream[K, VR]: ...
+
+    def left_join(
+        self,
+        other: Stream[Any, Any] | Table[Any, Any] | GlobalTable[Any, Any],
+        joiner: Joiner,
+        windows: JoinWindows | None = None,
+        *,
+        key: Callable[[Record[K, V]], Any] | None = None,
+        value: Any = dict,
+        name: str | None = None,
+    ) -> Stream[K, Any]:
+        """As `join`, but a record without a match goes on as `joiner(own value, None)`, as does one without a key."""
+        return join(self, other, joiner, Joining(windows, key, value, name, left=True))
+
+    def to(self, topic: str, encode: Callable[[Record[K, V]], tuple[bytes | None, bytes | None]] | None = None) -> None:
+        """Write to a topic: keys as UTF-8 or bytes, values as JSON, windowed results as one flat object."""
+        require_topic("to: topic", topic)
+        if encode is not None:
+            require_callable("to: encode", encode)
+        sink = SinkNode(self._builder._name("sink"), topic, encode or self._flow.encode)
+        self._builder._add(sink, (self._node,))
+        stores = self._builder._topology.stores
+        if self._node in stores and encode is None:  # what is encoded otherwise cannot be compared
+            builder = stores[self._node]
+            stores[self._node] = replace(builder, schema=msgspec.structs.replace(builder.schema, results=topic))
+
+    def repartition(self) -> Stream[K, V]:
+        """The stream by way of a topic of the application's own, with all records of a key in one partition."""
+        require_groupable("repartition", self._flow)
+        require_one_type("repartition", self._flow)
+        builder, flow, topic = self._builder, self._flow, self._node + REPARTITION_SUFFIX
+        require_repartition_topic(self._node, topic)
+        if topic not in builder._repartitioned:
+            builder._repartitioned[topic] = Stream(builder, *repartitioned(builder, self._node, flow, topic))
+        return builder._repartitioned[topic]
+
+    def group_by_key(self: Stream[KR | None, V]) -> GroupedStream[KR, V]:
+        """The stream grouped by the key its records have.
+
+        A record without a value that tells of a retracted window or a deleted row is no event to aggregate: it is
+        skipped, and counted.
+        """
+        require_groupable("group_by_key", self._flow)
+        keyed = self._by_key()
+        if not keyed._flow.has_deletions:
+            return GroupedStream(keyed)
+        node = ProcessorNode(self._builder._name("present"), DropDeletions)
+        self._builder._add(node, (keyed._node,))
+        return GroupedStream(Stream(self._builder, node.name, replace(keyed._flow, has_deletions=False)))
+
+    def group_by(
+        self, selector: Callable[[Record[K, V]], KR | None], *, key: KeyType = "string", name: str | None = None
+    ) -> GroupedStream[KR, V]:
+        """The stream grouped by the key that `key_by` gives its records."""
+        return self.key_by(selector, key=key, name=name).group_by_key()
+
+    def _by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
+        if not self._flow.is_rekeyed:
+            return self
+        if keeps_null:
+            self._builder._null_kept.add(self._node + REPARTITION_SUFFIX)
+        return self.repartition()
+
+    def _processed(
+        self,
+        kind: str,
+        supplier: Callable[[], Processor],
+        stores: tuple[str, ...],
+        name: str | None,
+        given: object = None,
+    ) -> str:
+        require_name(f"{kind}: name", name)
+        own_supplier: Any = given or supplier
+        require_callable(f"{kind}: supplier, which makes a processor for each task,", own_supplier)
+        if isinstance(own_supplier, type):
+            require_plain_methods(f"{kind}: {own_supplier.__name__}", own_supplier, PROCESSOR_METHODS)
+        own = self._builder._topology
+        tables = tuple(store for store in stores if store in own.global_tables)
+        own_stores = tuple(store for store in stores if store not in tables)
+        node = ProcessorNode(name or self._builder._name(kind), supplier, own_stores, global_tables=tables)
+        self._builder._add(node, (self._node,))
+        return node.name
+
+    def _derived(self, node: str, value: Any, encode: Encoder, **changed: Any) -> Stream:
+        return Stream(self._builder, node, replace(self._flow, value=value, encode=encode, mixed=(), **changed))
+
+    def _rekeyed(self, kind: str, each: EachFunction, value: Any, key: KeyType, name: str | None) -> Stream:
+        require_key_type(f"{kind}: key", key)
+        require_name(f"{kind}: name", name)
+        node = ProcessorNode(name or self._builder._name(kind), lambda: Each(each))
+        self._builder._add(node, (self._node,))
+        mixed = self._flow.mixed if kind == "key_by" else ()
+        flow = replace(self._flow, value=value, key=key, is_rekeyed=True, encode=encode_json)
+        flow = replace(flow, is_windowed=False, mixed=mixed)
+        return Stream(self._builder, node.name, flow)
+
+    def _each(
+        self,
+        kind: str,
+        each: EachFunction,
+        value: Any = None,
+        *,
+        passes_all: bool = False,
+        at_most_once: bool = False,
+    ) -> Stream:
+        supplier = functools.partial(Each, each, at_most_once=at_most_once)
+        node = ProcessorNode(self._builder._name(kind), supplier, passes_all=passes_all)
+        self._builder._add(node, (self._node,))
+        flow = self._flow if value is None else replace(self._flow, value=value, mixed=())
+        return Stream(self._builder, node.name, flow)
+
+
+# --- grouped streams and windows ---
+
+RESERVED_RESULTS = frozenset(("partition", "key", "start", "end", LATEST))
+"""What rows and results of windows have beside the results of aggregations."""
+
+
+class GroupedStream(Generic[K, V]):
+    """A stream whose records of one key belong together; durations are timedelta or ms."""
+
+    def __init__(self, stream: Stream[K | None, V]) -> None:
+        self._stream = stream
+
+    def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
+        """Sessions that a gap of inactivity ends."""
+        return WindowedGroup(self._stream, Rule("session", interval_ms(gap, "session_window: gap"), _grace_ms(grace)))
+
+    def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
+        """Windows of one size, each beginning where the one before ends."""
+        size_ms = interval_ms(size, "tumbling_window: size")
+        return WindowedGroup(self._stream, Rule("tumbling", size_ms, _grace_ms(grace), size_ms))
+
+    def hopping_window(
+        self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
+    ) -> WindowedGroup[K, V]:
+        """Windows of one size that begin every `advance`, and so overlap."""
+        size_ms, advance_ms = interval_ms(size, "hopping_window: size"), interval_ms(advance, "hopping_window: advance")
+        return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _grace_ms(grace)))
+
+    def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
+        """Windows that hold records no further apart than `difference`; see `sliding_windows`."""
+        difference_ms = interval_ms(difference, "sliding_window: difference", 0)
+        return WindowedGroup(self._stream, Rule("sliding", difference_ms, _grace_ms(grace)))
+
+    def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
+        """The named results of each key over all its records: a table, kept in a store of this name.
+
+        A row is a dict of `key` (base64 of keys of bytes) and the results by name, as JSON has it. Each change goes on
+        as a record with the row as value, at the time of the key's latest record; a worker sends the last of a commit.
+        Without a name the store is named after the topic where the records entered the topology, such as
+        `clicks-aggregate`.
+        """
+        stream = self._stream
+        name, bound = _bound(stream, name, "aggregate", aggregations)
+        bound = {LATEST: Latest(), **bound}
+        _add_store(stream, _schema(stream, name, Rule("table"), "on_update", bound), bound)
+        stream._builder._add(ProcessorNode(name, lambda: KeyAggregate(name, bound), (name,)), (stream._node,))
+        return Table(stream._derived(name, dict, encode_json, is_windowed=False, has_deletions=False), name)
+
+
+def _grace_ms(grace: timedelta | int) -> int:
+    return interval_ms(grace, "grace", 0)
+
+
+Bound = Mapping[str, Aggregation[Any]]
+
+
+def _bound(
+    stream: Stream, name: str | None, kind: str, aggregations: Mapping[str, Aggregation[Any]]
+) -> tuple[str, Bound]:
+    """The store's name, and the aggregations as they are of the stream's values."""
+    flow = stream._flow
+    if name is None:
+        name = f"{flow.origin or flow.source.topic}-{kind}"
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"aggregate: name must be text, got {name!r}; results are named: n=Count()")
+    if not aggregations:
+        raise ConfigError(f"aggregate({name!r}): at least one aggregation is needed")
+    if reserved := RESERVED_RESULTS & aggregations.keys():
+        raise ConfigError(f"aggregate({name!r}): {', '.join(sorted(reserved))}: these names are a result's own")
+    for result, aggregation in aggregations.items():
+        require_aggregation(f"aggregate({name!r}): {result}", aggregation)
+    if not all(isinstance(aggregation, Count) for aggregation in aggregations.values()):
+        require_one_type(f"aggregate({name!r})", flow)
+    return name, {n: a.bind(flow.value) for n, a in aggregations.items()}
+
+
+def _schema(stream: Stream, name: str, rule: Rule, emit: Emit, bound: Bound) -> StoreSchema:
+    source, is_table = stream._flow.source, rule.kind == "table"
+    return StoreSchema(
+        name=name,
+        kind="aggregate" if rule.kind == "table" else rule.kind,
+        key=stream._flow.key,
+        gap_ms=rule.gap_ms,
+        grace_ms=rule.grace_ms,
+        emit=emit,
+        source=source.topic,
+        results=None,
+        late=None if is_table else source.late,
+        dead_letters=source.dead_letters,
+        aggregations=tuple(AggregationSchema.of(n, a) for n, a in bound.items()),
+        size_ms=rule.size_ms,
+        advance_ms=rule.advance_ms,
+    )
+
+
+def _add_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
+    topology, name = stream._builder._topology, schema.name
+    if name in topology.stores:
+        raise ConfigError(
+            f"aggregate({name!r}): the store {name!r} is there already; another aggregate needs a name of its "
+            "own, and one aggregate is forwarded either on_close() or on_update()"
+        )
+    topology.add_store(StoreBuilder(schema, tuple(bound.values())))
+
+
+class WindowedGroup(Generic[K, V]):
+    """A grouped stream cut into windows."""
+
+    def __init__(self, stream: Stream[K | None, V], rule: Rule) -> None:
+        self._stream, self._rule = stream, rule
+
+    def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable[K]:
+        """The named results of each window, kept in a store of this name.
+
+        Without one the store is named after the topic where the records entered the topology and the kind of window,
+        such as `clicks-session`: the name stays when what lies between is changed. Two stores of one name are refused.
+        """
+        name, bound = _bound(self._stream, name, self._rule.kind, aggregations)
+        if self._rule.kind != "session":
+            bound = {LATEST: Latest(), **bound}
+        self._stream._builder._silent[name] = None
+        return WindowedTable(self._stream, name, self._rule, bound)
+
+
+class WindowedTable(Generic[K]):
+    """Windowed results; say when they are forwarded."""
+
+    def __init__(self, stream: Stream[K | None, Any], name: str, rule: Rule, bound: Bound) -> None:
+        self._stream, self._name, self._rule, self._bound = stream, name, rule, bound
+
+    def on_close(self) -> Stream[WindowKey[K], WindowResult[K]]:
+        """Each window once, when it is closed: a record's key is a `WindowKey`, its value a `WindowResult`."""
+        return self._emit("on_close")
+
+    def on_update(self) -> Stream[WindowKey[K], WindowResult[K] | None]:
+        """Each window's last result of every commit, and None for a window that was merged into another."""
+        return self._emit("on_update")
+
+    def _emit(self, emit: Emit) -> Stream:
+        stream, name, rule, bound = self._stream, self._name, self._rule, self._bound
+        builder = stream._builder
+        schema = _schema(stream, name, rule, emit, bound)
+        _add_store(stream, schema, bound)
+        builder._silent.pop(name, None)
+        node = ProcessorNode(name, lambda: WindowAggregate(name, rule, bound, emit), (name,))
+        builder._add(node, (stream._node,))
+        encode = encode_json if emit == "on_close" else encode_updates
+        key, deletes = stream._flow.key, emit == "on_update"
+        return stream._derived(name, WindowResult, encode, is_windowed=True, window_key=key, has_deletions=deletes)
+
+
+# --- tables and joins ---
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[K, V]):
+    """The last value of each key; `store` is where it is kept."""
+
+    stream: Stream[K, V | None]
+    store: str
+
+    def to_stream(self) -> Stream[K, V | None]:
+        """Each change of a row as a record; one without a value is a deletion."""
+        return self.stream
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalTable(Generic[K, V]):
+    """A table that every instance has whole."""
+
+    name: str
+    builder: StreamsBuilder | None = field(default=None, repr=False, compare=False)
+
+
+class Joining(NamedTuple):
+    """What `Stream.join` and `Stream.left_join` were told."""
+
+    windows: JoinWindows | None
+    key: Callable[[Record], Any] | None
+    value: Any
+    name: str | None
+    left: bool
+
+
+def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, how: Joining) -> Stream:
+    """The joined stream; ConfigError where the other side and what was said do not fit."""
+    joiner = plain("join: joiner", joiner)
+    require_name("join: name", how.name)
+    if how.windows is not None and not isinstance(how.windows, JoinWindows):
+        raise ConfigError(f"join: windows must be JoinWindows, such as JoinWindows.of(60_000), got {how.windows!r}")
+    if (how.windows is not None) == isinstance(other, Table | GlobalTable):
+        raise ConfigError("join: two streams need JoinWindows, a table takes none")
+    if (how.key is not None) != isinstance(other, GlobalTable):
+        raise ConfigError("join: a global table needs a key function, anything else is joined by the record's key")
+    if how.key is not None:
+        how = how._replace(key=plain("join: key", how.key))
+    if isinstance(other, GlobalTable):
+        require_same_builder("join", stream._builder, other.builder)
+        return _join_global(stream, other, joiner, how)
+    side = other.stream if isinstance(other, Table) else other
+    require_same_builder("join", stream._builder, side._builder)
+    require_groupable("join", stream._flow)
+    require_groupable("join", side._flow)
+    require_one_type("join", stream._flow)
+    require_one_type("join", side._flow)
+    if isinstance(other, Table):
+        return _join_table(stream._by_key(keeps_null=how.left), other, joiner, how)
+    return _join_streams(stream._by_key(keeps_null=how.left), other._by_key(), joiner, how)
+
+
+def _join_global(stream: Stream, table: GlobalTable, joiner: Joiner, how: Joining) -> Stream:
+    node = ProcessorNode(
+        stream._builder._name("join"),
+        lambda: TableJoin(table.name, joiner, left=how.left, key_of=how.key),
+        global_tables=(table.name,),
+    )
+    stream._builder._add(node, (stream._node,))
+    return stream._derived(node.name, how.value, encode_json, has_deletions=False)
+
+
+def _join_table(stream: Stream, table: Table, joiner: Joiner, how: Joining) -> Stream:
+    _require_same_key(stream._flow.key, table.stream._flow.key)
+    supplier = lambda: TableJoin(table.store, joiner, left=how.left)  # noqa: E731
+    node = ProcessorNode(stream._builder._name("join"), supplier, (table.store,))
+    stream._builder._add(node, (stream._node,))
+    return stream._derived(node.name, how.value, encode_json, has_deletions=False)
+
+
+def _join_streams(stream: Stream, other: Stream, joiner: Joiner, how: Joining) -> Stream:
+    windows, builder = how.windows, stream._builder
+    assert windows is not None
+    _require_same_key(stream._flow.key, other._flow.key)
+    name = how.name or builder._name("join")
+    stores = (f"{name}-left", f"{name}-right")
+    sides = []
+    for side, one in ((LEFT, stream), (RIGHT, other)):
+        builder._topology.add_store(_join_store(stores[side], windows, one._flow))
+        node = ProcessorNode(f"{name}-from-{('left', 'right')[side]}", _side(side), passes_all=True)
+        builder._add(node, (one._node,))
+        sides.append(node.name)
+    supplier = lambda: StreamJoin(stores, windows, joiner, left=how.left)  # noqa: E731
+    builder._add(ProcessorNode(name, supplier, stores), tuple(sides))
+    return stream._derived(name, how.value, encode_json, has_deletions=False)
+
+
+def _side(side: int) -> Callable[[], Processor]:
+    return lambda: JoinSide(side)
+
+
+def _require_same_key(own: KeyType, other: KeyType) -> None:
+    if own != other:
+        raise ConfigError(f"join: the keys of one side are {own}, those of the other {other}")
+
+
+def _join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
+    rows = JoinRows(flow.value, flow.window_key)
+    schema = StoreSchema(
+        name=name,
+        kind="join",
+        key=flow.key,
+        gap_ms=0,
+        grace_ms=windows.grace_ms,
+        emit="on_update",
+        source=flow.source.topic,
+        results=None,
+        late=flow.source.late,
+        dead_letters=flow.source.dead_letters,
+        aggregations=(AggregationSchema.of("records", rows),),
+    )
+    return StoreBuilder(schema, (rows,))
+
+
+class _DropNullKeys(Processor):
+    """Nothing can be grouped or joined by no key; what is left joined goes on without a match."""
+
+    sees_time = False
+
+    def __init__(self, keeps_null: bool) -> None:
+        self._keeps_null = keeps_null
+
+    def process(self, record: Record) -> None:
+        if record.key is None and not self._keeps_null:
+            self.context.count_skipped("null key")
+        else:
+            self.context.forward(record)
+
+
+def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) -> tuple[str, Flow]:
+    """The source of, and what comes back from, an internal topic that takes the records of `parent` by their keys."""
+    # Asked only when a task is made: a left join may come after a grouping of the same stream.
+    keyed = ProcessorNode(builder._name("keyed"), lambda: _DropNullKeys(topic in builder._null_kept))
+    builder._add(keyed, (parent,))
+    encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
+    builder._add(SinkNode(builder._name("sink"), topic, encode, is_internal=True), (keyed.name,))
+    is_result = flow.value is WindowResult  # written flat, as everywhere, so no struct can read it
+    is_json = flow.value is not bytes and not is_result
+    source = SourceNode(
+        builder._name("source"),
+        topic,
+        flow.key,
+        result_deserializer(flow.window_key) if is_result else deserializer_of(flow.value),
+        flow.source.dead_letters,
+        flow.source.late,
+        is_json=is_json,
+        value_type=flow.value if is_json else None,
+        is_internal=True,
+    )
+    builder._topology.add(source)
+    return source.name, replace(flow, source=source, is_rekeyed=False)
+
+
+def _encode_text_keys(record: Record) -> tuple[bytes | None, bytes | None]:
+    if not isinstance(record.key, str | None):
+        raise SerializationError(f'a key must be text, got {type(record.key).__name__}; say key="bytes" for bytes')
+    return encode_json(record)
+
+
+def _encode_bytes_keys(record: Record) -> tuple[bytes | None, bytes | None]:
+    if not isinstance(record.key, bytes | None):
+        raise SerializationError(f'a key must be bytes, got {type(record.key).__name__}; say key="string" for text')
+    return encode_json(record)

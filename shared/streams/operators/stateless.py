@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import PROCESSOR_METHODS, Processor, ProcessorContext
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.user_functions import plain, require_plain_methods
 
 EachFunction = Callable[[Record, Callable[[Record], None]], None]

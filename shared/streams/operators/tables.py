@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnValue
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import PersistentKeyValueStore
 from penstock.shared.streams.windows.window_limits import check_key

@@ -8,7 +8,7 @@ time with the offset that they reach. So the disk is at some commit of the log, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.shared.common.errors import RetriableError
 from penstock.shared.streams.changelog import format as fmt
@@ -27,7 +27,23 @@ from penstock.shared.streams.state.rocksdb import RocksDb, RowId, StoredRow
 from penstock.shared.streams.state.row_codec import RowCodec
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.topology import StoreBuilder
+    from penstock.shared.streams.windows.aggregate_store import AggregateStore
+    from penstock.shared.streams.windows.window_store import WindowStore
+
+
+class Blueprint(Protocol):
+    """A topology's store, to be built: `penstock.shared.streams.topology.StoreBuilder`."""
+
+    @property
+    def schema(self) -> StoreSchema:
+        """What readers of its changelog know of it."""
+
+    def aggregates(self) -> AggregateStore:
+        """The rows of an aggregation, in memory."""
+
+    def windows(self) -> WindowStore:
+        """The rows of windows, in memory."""
+
 
 RESTORE_BYTES_MAX = 2 * 1024 * 1024
 """Of rows that a restore gathers before they are written."""
@@ -94,7 +110,7 @@ class LocalState:
         self._numbers = {schema.name: number for number, schema in enumerate(schemas)}
         self._indexed = frozenset(i for i, schema in enumerate(schemas) if not schema.is_table)
 
-    def store(self, number: int, builder: StoreBuilder, codec: RowCodec) -> AnyPersistentStore:
+    def store(self, number: int, builder: Blueprint, codec: RowCodec) -> AnyPersistentStore:
         """The store of that number."""
         rows, schema = _StoreRows(self, number), builder.schema
         store: AnyPersistentStore

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.shared.streams.task.watermarks import TimeMark, mark_record
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.stream_task import StreamTask
+    from penstock.shared.streams.task.context import TaskContext
 
 
 class IdleAdvance:
@@ -52,7 +52,7 @@ class IdleAdvance:
         return 0
 
 
-def advance_idle(idle: IdleAdvance, task: StreamTask, now_ms: int, *, at_end: bool, tasks: int) -> None:
+def advance_idle(idle: IdleAdvance, task: TaskContext, now_ms: int, *, at_end: bool, tasks: int) -> None:
     """Move a task's time on if it is due, and tell those behind its repartition topics how far it is.
 
     `at_end` is of the topics that are not its own: those move no time by being quiet. There are so many `tasks`.
@@ -68,7 +68,7 @@ def advance_idle(idle: IdleAdvance, task: StreamTask, now_ms: int, *, at_end: bo
             task.needs_commit = True
 
 
-def take_mark(task: StreamTask, topic: str, offset: int, mark: TimeMark) -> None:
+def take_mark(task: TaskContext, topic: str, offset: int, mark: TimeMark) -> None:
     """Have a task take what another one tells of its time; no node sees it."""
     if offset >= task.sources.get(topic, -1):
         task.times.take(topic, mark)

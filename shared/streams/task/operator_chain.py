@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.operators.stateless import Each
-from penstock.shared.streams.processor import ProcessorContext, Record
+from penstock.shared.streams.processor import ProcessorContext
+from penstock.shared.streams.record import Record
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.stream_task import StreamTask
+    from penstock.shared.streams.task.context import TaskContext
 
 Outcome = Record | Exception | None
 """What reaches the window, what a function raised, or None where the record was filtered out."""
@@ -47,7 +48,7 @@ class _Gate:
 class Chain:
     """The functions between a source and its window, in one task; `nodes` are in their order."""
 
-    def __init__(self, task: StreamTask, nodes: Sequence[Each], key_of: Callable[[bytes], str | bytes]) -> None:
+    def __init__(self, task: TaskContext, nodes: Sequence[Each], key_of: Callable[[bytes], str | bytes]) -> None:
         self._task, self._entrance, self._key_of = task, nodes[0].process, key_of
         self._gate: Any = _Gate(nodes[-1].context)
         nodes[-1].context = self._gate

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.shared.clients.consumer.dead_letters import STAGE_PROCESS, STAGE_PRODUCE
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
-from penstock.shared.streams.processor import Record
 from penstock.shared.streams.punctuation import Punctuator
+from penstock.shared.streams.record import Record, WindowKey
 from penstock.shared.streams.task.rejected_outputs import Emitted, refused_output
 from penstock.shared.streams.topology import ProcessorNode, Topology
 from penstock.shared.streams.windows.late_records import place_of
-from penstock.shared.streams.windows.timed_processor import WindowKey
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.stream_task import Mark, StreamTask
+    from penstock.shared.streams.task.context import Mark, TaskContext
 
 Forward = Callable[[Record], None]
 
@@ -82,7 +81,7 @@ class OutputGuard:
     """Decides about what the nodes of one task give each other; `is_of_sink` tells errors of writing apart."""
 
     def __init__(self, is_of_sink: Callable[[BaseException], bool]) -> None:
-        self.task: StreamTask
+        self.task: TaskContext
         self._is_of_sink = is_of_sink
         self._window: tuple[str | None, WindowKey] | None = None
 

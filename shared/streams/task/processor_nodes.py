@@ -25,16 +25,9 @@ from penstock.shared.common.errors import (
 )
 from penstock.shared.common.records import Columns, ConsumerRecord, Int64Array, ProducerRecord, header_pairs
 from penstock.shared.streams.operators.tables import Lookup
-from penstock.shared.streams.processor import (
-    INT64_MAX,
-    PROCESSOR_METHODS,
-    Processor,
-    Record,
-    RecordMetadata,
-    check_timestamp,
-    is_own,
-)
+from penstock.shared.streams.processor import INT64_MAX, PROCESSOR_METHODS, Processor, check_timestamp, is_own
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.streams.record import Record, RecordMetadata, WindowKey
 from penstock.shared.streams.state.store import StateStore
 from penstock.shared.streams.task.callbacks import is_at_work
 from penstock.shared.streams.task.output_guard import Forward, OutputGuard, Way, ways_of
@@ -45,12 +38,11 @@ from penstock.shared.streams.task.user_functions import plain, require_done, req
 from penstock.shared.streams.topology import ProcessorNode, SinkNode, Topology
 from penstock.shared.streams.windows.late_entries import NO_OFFSET, LateRows
 from penstock.shared.streams.windows.late_records import send_late, send_late_columns
-from penstock.shared.streams.windows.timed_processor import WindowKey
 from penstock.shared.streams.windows.window_limits import name_result
 from penstock.shared.streams.windows.window_results import WindowResults
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.stream_task import StreamTask
+    from penstock.shared.streams.task.context import TaskContext
 
 Output = Callable[[ProducerRecord, bytes | None], None]
 """Takes a record for a topic, and the key that chooses its partition if not its own."""
@@ -192,7 +184,7 @@ class Wiring:
 class NodeContext:
     """What one processor sees of its task: the `ProcessorContext` of its node."""
 
-    def __init__(self, task: StreamTask, node: ProcessorNode, wiring: Wiring) -> None:
+    def __init__(self, task: TaskContext, node: ProcessorNode, wiring: Wiring) -> None:
         self._task, self._node = task, node
         self._guard = wiring.guard
         self._guard.task = task

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from penstock.shared.streams.changelog.format import Progress
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.stream_task import StreamTask
+    from penstock.shared.streams.task.context import TaskContext
 
 
-def progress_of(task: StreamTask, now_ms: int) -> Progress:
+def progress_of(task: TaskContext, now_ms: int) -> Progress:
     """How far a task is, and all that a restart needs beside its stores; what it kept of idle times is taken out."""
     return Progress(
         application=task.application,

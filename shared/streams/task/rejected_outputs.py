@@ -26,10 +26,9 @@ from penstock.shared.clients.consumer.dead_letters import (
     header_text,
 )
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord
-from penstock.shared.streams.processor import Record
+from penstock.shared.streams.record import Record, WindowKey, WindowResult
 from penstock.shared.streams.task.repartition_headers import origin_headers
 from penstock.shared.streams.windows.late_records import as_bytes
-from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
 from penstock.shared.streams.windows.window_limits import name_window
 
 

@@ -9,8 +9,7 @@ import msgspec
 
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.serialization import Deserializer, json_deserializer, json_serializer
-from penstock.shared.streams.processor import Record
-from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
+from penstock.shared.streams.record import Record, WindowKey, WindowResult
 
 
 def encode_json(record: Record) -> tuple[bytes | None, bytes | None]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -44,8 +44,8 @@ from penstock.shared.streams.changelog.entries import Entries
 from penstock.shared.streams.changelog.format import BatchInput, StateCodec, encode_progress
 from penstock.shared.streams.changelog.store_entries import encode_stores
 from penstock.shared.streams.operators.tables import Lookup
-from penstock.shared.streams.processor import Record, RecordMetadata
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.streams.record import Record, RecordMetadata
 from penstock.shared.streams.runtime.time_slices import HasTime, always
 from penstock.shared.streams.state.checkpoint import CommitPlace
 from penstock.shared.streams.state.join_store import JoinStore
@@ -53,6 +53,7 @@ from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import PersistentJoinStore, PersistentKeyValueStore
 from penstock.shared.streams.state.prefetch import FetchAhead
 from penstock.shared.streams.task.callbacks import at_work
+from penstock.shared.streams.task.context import Guarantee, Mark
 from penstock.shared.streams.task.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
@@ -72,22 +73,11 @@ from penstock.shared.streams.windows.window_limits import check_states, default_
 if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
 
-Guarantee = Literal["exactly_once", "at_least_once"]
-
 ROW_STORES = (KeyValueStore, JoinStore, PersistentKeyValueStore, PersistentJoinStore)
 """The stores that are given rows, each measured before a store has it."""
 
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
-
-
-class Mark(NamedTuple):
-    """Where a task was before a record or an output: what `take_back` returns to."""
-
-    outputs: int
-    late_records: int
-    late_rows: int
-    stream_time_ms: int
 
 
 @at_work("initialize", "close", "process", "refuse", "advance_time", "punctuate_wall_clock", "prepare_commit")

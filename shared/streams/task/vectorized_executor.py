@@ -24,14 +24,14 @@ from penstock.shared.streams.topology import SourceNode
 from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 
 if TYPE_CHECKING:
+    from penstock.shared.streams.task.context import TaskContext
     from penstock.shared.streams.task.processor_nodes import Wiring
-    from penstock.shared.streams.task.stream_task import StreamTask
 
 COLUMNS_MIN = 32
 """Fewer records are taken one by one: to make columns of them costs more than it saves."""
 
 
-def column_paths(task: StreamTask, wiring: Wiring) -> dict[str, ColumnPath]:
+def column_paths(task: TaskContext, wiring: Wiring) -> dict[str, ColumnPath]:
     """The sources of a task that can be taken as columns, by topic.
 
     That is where a source feeds one window and nothing else, if through functions of single records (`chain`), none of
@@ -51,7 +51,7 @@ def column_paths(task: StreamTask, wiring: Wiring) -> dict[str, ColumnPath]:
     return found
 
 
-def _chain(task: StreamTask, wiring: Wiring, source: SourceNode) -> tuple[list[Each], str | None]:
+def _chain(task: TaskContext, wiring: Wiring, source: SourceNode) -> tuple[list[Each], str | None]:
     """The functions below a source, and the only node below them, if there is one; in a topic of our own there are
     headers that they must not see, and nothing is called ahead."""
     nodes: list[Each] = []
@@ -65,7 +65,7 @@ def _chain(task: StreamTask, wiring: Wiring, source: SourceNode) -> tuple[list[E
     return nodes, None
 
 
-def _sees_time(task: StreamTask, wiring: Wiring, name: str) -> bool:
+def _sees_time(task: TaskContext, wiring: Wiring, name: str) -> bool:
     """Whether a node below this one may see when it is given a result: that of a batch comes at the batch's end."""
     names = list(task.topology.children[name])
     for one in names:
@@ -77,7 +77,7 @@ class ColumnPath:
     """Takes the batches of one source for one task; of fewer than `records_min` records each is taken by itself."""
 
     def __init__(
-        self, task: StreamTask, source: SourceNode, operator: WindowAggregate, chain: Chain | None = None
+        self, task: TaskContext, source: SourceNode, operator: WindowAggregate, chain: Chain | None = None
     ) -> None:
         self._task, self._source, self._operator, self._chain = task, source, operator, chain
         self._values = BatchValues(source, operator.store, task.key_bytes_max, chain)

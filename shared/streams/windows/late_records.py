@@ -20,15 +20,14 @@ from penstock.shared.common.errors import DataError
 from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, ConsumerRecord, Headers, Int64Array, ProducerRecord
 from penstock.shared.common.string_copies import copied
-from penstock.shared.streams.processor import Record
+from penstock.shared.streams.record import Record, WindowKey, WindowResult
 from penstock.shared.streams.task.json_rows import texts
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.repartition_headers import original
 from penstock.shared.streams.topology import ProcessorNode
-from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
 
 if TYPE_CHECKING:
-    from penstock.shared.streams.task.stream_task import StreamTask
+    from penstock.shared.streams.task.context import TaskContext
 
 TOPIC = "penstock.late.topic"
 PARTITION = "penstock.late.partition"
@@ -116,7 +115,7 @@ def forwarded_late_record(
     return ProducerRecord(late_topic, value, key, headers, None, record.timestamp)
 
 
-def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:
+def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:
     """Count what came too late for a node's windows and send it to its source's late topic.
 
     That is the source record in hand; where there is none, in a punctuation or a commit, what was `forwarded`.
@@ -132,7 +131,7 @@ def send_late(task: StreamTask, forwarded: Record, node: str, close_time_ms: int
 
 
 def send_late_columns(
-    task: StreamTask,
+    task: TaskContext,
     columns: Columns,
     places: Int64Array,
     node: str,
@@ -167,19 +166,19 @@ def send_late_columns(
     _count(task, _in_hand(task), len(places))
 
 
-def _send_in_hand(task: StreamTask, node: str, close_time_ms: int, stream_time_ms: int) -> None:
+def _send_in_hand(task: TaskContext, node: str, close_time_ms: int, stream_time_ms: int) -> None:
     record, source = _in_hand(task), task.source_node(node)
     told = (close_time_ms, stream_time_ms, _store_of(task, node), task.application, task.changelog_id)
     task.outputs.add(late_record(record, source.late, *told))
     _count(task, record, 1)
 
 
-def _count(task: StreamTask, last: ConsumerRecord, records: int) -> None:
+def _count(task: TaskContext, last: ConsumerRecord, records: int) -> None:
     task.late_records += records
     task.metrics.refused_at["late"] = place_of(last)
 
 
-def _in_hand(task: StreamTask) -> ConsumerRecord:
+def _in_hand(task: TaskContext) -> ConsumerRecord:
     record = task.source_record()
     assert record is not None
     return record
@@ -199,7 +198,7 @@ def _headers(column: Sequence[Headers] | None, places: Int64Array) -> PackedHead
     return PackedHeaders.of([column[place] for place in places.tolist()])
 
 
-def _store_of(task: StreamTask, node: str) -> str:
+def _store_of(task: TaskContext, node: str) -> str:
     below = task.topology.nodes[node]
     return next(iter(below.stores), node) if isinstance(below, ProcessorNode) else node
 

@@ -1,41 +1,15 @@
-"""What windowed results are, and what all operators have that go by event time."""
+"""What all operators have that go by event time."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Generic, Literal, NamedTuple
+from typing import Literal
 
-import msgspec
-
-from penstock.shared.streams.processor import K, Processor
+from penstock.shared.streams.processor import Processor
 
 Emit = Literal["on_close", "on_update"]
 
 NO_TIME = -1
-
-
-class WindowKey(NamedTuple, Generic[K]):
-    """The key of a windowed result: the record key and the window's bounds in ms.
-
-    The end of a session and of a sliding window is inclusive, that of a tumbling or hopping window is not.
-    """
-
-    key: K
-    start: int
-    end: int
-
-
-class WindowResult(msgspec.Struct, Generic[K], frozen=True):
-    """A window's results by name."""
-
-    key: K
-    start: int
-    end: int
-    results: dict[str, Any]
-
-    def to_json(self) -> bytes:
-        """One flat object: key, start, end, then the results."""
-        return msgspec.json.encode({"key": self.key, "start": self.start, "end": self.end, **self.results})
 
 
 class TimedProcessor(Processor):

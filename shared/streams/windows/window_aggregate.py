@@ -17,7 +17,8 @@ import numpy as np
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.aggregations.aggregation import Aggregation
-from penstock.shared.streams.processor import ProcessorContext, Record
+from penstock.shared.streams.processor import ProcessorContext
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.windows.kernels import LATE_TAKEN
 from penstock.shared.streams.windows.keys import Int32Array
 from penstock.shared.streams.windows.kinds import Rule

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from penstock.shared.common.packed_bytes import NULL, PackedBytes
 from penstock.shared.common.records import Int64Array
 from penstock.shared.streams.aggregations.latest import LATEST
-from penstock.shared.streams.processor import Record
+from penstock.shared.streams.record import Record, WindowKey, WindowResult
 from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.task.json_rows import key_texts, objects, texts
 from penstock.shared.streams.windows.aggregate_store import key_in_row
 from penstock.shared.streams.windows.state_columns import StateColumns
-from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
 from penstock.shared.streams.windows.window_columns import Windows
 
 BOUNDS = ("key", "start", "end")

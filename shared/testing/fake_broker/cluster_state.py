@@ -84,8 +84,10 @@ class ClusterState:
         self.nodes: dict[int, Node] = {}
         self.topics: dict[str, Topic] = {}
         self.timers = Timers()
-        self.groups = Groups(self)
-        self.transactions = Transactions(self, transaction_completion_ms)
+        self.groups = Groups(self.configs, self.timers)
+        self.transactions = Transactions(
+            self.configs, self.timers, self.groups, self.partition, transaction_completion_ms
+        )
 
     def __repr__(self) -> str:
         return f"ClusterState(nodes={list(self.nodes)}, alive={self.alive}, topics={list(self.topics)})"

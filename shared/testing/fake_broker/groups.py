@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.testing.fake_broker.group import Group, GroupState
-
-if TYPE_CHECKING:
-    from penstock.shared.testing.fake_broker.cluster_state import ClusterState
+from penstock.shared.testing.fake_broker.timers import Timers
 
 
 class Committed(NamedTuple):
@@ -38,8 +37,9 @@ class GroupOffsets:
 class Groups:
     """The groups of a cluster by id."""
 
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
+    def __init__(self, configs: Mapping[str, str], timers: Timers) -> None:
+        self._configs = configs
+        self._timers = timers
         self.known: dict[str, Group] = {}
         self.offsets: defaultdict[str, GroupOffsets] = defaultdict(GroupOffsets)
 
@@ -49,8 +49,8 @@ class Groups:
     def get(self, group_id: str) -> Group:
         """The group, made where there is none."""
         if group_id not in self.known:
-            delay_ms = int(self._state.configs["group.initial.rebalance.delay.ms"])
-            self.known[group_id] = Group(group_id, self._state.timers, delay_ms)
+            delay_ms = int(self._configs["group.initial.rebalance.delay.ms"])
+            self.known[group_id] = Group(group_id, self._timers, delay_ms)
         return self.known[group_id]
 
     def delete(self, group_id: str) -> None:

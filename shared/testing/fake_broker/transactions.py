@@ -19,16 +19,15 @@ Asking again for the end that a transaction already had is answered as the first
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from penstock.shared.common.records import TopicPartition
+from penstock.shared.testing.fake_broker.groups import Groups
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
-from penstock.shared.testing.fake_broker.timers import Timer
-
-if TYPE_CHECKING:
-    from penstock.shared.testing.fake_broker.cluster_state import ClusterState
+from penstock.shared.testing.fake_broker.timers import Timer, Timers
+from penstock.shared.testing.fake_broker.topics import Partition
 
 EPOCH_MAX = 2**15 - 1
 NO_PRODUCER = (-1, -1)
@@ -83,9 +82,19 @@ class Transaction:
 class Transactions:
     """The producer ids and transactional ids of a cluster."""
 
-    def __init__(self, state: ClusterState, completion_ms: int = 0) -> None:
-        """`completion_ms` is how long it takes to write a transaction's markers."""
-        self._state = state
+    def __init__(
+        self,
+        configs: Mapping[str, str],
+        timers: Timers,
+        groups: Groups,
+        partition: Callable[[TopicPartition], Partition | None],
+        completion_ms: int = 0,
+    ) -> None:
+        """`partition` looks one up; `completion_ms` is how long it takes to write a transaction's markers."""
+        self._configs = configs
+        self._timers = timers
+        self._groups = groups
+        self._partition = partition
         self._completion_ms = completion_ms
         self._next_id = 1000
         self.known: dict[str, Transaction] = {}
@@ -107,7 +116,7 @@ class Transactions:
         `expected` are the id and epoch of a producer that asks to go on after an error, else NO_PRODUCER. Where a
         transaction is open it is aborted, and CONCURRENT_TRANSACTIONS has the producer ask again.
         """
-        if not 0 < timeout_ms <= int(self._state.configs["transaction.max.timeout.ms"]):
+        if not 0 < timeout_ms <= int(self._configs["transaction.max.timeout.ms"]):
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
         known = self.known.get(transactional_id)
         if known is None:
@@ -160,9 +169,7 @@ class Transactions:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if known.state is not TransactionState.ONGOING:
             known.state = TransactionState.ONGOING
-            known.timer = self._state.timers.at(
-                now_ms + known.timeout_ms, lambda at_ms: self._abort_fenced(known, at_ms)
-            )
+            known.timer = self._timers.at(now_ms + known.timeout_ms, lambda at_ms: self._abort_fenced(known, at_ms))
         known.partitions |= partitions
         known.groups |= groups
         return ErrorCode.NONE
@@ -180,7 +187,7 @@ class Transactions:
         if known.timer is not None:
             known.timer.cancel()
         if self._completion_ms > 0:
-            self._state.timers.at(now_ms + self._completion_ms, lambda at_ms: self._finish(known, at_ms))
+            self._timers.at(now_ms + self._completion_ms, lambda at_ms: self._finish(known, at_ms))
         else:
             self._finish(known, now_ms)
         return ErrorCode.NONE
@@ -194,7 +201,7 @@ class Transactions:
         committed = known.state is TransactionState.PREPARE_COMMIT
         known.state = PREPARED[known.state]
         for tp in sorted(known.partitions):
-            partition = self._state.partition(tp)
+            partition = self._partition(tp)
             if partition is not None:
                 partition.log.end_transaction(
                     known.producer_id,
@@ -205,5 +212,5 @@ class Transactions:
                 )
                 partition.changed()
         for group_id in known.groups:
-            self._state.groups.end_transaction(group_id, known.producer_id, committed=committed)
+            self._groups.end_transaction(group_id, known.producer_id, committed=committed)
         known.partitions, known.groups = set(), set()

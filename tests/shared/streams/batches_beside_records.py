@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import strategies as st
 
 from penstock.shared.streams.aggregations.aggregation import Count, Max, Mean, Min, Sum
-from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
-from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
-from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.dsl.builder import GroupedStream, Stream, StreamsBuilder, WindowedGroup
+from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.vectorized_executor import ColumnPath
 from penstock.shared.streams.topology import Topology

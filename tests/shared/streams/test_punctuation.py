@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.shared.common.errors import ConfigError, IllegalState
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationQueue, PunctuationType, Schedule, Start
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

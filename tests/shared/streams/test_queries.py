@@ -11,8 +11,7 @@ import pytest
 from penstock.shared.common.continuation import RowPlace
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.dsl.grouped_stream import WindowedGroup
+from penstock.shared.streams.dsl.builder import StreamsBuilder, WindowedGroup
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.queries import QUERY_ROWS_MAX, SLICE_ROWS, StoreAnswer, StoreQuery, read_in_slices
 from penstock.shared.streams.state.state_directory import StateDirectory

@@ -8,8 +8,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake_columns import CLOSED_COLUMNS, LATE_COLUMNS, STATE_COLUMNS
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import StoreSchema
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.dsl.grouped_stream import RESERVED_RESULTS
+from penstock.shared.streams.dsl.builder import RESERVED_RESULTS, StreamsBuilder
 from penstock.shared.streams.dsl.lake_names import require_lake_names
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
-from penstock.shared.streams.dsl.builder import GlobalTable, Stream, StreamsBuilder, Table
-from penstock.shared.streams.dsl.grouped_stream import WindowedTable
+from penstock.shared.streams.dsl.builder import GlobalTable, Stream, StreamsBuilder, Table, WindowedTable
 from penstock.shared.streams.operators.stream_join import JoinWindows
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.task.error_handlers import ErrorHandlers

@@ -6,8 +6,9 @@ import pytest
 
 from penstock.shared.common.errors import ProcessingFailed
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 

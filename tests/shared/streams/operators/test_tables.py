@@ -11,7 +11,8 @@ from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.streams.changelog.reader import check_schema
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.operators.tables import RowValue
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -11,7 +11,8 @@ import pytest
 from penstock.shared.common.records import Columns
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.processor import Processor
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.state.persistent_stores import PersistentStore
 from penstock.shared.streams.state.prefetch import FetchAhead
 from penstock.shared.streams.state.state_directory import StateDirectory

@@ -10,8 +10,9 @@ import pytest
 
 from penstock.shared.common.errors import IllegalState
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Processor, Record
+from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.callbacks import at_work, is_at_work
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 

@@ -7,8 +7,9 @@ import json
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.changelog.format import PROGRESS, Progress, decode, decode_progress
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.idleness import IdleAdvance, take_mark
 from penstock.shared.streams.task.watermarks import TimeMark
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver

@@ -11,10 +11,9 @@ from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.common.errors import DataError, RecordTooSlow
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.streams.aggregations.aggregation import Count
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
-from penstock.shared.streams.processor import Record
+from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.runtime.slow_records import SlowSteps, Step
 from penstock.shared.streams.runtime.time_slices import PROCESSING_MS_MAX, RUN_RECORDS_FIRST, TurnTime
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX

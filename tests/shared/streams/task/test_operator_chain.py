@@ -17,8 +17,8 @@ from penstock.shared.common.records import Columns
 from penstock.shared.streams.aggregations.aggregation import Count, Sum
 from penstock.shared.streams.aggregations.collect import CollectList
 from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.processor import Record
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.timed_processor import Emit

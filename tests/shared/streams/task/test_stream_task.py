@@ -23,8 +23,9 @@ from penstock.shared.streams.aggregations.aggregation import Aggregate, Count, C
 from penstock.shared.streams.changelog.format import FINAL, LIVE, PROGRESS, decode, decode_progress
 from penstock.shared.streams.dsl.builder import Stream, StreamsBuilder
 from penstock.shared.streams.operators.stream_join import JoinWindows
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
 from penstock.shared.streams.task.progress import progress_of
 from penstock.shared.streams.task.stream_task import StreamTask

@@ -18,10 +18,10 @@ from penstock.shared.streams.aggregations.collect import CollectList, First, Las
 from penstock.shared.streams.changelog import format as fmt
 from penstock.shared.streams.changelog.reader import ChangelogReader, Confirmed
 from penstock.shared.streams.changelog.restore import restore_changes
-from penstock.shared.streams.dsl.builder import StreamsBuilder
-from penstock.shared.streams.dsl.grouped_stream import GroupedStream, WindowedGroup
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.dsl.builder import GroupedStream, StreamsBuilder, WindowedGroup
+from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.late_entries import NO_OFFSET, require_room

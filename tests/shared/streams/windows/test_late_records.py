@@ -17,8 +17,9 @@ from penstock.shared.common.records import Columns, ConsumerRecord, ProducerReco
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.operators.stream_join import JoinWindows
-from penstock.shared.streams.processor import Processor, ProcessorContext, Record
+from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
+from penstock.shared.streams.record import Record, WindowKey, WindowResult
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.windows import late_records
@@ -31,7 +32,6 @@ from penstock.shared.streams.windows.late_records import (
     late_record,
     parse_late_record,
 )
-from penstock.shared.streams.windows.timed_processor import WindowKey, WindowResult
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 WALL, STREAM = PunctuationType.WALL_CLOCK_TIME, PunctuationType.STREAM_TIME

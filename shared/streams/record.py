@@ -1,0 +1,65 @@
+"""Records between processors, and the keys and values of windowed results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
+
+import msgspec
+from typing_extensions import TypeVar
+
+from penstock.shared.common.records import AnyHeaders, Headers
+
+K = TypeVar("K", covariant=True, default=Any)
+V = TypeVar("V", covariant=True, default=Any)
+
+
+class _Record(NamedTuple, Generic[K, V]):
+    key: K
+    value: V
+    timestamp: int
+    headers: Headers = ()
+
+
+class Record(_Record[K, V]):
+    """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1.
+
+    `headers` are pairs, or a dict where no name occurs twice: `context.forward` makes pairs of it.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # given in several forms; the processors that it is forwarded to read pairs
+
+        def __new__(cls, key: K, value: V, timestamp: int, headers: AnyHeaders = ()) -> Self: ...
+
+
+class RecordMetadata(NamedTuple):
+    """Where the record that is being processed was read."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class WindowKey(NamedTuple, Generic[K]):
+    """The key of a windowed result: the record key and the window's bounds in ms.
+
+    The end of a session and of a sliding window is inclusive, that of a tumbling or hopping window is not.
+    """
+
+    key: K
+    start: int
+    end: int
+
+
+class WindowResult(msgspec.Struct, Generic[K], frozen=True):
+    """A window's results by name."""
+
+    key: K
+    start: int
+    end: int
+    results: dict[str, Any]
+
+    def to_json(self) -> bytes:
+        """One flat object: key, start, end, then the results."""
+        return msgspec.json.encode({"key": self.key, "start": self.start, "end": self.end, **self.results})

@@ -1,0 +1,129 @@
+"""What a task's parts see of their task: a protocol, so that none of them imports `StreamTask`.
+
+A task is one object. Its parts (the vectorized executor, the processor nodes, the guard of outputs, idleness) read its
+settings and times, and report back what became of records. `StreamTask` is the implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from penstock.shared.common.errors import ProcessingFailed
+from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
+from penstock.shared.streams.changelog.format import BatchInput
+from penstock.shared.streams.operators.tables import Lookup
+from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
+from penstock.shared.streams.record import Record, RecordMetadata
+from penstock.shared.streams.state.store import StateStore
+from penstock.shared.streams.task.error_handlers import ErrorHandlers
+from penstock.shared.streams.task.metrics import TaskMetrics
+from penstock.shared.streams.task.operator_times import OperatorTimes
+from penstock.shared.streams.task.outputs import TaskOutputs
+from penstock.shared.streams.task.schedules import TaskSchedules
+from penstock.shared.streams.topology import SourceNode, Topology
+from penstock.shared.streams.windows.late_entries import LateRows
+
+Guarantee = Literal["exactly_once", "at_least_once"]
+
+
+class Mark(NamedTuple):
+    """Where a task was before a record or an output: what `take_back` returns to."""
+
+    outputs: int
+    late_records: int
+    late_rows: int
+    stream_time_ms: int
+
+
+class TaskContext(Protocol):
+    """A task, as its parts see it."""
+
+    topology: Topology
+    partition: int
+    application: str
+    guarantee: Guarantee
+    changelog_id: str | None
+
+    # Times and positions.
+    stream_time_ms: int
+    now_ms: int
+    idle_ms: int
+    times: OperatorTimes
+    schedules: TaskSchedules
+    sources: dict[str, int]
+    source_ids: dict[str, str]
+    input: BatchInput | msgspec.UnsetType
+
+    # What came of records.
+    outputs: TaskOutputs
+    metrics: TaskMetrics
+    late_records: int
+    late_rows: list[LateRows]
+    record_metadata: RecordMetadata | None
+    needs_commit: bool
+    failed: ProcessingFailed | None
+
+    # Settings and limits.
+    handlers: ErrorHandlers
+    global_tables: Mapping[str, Lookup]
+    deduplicate_updates: bool
+    keeps_late: bool
+    columns_min: int
+    record_bytes_max: int
+    key_bytes_max: int
+    state_bytes_max: int
+    max_future_ms: int | None
+    has_time: Callable[[], bool]
+
+    @property
+    def stores(self) -> Mapping[str, StateStore]:
+        """The stores by name."""
+
+    def in_hand(self, record: ConsumerRecord) -> None:
+        """Name the record that is processed from now on."""
+
+    def source_record(self) -> ConsumerRecord | None:
+        """The record that is processed, as it was in its source topic."""
+
+    def source_node(self, node: str) -> SourceNode:
+        """The source that this record came from."""
+
+    def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
+        """Process records one by one."""
+
+    def taken(self, last: ConsumerRecord, count: int) -> None:
+        """Confirm `count` records up to this one, and evaluate STREAM_TIME punctuation."""
+
+    def spoilt(self, error: Exception) -> ProcessingFailed:
+        """The error of a task whose stores hold half of a record."""
+
+    def count_skipped(self, reason: str, records: int = 1) -> None:
+        """Count skipped records."""
+
+    def add_output(self, record: ProducerRecord, source_key: bytes | None = None) -> None:
+        """Add a record for a topic."""
+
+    def mark(self) -> Mark:
+        """Where the task is now."""
+
+    def take_back(self, mark: Mark) -> None:
+        """Return to a mark."""
+
+    def advance_time(self, ms: int) -> None:
+        """Move times on without a record."""
+
+    def schedule(
+        self,
+        interval: timedelta | int,
+        type: PunctuationType,
+        callback: Punctuator,
+        *,
+        start: Start = None,
+        name: str | None = None,
+        node: str | None = None,
+    ) -> Schedule:
+        """Schedule a punctuator."""
