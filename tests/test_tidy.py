@@ -13,7 +13,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
+
+import grimp
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -244,3 +248,11 @@ def test_no_registry_hosts() -> None:
     kept = Source("requirements.lock", "httpx==1 --hash=sha256:00")
     hold(names_no_registry, broken=Source("requirements.lock", "--index" + "-url https://mirror"), kept=kept)
     assert list(names_no_registry(Source("a", "https://py" + "pi.org/simple")))
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """No import cycle, not even one that only a type checker sees."""
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": ["b"], "b": ["c"], "c": ["a"]}).prepare()
+    graph = grimp.build_graph("penstock")
+    TopologicalSorter({one: graph.find_modules_directly_imported_by(one) for one in graph.modules}).prepare()

@@ -15,7 +15,7 @@ from operator import length_hint
 from typing import NamedTuple, Protocol
 
 from penstock.api.ingest.ndjson import Parsed
-from penstock.api.ingest.result import Outcome, Tally
+from penstock.api.ingest.result import IngestResult, Outcome
 from penstock.api.ingest.turns import Turn
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.errors import BufferExhausted, KafkaTimeout, PenstockError
@@ -55,10 +55,12 @@ class Flight(NamedTuple):
 
 
 class IngestRequest:
-    """Sends what was parsed and keeps the tally."""
+    """Sends what was parsed and keeps the result."""
 
-    def __init__(self, producer: IngestProducer, tally: Tally, settings: IngestSettings, max_errors: int = 0) -> None:
-        self.tally = tally
+    def __init__(
+        self, producer: IngestProducer, result: IngestResult, settings: IngestSettings, max_errors: int = 0
+    ) -> None:
+        self.result = result
         self._max_errors = max_errors or settings.max_errors
         self._producer = producer
         self._settings = settings
@@ -67,7 +69,7 @@ class IngestRequest:
         self._next_position = 1
 
     def __repr__(self) -> str:
-        return f"IngestRequest(in_flight={self._in_flight}, {self.tally!r})"
+        return f"IngestRequest(in_flight={self._in_flight}, {self.result!r})"
 
     async def take(self, parsed: Parsed, turn: Turn) -> bool:
         """Send the records of one batch; False where the rest of the request is not worth reading."""
@@ -78,7 +80,7 @@ class IngestRequest:
         while self._in_flight > self._most_in_flight:
             await self._settle(self._flights.popleft())
         await self.settle_what_is_done()
-        return keep and not self.tally.must_stop
+        return keep and not self.result.must_stop
 
     async def settle_what_is_done(self) -> None:
         """Count what was answered, and what was not in its time; waits for nothing."""
@@ -130,15 +132,15 @@ class IngestRequest:
         The batch is then cut before the error that is one too many, so that errors stay bounded and all is said.
         """
         keep = self._within_errors(parsed)
-        self.tally.refused(parsed.errors)
+        self.result.refused(parsed.errors)
         return keep
 
     def _within_errors(self, parsed: Parsed) -> bool:
-        room = self._max_errors - len(self.tally.errors)
+        room = self._max_errors - len(self.result.errors)
         if len(parsed.errors) <= room:
             return True
         cut = parsed.errors[room].position
-        self.tally.stop(cut, f"more than max_errors={self._max_errors} events were refused")
+        self.result.stop(cut, f"more than max_errors={self._max_errors} events were refused")
         keep = sum(position < cut for position in parsed.positions)
         del parsed.errors[room:], parsed.records[keep:], parsed.positions[keep:]
         return False
@@ -167,11 +169,11 @@ class IngestRequest:
             async with asyncio.timeout_at(flight.deadline):
                 outcomes = await flight.outcomes
         except TimeoutError:
-            self.tally.stored(flight.positions, [KafkaTimeout(f"{self._late}; {MAYBE}")] * len(flight.positions))
+            self.result.stored(flight.positions, [KafkaTimeout(f"{self._late}; {MAYBE}")] * len(flight.positions))
         except PenstockError as e:
-            self.tally.stored(flight.positions, [_fated(e, maybe_written=True)] * len(flight.positions))
+            self.result.stored(flight.positions, [_fated(e, maybe_written=True)] * len(flight.positions))
         else:
-            self.tally.stored(flight.positions, outcomes)
+            self.result.stored(flight.positions, outcomes)
 
     @property
     def _late(self) -> str:
@@ -181,7 +183,7 @@ class IngestRequest:
         """The handing over ended in the middle: the producer may have taken what it drew from the iterator."""
         taken = len(positions) - length_hint(coming)
         maybe, surely_not = _fated(error, maybe_written=True), _fated(error, maybe_written=False)
-        self.tally.stored(positions, [maybe] * taken + [surely_not] * (len(positions) - taken))
+        self.result.stored(positions, [maybe] * taken + [surely_not] * (len(positions) - taken))
 
 
 async def outcomes_of(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outcome]:

@@ -22,7 +22,7 @@ from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.ingest import cloudevents
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE, CloudEventParser
-from penstock.api.ingest.event import EventRefused, TopicReader
+from penstock.api.ingest.event import EventRejected, TopicReader
 from penstock.api.ingest.ndjson import EventParser, NdjsonReader, Parsed, TooManyEvents, array_elements, json_object
 from penstock.api.ingest.turns import Turn
 from penstock.api.settings import IngestSettings
@@ -108,7 +108,7 @@ class Whole:
         self._clock = clock
         try:
             self._batches = self._read(body)
-        except EventRefused as e:
+        except EventRejected as e:
             place = "" if e.column is None else f" at line {e.line}, column {e.column}"
             extra = {} if e.column is None else {"line": e.line, "column": e.column}
             kind = ErrorKind(400, e.error_code, "Not a JSON object or array")
@@ -164,7 +164,7 @@ async def open_events(
     if cloudevents.is_binary(request.headers):
         try:
             head = cloudevents.from_headers(request.headers.items())
-        except EventRefused as e:
+        except EventRejected as e:
             raise Problem(ErrorKind(400, e.error_code, "Not a CloudEvent"), str(e)) from None
 
         def binary(values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
@@ -239,7 +239,7 @@ def _from_headers(
         try:
             value = int(time) if time.isascii() and time.isdigit() else time
             reader.time(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
-        except EventRefused as e:
+        except EventRejected as e:
             raise Problem(ErrorKind(400, e.error_code, "Wrong event time"), str(e)) from None
     # What a header holds is bytes; Starlette shows each as one character.
     return None if key is None else key.encode("latin-1"), time

@@ -27,7 +27,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from penstock.api.ingest.event import EventRefused, RecordError, explain_malformed
+from penstock.api.ingest.event import EventRejected, RecordError, explain_malformed
 from penstock.api.ingest.ndjson import JSON_SPACE, Attributes, EventParser, Parsed
 from penstock.api.settings import CloudEventsForm
 from penstock.shared.common.records import Headers, ProducerRecord
@@ -95,7 +95,7 @@ def is_binary(headers: Mapping[str, str]) -> bool:
 
 
 def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
-    """The head of an event in binary mode; EventRefused where an attribute that is required is missing or wrong."""
+    """The head of an event in binary mode; EventRejected where an attribute that is required is missing or wrong."""
     found: dict[str, str] = {}
     content_type = ""
     for name, value in headers:
@@ -105,22 +105,22 @@ def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
             found[name.removeprefix(HTTP_PREFIX)] = _unquoted(name, value)
     if taken := found.keys() & {"data", "data_base64", "datacontenttype"}:
         said = "the body is the data, and the header Content-Type is its datacontenttype"
-        raise EventRefused(INVALID_CLOUDEVENT, f"the header {HTTP_PREFIX}{min(taken)} is not an attribute: {said}")
+        raise EventRejected(INVALID_CLOUDEVENT, f"the header {HTTP_PREFIX}{min(taken)} is not an attribute: {said}")
     content_type = content_type or JSON_TYPE
     return CloudEvent(_checked(found), content_type, None, _is_json(content_type))
 
 
 def from_json(value: bytes) -> CloudEvent:
-    """An event in structured mode; EventRefused where it is none."""
+    """An event in structured mode; EventRejected where it is none."""
     try:
         members = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
-        raise EventRefused(INVALID_CLOUDEVENT, "a CloudEvent is a JSON object") from None
+        raise EventRejected(INVALID_CLOUDEVENT, "a CloudEvent is a JSON object") from None
     except (ValueError, RecursionError) as e:
         raise explain_malformed(value, e) from None
     data, data_base64 = members.pop("data", None), members.pop("data_base64", None)
     if len(members) > ATTRIBUTES_MAX:
-        raise EventRefused(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
+        raise EventRejected(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
     try:
         decoded = {name: msgspec.json.decode(bytes(raw)) for name, raw in members.items()}
         encoded = None if data_base64 is None else msgspec.json.decode(bytes(data_base64))
@@ -131,7 +131,7 @@ def from_json(value: bytes) -> CloudEvent:
     attributes = _checked(found)
     if encoded is not None:
         if data is not None:
-            raise EventRefused(INVALID_CLOUDEVENT, "an event has data or data_base64, not both")
+            raise EventRejected(INVALID_CLOUDEVENT, "an event has data or data_base64, not both")
         return CloudEvent(attributes, content_type, _from_base64(encoded), _is_json(content_type))
     if data is None:
         return CloudEvent(attributes, content_type, None, is_json=False)
@@ -163,7 +163,7 @@ class CloudEventParser:
             else:
                 try:
                     parsed = self._parse(from_json(value), position, now_ms, value)
-                except EventRefused as e:
+                except EventRejected as e:
                     parsed = Parsed()
                     parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
             whole.errors += parsed.errors
@@ -215,7 +215,7 @@ def _unquoted(name: str, value: str) -> str:
     try:
         return unquote_to_bytes(value.encode("latin-1")).decode()
     except UnicodeDecodeError:
-        raise EventRefused(INVALID_CLOUDEVENT, f"the header {name} is not UTF-8") from None
+        raise EventRejected(INVALID_CLOUDEVENT, f"the header {name} is not UTF-8") from None
 
 
 def _as_text(name: str, value: Any) -> str:
@@ -225,17 +225,17 @@ def _as_text(name: str, value: Any) -> str:
     if name not in TEXTS and type(value) in (bool, int):
         return str(value).lower()
     wanted = "a text" if name in TEXTS else "a text, an integer or a boolean"
-    raise EventRefused(INVALID_CLOUDEVENT, f"the attribute {name[:SHOWN_MAX]} must be {wanted}")
+    raise EventRejected(INVALID_CLOUDEVENT, f"the attribute {name[:SHOWN_MAX]} must be {wanted}")
 
 
 def _checked(attributes: dict[str, str]) -> dict[str, str]:
     if len(attributes) > ATTRIBUTES_MAX:
-        raise EventRefused(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
+        raise EventRejected(INVALID_CLOUDEVENT, f"more than {ATTRIBUTES_MAX} attributes")
     for name in REQUIRED:
         if not attributes.get(name):
-            raise EventRefused(INVALID_CLOUDEVENT, f"the attribute {name} is required, as a text that is not empty")
+            raise EventRejected(INVALID_CLOUDEVENT, f"the attribute {name} is required, as a text that is not empty")
     if attributes["specversion"] != "1.0":
-        raise EventRefused(INVALID_CLOUDEVENT, f"specversion {attributes['specversion'][:20]!r} is not 1.0")
+        raise EventRejected(INVALID_CLOUDEVENT, f"specversion {attributes['specversion'][:20]!r} is not 1.0")
     return attributes
 
 
@@ -253,7 +253,7 @@ def _from_base64(text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError, TypeError):
-        raise EventRefused(INVALID_CLOUDEVENT, "data_base64 must be a text in base64") from None
+        raise EventRejected(INVALID_CLOUDEVENT, "data_base64 must be a text in base64") from None
 
 
 def _from_text(data: bytes, content_type: str) -> bytes:
@@ -263,4 +263,4 @@ def _from_text(data: bytes, content_type: str) -> bytes:
         return msgspec.json.decode(data, type=str).encode(charset[1] if charset else "utf-8")
     except (msgspec.ValidationError, LookupError, UnicodeError):
         said = f"data must be a text that {content_type[:SHOWN_MAX]!r} can hold; other data goes into data_base64"
-        raise EventRefused(INVALID_CLOUDEVENT, said) from None
+        raise EventRejected(INVALID_CLOUDEVENT, said) from None

@@ -9,11 +9,11 @@ Sans-IO. The value is validated by decoding it once; what is stored is the bytes
 >>> reader.event(b'{"carrier":"UA"}', 1_400_000_000_000)
 Traceback (most recent call last):
     ...
-penstock.api.ingest.event.EventRefused: key: nothing at /origin
+penstock.api.ingest.event.EventRejected: key: nothing at /origin
 >>> reader.time("/at", 1357035300, 1_400_000_000_000)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-penstock.api.ingest.event.EventRefused: time: /at is 1357035300 (1970-...), before min_event_time=2000-01-01; it...
+penstock.api.ingest.event.EventRejected: time: /at is 1357035300 (1970-...), before min_event_time=2000-01-01; it...
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ SHOWN_MAX = 40
 """Characters of a time that are repeated in an error."""
 
 Read = Callable[[bytes, int], tuple[bytes | None, int | None]]
-"""(value, latest_ms) -> (key, timestamp in ms); the event time may be `latest_ms` at most. Raises EventRefused."""
+"""(value, latest_ms) -> (key, timestamp in ms); the event time may be `latest_ms` at most. Raises EventRejected."""
 
 ReadTime = Callable[[str, Any, int], int]
-"""(source, value, latest_ms) -> timestamp in ms; `source` names where the value was found. Raises EventRefused."""
+"""(source, value, latest_ms) -> timestamp in ms; `source` names where the value was found. Raises EventRejected."""
 
 UNITS: dict[TimeUnit, tuple[int, int, str]] = {
     "s": (1_000, 1, "seconds"),
@@ -58,7 +58,7 @@ UNITS: dict[TimeUnit, tuple[int, int, str]] = {
 _BYTE = re.compile(r" \(byte (\d+)\)$")
 
 
-class EventRefused(DataError):
+class EventRejected(DataError):
     """An event that cannot become a record.
 
     Where a place within the value is known, `line` and `column` are 1-based, the column in characters.
@@ -108,7 +108,7 @@ def _event_reader(settings: TopicSettings, read_time: ReadTime) -> Read:
         except (ValueError, RecursionError) as e:
             raise explain_malformed(value, e) from None
         if validate is not None and (wrong := validate(document)) is not None:
-            raise EventRefused(SCHEMA_VIOLATED, f"schema: {wrong}")
+            raise EventRejected(SCHEMA_VIOLATED, f"schema: {wrong}")
         key = "-".join([_key_part(p, get(document, "key", p)) for p, get in parts]).encode() if parts else None
         if time is None:
             return key, None
@@ -122,7 +122,7 @@ Get = Callable[[Any, str, str], Any]
 
 
 def _follow(pointer: str) -> Get:
-    """The value at a JSON pointer (RFC 6901); EventRefused names the pointer where there is none."""
+    """The value at a JSON pointer (RFC 6901); EventRejected names the pointer where there is none."""
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
     code = {"key": INVALID_KEY, "time": INVALID_TIMESTAMP}
 
@@ -134,9 +134,9 @@ def _follow(pointer: str) -> Get:
             elif type(value) is list and _is_index(step) and int(step) < len(value):
                 value = value[int(step)]
             elif value is document and type(value) not in (dict, list):
-                raise EventRefused(code[role], f"{role}: {pointer} needs an object, got {_json_type(value)}")
+                raise EventRejected(code[role], f"{role}: {pointer} needs an object, got {_json_type(value)}")
             else:
-                raise EventRefused(code[role], f"{role}: nothing at {pointer}")
+                raise EventRejected(code[role], f"{role}: nothing at {pointer}")
         return value
 
     if len(steps) > 1:
@@ -164,7 +164,7 @@ def _key_part(pointer: str, value: Any) -> str:
         return "true" if value else "false"
     if type(value) is int:
         return str(value)
-    raise EventRefused(INVALID_KEY, f"key: {pointer} must be a string, integer or boolean, got {_json_type(value)}")
+    raise EventRejected(INVALID_KEY, f"key: {pointer} must be a string, integer or boolean, got {_json_type(value)}")
 
 
 def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
@@ -178,7 +178,7 @@ def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
             timestamp = _iso_to_ms(source, value)
         else:
             wanted = f"must be an integer ({unit_name} since the epoch) or an ISO 8601 string"
-            raise EventRefused(INVALID_TIMESTAMP, f"time: {source} {wanted}, got {_json_type(value)}")
+            raise EventRejected(INVALID_TIMESTAMP, f"time: {source} {wanted}, got {_json_type(value)}")
         if earliest_ms <= timestamp <= latest_ms:
             return timestamp
         said = f"time: {source} is {str(value)[:SHOWN_MAX]} ({_moment(timestamp)}), "
@@ -188,7 +188,7 @@ def _time_reader(unit: TimeUnit, earliest: str) -> ReadTime:
             said += f"further ahead than max_future_ms allows ({_moment(latest_ms)})"
         if type(value) is int and (other := _unit_that_fits(value, earliest_ms, latest_ms)):
             said += f'; it looks like {UNITS[other][2]}: set time_unit = "{other}" for the topic'
-        raise EventRefused(INVALID_TIMESTAMP, said)
+        raise EventRejected(INVALID_TIMESTAMP, said)
 
     return read_time
 
@@ -207,17 +207,17 @@ def _iso_to_ms(pointer: str, text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise EventRefused(
+        raise EventRejected(
             INVALID_TIMESTAMP, f"time: {pointer} is not an ISO 8601 time: {text[:SHOWN_MAX]!r}"
         ) from None
     if moment.tzinfo is None:
-        raise EventRefused(
+        raise EventRejected(
             INVALID_TIMESTAMP, f"time: {pointer} has no offset from UTC: {text[:SHOWN_MAX]!r} (write ...Z or ...+00:00)"
         )
     try:
         return (moment - EPOCH) // ONE_MS
     except OverflowError:
-        raise EventRefused(INVALID_TIMESTAMP, f"time: {pointer} is out of range: {text[:SHOWN_MAX]!r}") from None
+        raise EventRejected(INVALID_TIMESTAMP, f"time: {pointer} is out of range: {text[:SHOWN_MAX]!r}") from None
 
 
 def _json_type(value: Any) -> str:
@@ -235,7 +235,7 @@ def _json_type(value: Any) -> str:
     return "a number"
 
 
-def explain_malformed(value: bytes, error: Exception) -> EventRefused:
+def explain_malformed(value: bytes, error: Exception) -> EventRejected:
     """What is wrong with bytes that are not JSON, and at which character of them."""
     if isinstance(error, UnicodeDecodeError):
         at, what = _first_non_utf8(value), "not UTF-8"
@@ -251,10 +251,10 @@ def explain_malformed(value: bytes, error: Exception) -> EventRefused:
         if what == "Input data was truncated":
             what = "the value ends too early"
     if at is None:
-        return EventRefused(MALFORMED_JSON, f"not JSON: {what}")
+        return EventRejected(MALFORMED_JSON, f"not JSON: {what}")
     before = value[:at].decode(errors="replace")
     line, column = before.count("\n") + 1, at_column(before)
-    return EventRefused(MALFORMED_JSON, f"not JSON: {what}", column, line)
+    return EventRejected(MALFORMED_JSON, f"not JSON: {what}", column, line)
 
 
 def at_column(before: str) -> int:

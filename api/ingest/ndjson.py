@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.api.ingest.event import EventRefused, RecordError, TopicReader, explain_malformed, topic_reader
+from penstock.api.ingest.event import EventRejected, RecordError, TopicReader, explain_malformed, topic_reader
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import Headers, ProducerRecord
 
@@ -156,7 +156,7 @@ class EventParser:
                 continue
             try:
                 key, timestamp = read(value, latest_ms)
-            except EventRefused as e:
+            except EventRejected as e:
                 parsed.errors.append(RecordError(position, 400, e.error_code, str(e), e.column))
                 continue
             if key is None:
@@ -174,7 +174,7 @@ class EventParser:
         try:
             value = int(text) if text.isascii() and text.isdigit() else text
             return self.reader.time("its header or attribute", value, latest_ms)
-        except EventRefused as e:
+        except EventRejected as e:
             parsed.errors.append(RecordError(first, 400, e.error_code, str(e)))
             return None
 
@@ -231,7 +231,7 @@ class NdjsonReader:
         return parsed
 
 
-class TooManyEvents(EventRefused):
+class TooManyEvents(EventRejected):
     """A body that is read whole has more events than `max_body_events`."""
 
     def __init__(self, max_body_events: int) -> None:
@@ -244,13 +244,13 @@ def array_elements(
 ) -> Iterator[tuple[int, list[bytes | None]]]:
     """The elements of a JSON array as their own bytes, as (0-based index of the first, at most `batch` of them).
 
-    Raises EventRefused, before the first is given out, where the body is not an array, or one of too many elements.
+    Raises EventRejected, before the first is given out, where the body is not an array, or one of too many elements.
     """
     try:
         elements = _decode_elements(body)
     except msgspec.ValidationError:
         said = "the body must be a JSON object, which is one event, or an array of events"
-        raise EventRefused("NOT_AN_OBJECT_OR_ARRAY", said) from None
+        raise EventRejected("NOT_AN_OBJECT_OR_ARRAY", said) from None
     except (ValueError, RecursionError) as e:
         raise explain_malformed(body, e) from None
     if len(elements) > max_elements:
@@ -261,7 +261,7 @@ def array_elements(
 def json_object(body: bytes) -> bytes | None:
     """The JSON object that the body is, without the space around it; None where it begins as something else.
 
-    Raises EventRefused where it is not JSON.
+    Raises EventRejected where it is not JSON.
 
     >>> json_object(b' {"a": 1}\\n'), json_object(b"[1]")
     (b'{"a": 1}', None)

@@ -11,7 +11,7 @@ from penstock.api.http.problem import ErrorKind, Problem, json_response
 from penstock.api.ingest.bodies import stop_code
 from penstock.api.ingest.cloudevents import BATCH_TYPE, STRUCTURED_TYPE
 from penstock.api.ingest.event import RecordError
-from penstock.api.ingest.result import Tally
+from penstock.api.ingest.result import IngestResult
 
 NOTHING_TITLE = "No event was stored"
 UNKNOWN_TITLE = "Events may or may not be stored"
@@ -79,21 +79,21 @@ OPENAPI: dict[str, Any] = {
 }
 
 
-def problem_of(tally: Tally) -> Problem:
+def problem_of(result: IngestResult) -> Problem:
     """The answer where nothing is known to be stored."""
-    status, retry_after_s = tally.status, tally.retry_after_s
-    title = UNKNOWN_TITLE if tally.unknown_count else NOTHING_TITLE
-    if not tally.errors:
-        kind, detail = ErrorKind(status, stop_code(status), title, retry_after_s), tally.stop_reason
+    status, retry_after_s = result.status, result.retry_after_s
+    title = UNKNOWN_TITLE if result.unknown_count else NOTHING_TITLE
+    if not result.errors:
+        kind, detail = ErrorKind(status, stop_code(status), title, retry_after_s), result.stop_reason
     else:
-        first = min(tally.errors, key=lambda e: (e.status != status, e.position))
-        kind, detail = ErrorKind(status, first.error_code, title, retry_after_s), _about(tally, first)
-    return Problem(kind, detail, tally.body())
+        first = min(result.errors, key=lambda e: (e.status != status, e.position))
+        kind, detail = ErrorKind(status, first.error_code, title, retry_after_s), _about(result, first)
+    return Problem(kind, detail, result.body())
 
 
-def accepted(tally: Tally, taken: int) -> Response:
+def accepted(result: IngestResult, taken: int) -> Response:
     """202: what was taken and not waited for."""
-    body = {key: value for key, value in tally.body().items() if key not in ("stored", "last_offsets", "unknown")}
+    body = {key: value for key, value in result.body().items() if key not in ("stored", "last_offsets", "unknown")}
     body.pop("not_stored", None)
     return json_response({"accepted": taken, "promise": NO_PROMISE} | body, 202)
 
@@ -103,7 +103,7 @@ def retry_after(seconds: int | None) -> dict[str, str]:
     return {} if seconds is None else {"Retry-After": str(seconds)}
 
 
-def _about(tally: Tally, first: RecordError) -> str:
-    count = len(tally.errors)
-    where = f"{tally.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
+def _about(result: IngestResult, first: RecordError) -> str:
+    count = len(result.errors)
+    where = f"{result.unit} {first.position}" + (f", column {first.column}" if first.column is not None else "")
     return f"{where}: {first.message}" + (f" (and {count - 1} more)" if count > 1 else "")

@@ -1,15 +1,14 @@
-"""What became of one request's events, and the answer that says so.
+"""The fate of each event of one request, and the response body.
 
-Sans-IO. A record counts as stored only by the broker's acknowledgement, as not stored only where it surely is not, and
-as unknown otherwise: what is not stored may be sent again, what is unknown could then be there twice. The tally is
-bounded: after `max_errors`
-errors, or an error that later events would meet too (Kafka is down), the request is to be stopped, and the answer
-names the first event that was not looked at.
+Sans-IO. An event is stored if the broker has acknowledged it, not stored if it certainly is not in the topic, and
+unknown otherwise. A client may send events again that are not stored; an unknown one could then be stored twice. The
+result is bounded. After `max_errors` errors, or an error that all later events would meet (Kafka is down), reading
+stops, and the response names the first event that was not read.
 
 >>> from penstock.shared.common.errors import BrokerNotAvailable
->>> tally = Tally("line", max_errors=10)
->>> tally.stored([1, 2], [RecordMetadata("t", 0, 7, 0), BrokerNotAvailable("no broker")])
->>> tally.status, tally.body()["stored"], tally.body()["errors"][0]["line"]
+>>> result = IngestResult("line", max_errors=10)
+>>> result.stored([1, 2], [RecordMetadata("t", 0, 7, 0), BrokerNotAvailable("no broker")])
+>>> result.status, result.body()["stored"], result.body()["errors"][0]["line"]
 (207, 1, 2)
 """
 
@@ -30,7 +29,7 @@ MET_BY_ALL = frozenset({403, 404, TOO_MANY_REQUESTS})
 """Statuses below 500 that say something of the topic or the service, not of one record."""
 
 
-class Tally:
+class IngestResult:
     """Counts, last offsets and errors of one request; `unit` says what a position is."""
 
     def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
@@ -53,7 +52,7 @@ class Tally:
         """Told of every error, once."""
 
     def __repr__(self) -> str:
-        return f"Tally(stored={self.stored_count}, errors={len(self.errors)}, stopped_at={self.stopped_at})"
+        return f"IngestResult(stored={self.stored_count}, errors={len(self.errors)}, stopped_at={self.stopped_at})"
 
     def refused(self, errors: Iterable[RecordError]) -> None:
         """Events that were not sent."""

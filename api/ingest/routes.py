@@ -41,7 +41,7 @@ from penstock.api.ingest.event import TopicReader, topic_reader
 from penstock.api.ingest.metrics import IngestMetrics
 from penstock.api.ingest.ndjson import Parsed, TooManyEvents
 from penstock.api.ingest.responses import OPENAPI, accepted, problem_of, retry_after
-from penstock.api.ingest.result import Outcome, Tally
+from penstock.api.ingest.result import IngestResult, Outcome
 from penstock.api.ingest.streaming_response import NDJSON_TYPE, StreamedAnswer
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
@@ -179,15 +179,15 @@ class Ingest:
             log.info("client closed the connection within its body", topic=asked.topic)
             self.metrics.answered(asked.topic, CLIENT_CLOSED_REQUEST)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        self._count(asked, work.tally, body)
-        return self._answer(work.tally)
+        self._count(asked, work.result, body)
+        return self._answer(work.result)
 
     def _work(self, asked: Asked, unit: Literal["line", "index"], max_errors: int = 0) -> IngestRequest:
         settings = self._settings
-        tally = Tally(unit, max_errors or settings.max_errors, settings.max_offsets if asked.offsets else 0)
+        result = IngestResult(unit, max_errors or settings.max_errors, settings.max_offsets if asked.offsets else 0)
 
-        tally.on_error = partial(self.metrics.failed_record, asked.topic)
-        return IngestRequest(self._producer, tally, settings, max_errors=max_errors)
+        result.on_error = partial(self.metrics.failed_record, asked.topic)
+        return IngestRequest(self._producer, result, settings, max_errors=max_errors)
 
     async def _work_through(self, events: Events, work: IngestRequest, body: BodyReader) -> None:
         try:
@@ -195,10 +195,10 @@ class Ingest:
                 with await body.turn(events.position) as turn:
                     going_on = await work.take(events.take(), turn)
                 if not going_on:
-                    work.tally.stop(events.position, work.tally.must_stop)
+                    work.result.stop(events.position, work.result.must_stop)
                     break
         except (BodyStalled, CorruptBody, ServiceLeaving) as e:
-            work.tally.stop(events.position, str(e), stop_status(e))
+            work.result.stop(events.position, str(e), stop_status(e))
         await work.finish()
 
     def _streamed(self, asked: Asked, events: Events, body: BodyReader) -> Response:
@@ -207,7 +207,7 @@ class Ingest:
 
         def done(complete: bool) -> None:
             working.close()
-            self._count(asked, work.tally, body, None if complete else CLIENT_CLOSED_REQUEST)
+            self._count(asked, work.result, body, None if complete else CLIENT_CLOSED_REQUEST)
 
         return StreamedAnswer(events, work, body, self._clock, self._settings.body_timeout_ms, done)
 
@@ -217,16 +217,16 @@ class Ingest:
             while await events.wait():
                 with await body.turn(events.position) as turn:
                     taken += await work.take_unacknowledged(events.take(), turn)
-                if work.tally.must_stop:
-                    work.tally.stop(events.position, work.tally.must_stop)
+                if work.result.must_stop:
+                    work.result.stop(events.position, work.result.must_stop)
                     break
         except (BodyStalled, CorruptBody, ServiceLeaving, BufferExhausted) as e:
             if not taken and isinstance(e, BufferExhausted):
                 raise
-            work.tally.stop(events.position, str(e), stop_status(e))
+            work.result.stop(events.position, str(e), stop_status(e))
         self.admission.pay(asked.client, taken)
-        self.metrics.answered(asked.topic, 202 if taken else work.tally.status)
-        return accepted(work.tally, taken) if taken else self._answer(work.tally)
+        self.metrics.answered(asked.topic, 202 if taken else work.result.status)
+        return accepted(work.result, taken) if taken else self._answer(work.result)
 
     async def _as_one(self, asked: Asked, request: Request, media_type: str, body: BodyReader) -> Response:
         """All of the body in one transaction, with the key where there is one."""
@@ -240,11 +240,11 @@ class Ingest:
         events = await open_events(request, media_type, again, asked.topic, reader, self._settings, self._clock)
         work = self._work(asked, events.unit)
         all_of_it = await self._read_all(events, work, body)
-        if all_of_it.records and not (asked.atomic and work.tally.errors):
-            answer = await self._transact(self._transactor, key, all_of_it, work.tally)
+        if all_of_it.records and not (asked.atomic and work.result.errors):
+            answer = await self._transact(self._transactor, key, all_of_it, work.result)
         else:
-            answer = self._answer(work.tally)
-        self._count(asked, work.tally, body, answer.status_code)
+            answer = self._answer(work.result)
+        self._count(asked, work.result, body, answer.status_code)
         return answer
 
     def _key_of(self, asked: Asked, request: Request, body: bytes) -> IdempotencyKey | None:
@@ -270,11 +270,11 @@ class Ingest:
         return all_of_it
 
     async def _transact(
-        self, transactor: Transactor, key: IdempotencyKey | None, parsed: Parsed, tally: Tally
+        self, transactor: Transactor, key: IdempotencyKey | None, parsed: Parsed, result: IngestResult
     ) -> Response:
         def remember(outcomes: Sequence[Outcome]) -> Remembered:
-            tally.stored(parsed.positions, outcomes)
-            return Remembered(tally.status, msgspec.json.encode(tally.body()))
+            result.stored(parsed.positions, outcomes)
+            return Remembered(result.status, msgspec.json.encode(result.body()))
 
         try:
             if key is None:
@@ -284,7 +284,7 @@ class Ingest:
         except KeyReused as e:
             raise Problem(REUSED, str(e)) from None
         except PenstockError as e:
-            tally.uncommitted()
+            result.uncommitted()
             kind = kind_of_record(e)
             outcome: Literal["unknown", "not_stored"] = "unknown" if kind.status == 504 else "not_stored"
             extra = {"stored": 0, "outcome": outcome, "events": len(parsed.records)}
@@ -300,13 +300,13 @@ class Ingest:
         """The latest event time that is taken now."""
         return self._clock.now_ms() + self._settings.max_future_ms
 
-    def _count(self, asked: Asked, tally: Tally, body: BodyReader, status: int | None = None) -> None:
-        self.metrics.answered(asked.topic, status or tally.status, body.since_last_byte_s)
-        self.metrics.stored(asked.topic, tally.stored_count)
-        self.admission.pay(asked.client, tally.stored_count)
+    def _count(self, asked: Asked, result: IngestResult, body: BodyReader, status: int | None = None) -> None:
+        self.metrics.answered(asked.topic, status or result.status, body.since_last_byte_s)
+        self.metrics.stored(asked.topic, result.stored_count)
+        self.admission.pay(asked.client, result.stored_count)
 
-    def _answer(self, tally: Tally) -> Response:
-        status = tally.status
+    def _answer(self, result: IngestResult) -> Response:
+        status = result.status
         if status in (200, 207):
-            return json_response(tally.body(), status, retry_after(tally.retry_after_s))
-        return problem_of(tally).response()
+            return json_response(result.body(), status, retry_after(result.retry_after_s))
+        return problem_of(result).response()

@@ -79,16 +79,16 @@ class StreamedAnswer(Response):
                 with turn:
                     going_on = await work.take(events.take(), turn)
                 if not going_on:
-                    work.tally.stop(events.position, work.tally.must_stop)
+                    work.result.stop(events.position, work.result.must_stop)
                     break
                 coming = asyncio.ensure_future(self._turn())
                 await self._tell(send)
         except (BodyStalled, CorruptBody, ServiceLeaving) as e:
-            work.tally.stop(events.position, str(e), stop_status(e))
+            work.result.stop(events.position, str(e), stop_status(e))
         except (Problem, PenstockError) as e:
             if isinstance(e, ClientGone):
                 raise
-            work.tally.stop(events.position, str(e))
+            work.result.stop(events.position, str(e))
         finally:
             # Where it came too late to matter its turn must still be given back.
             if (
@@ -122,8 +122,8 @@ class StreamedAnswer(Response):
         return await coming
 
     async def _tell(self, send: Send, *, at_once: bool = False) -> None:
-        tally, now_ms = self._work.tally, self._clock.monotonic_ms()
-        if not at_once and len(tally.errors) < ERRORS_A_LINE and now_ms - self._told_ms < EVERY_MS:
+        result, now_ms = self._work.result, self._clock.monotonic_ms()
+        if not at_once and len(result.errors) < ERRORS_A_LINE and now_ms - self._told_ms < EVERY_MS:
             return
         self._told_ms = now_ms
         row = self._row()
@@ -131,16 +131,16 @@ class StreamedAnswer(Response):
             await self._write(send, row)
 
     def _row(self) -> dict[str, Any]:
-        tally = self._work.tally
+        result = self._work.result
         row: dict[str, Any] = {"through_line": self._work.settled_before - 1}
-        row["stored"], self._told_stored = tally.stored_count - self._told_stored, tally.stored_count
-        row |= tally.taken()
+        row["stored"], self._told_stored = result.stored_count - self._told_stored, result.stored_count
+        row |= result.taken()
         return row
 
     def _last(self) -> dict[str, Any]:
-        tally = self._work.tally
+        result = self._work.result
         row = self._row() | {"through_line": self._events.position - 1}
-        return row | {"status": tally.status, "total": tally.totals()}
+        return row | {"status": result.status, "total": result.totals()}
 
     async def _write(self, send: Send, row: dict[str, Any]) -> None:
         body = msgspec.json.encode(row) + b"\n"

@@ -13,7 +13,7 @@ from penstock.api.http.body import BodyReader
 from penstock.api.http.problem import UNEXPECTED, ErrorKind, Problem, kind_of_record
 from penstock.api.ingest.batches import IngestProducer, outcomes_of
 from penstock.api.ingest.bodies import whole_body
-from penstock.api.ingest.event import EventRefused, Read, ReadTime, RecordError, topic_reader
+from penstock.api.ingest.event import EventRejected, Read, ReadTime, RecordError, topic_reader
 from penstock.api.ingest.ndjson import TooManyEvents
 from penstock.api.ingest.result import Outcome
 from penstock.api.ingest.routes import Ingest
@@ -89,7 +89,7 @@ class RestProducer:
         return list(await self._producer.partitions_for(topic))
 
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
-        """The record with what the topic's settings take from its value; EventRefused where they refuse it.
+        """The record with what the topic's settings take from its value; EventRejected where they refuse it.
 
         A key or time that the record has itself is taken, and the value need not have one.
         """
@@ -128,7 +128,7 @@ class RestProducer:
                     raise UnknownTopicOrPartition(f"{one.topic}-{one.partition}: no such partition")
                 records.append(self.read(one, latest_ms))
                 places.append(i)
-            except (EventRefused, DataError, UnknownTopicOrPartition) as e:
+            except (EventRejected, DataError, UnknownTopicOrPartition) as e:
                 outcomes[i] = e
         deadline = asyncio.get_running_loop().time() + self.settings.ack_timeout_ms / 1000
         if not records:

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from penstock.api.ingest.event import EventRefused, ReadTime
+from penstock.api.ingest.event import EventRejected, ReadTime
 from penstock.shared.common.records import Headers, ProducerRecord
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -90,16 +90,16 @@ class Decoded(NamedTuple):
 
 
 def v2_records(body: bytes, topic: str, embedded: Embedded, partition: int | None) -> list[ProducerRecord | str]:
-    """The records of a v2 request, or what is wrong with one; EventRefused where the body itself is wrong."""
+    """The records of a v2 request, or what is wrong with one; EventRejected where the body itself is wrong."""
     request = _decode(body, V2Request)
     if not request.records:
-        raise EventRefused(INVALID, "records may not be empty")
+        raise EventRejected(INVALID, "records may not be empty")
     read = _raw_json if embedded == "json" else _raw_base64
     records: list[ProducerRecord | str] = []
     for given in request.records:
         try:
             key, value = read(given.key, "key"), read(given.value, "value")
-        except EventRefused as e:
+        except EventRejected as e:
             records.append(str(e))
             continue
         chosen = given.partition if partition is None else partition
@@ -108,15 +108,15 @@ def v2_records(body: bytes, topic: str, embedded: Embedded, partition: int | Non
 
 
 def v3_record(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
-    """One v3 record; EventRefused says what is wrong with it."""
+    """One v3 record; EventRejected says what is wrong with it."""
     return _v3(_decode(body, V3Record), topic, read_time, latest_ms)
 
 
 def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
-    """The entries of a batch, not yet decoded; EventRefused where the body is no batch."""
+    """The entries of a batch, not yet decoded; EventRejected where the body is no batch."""
     entries = _decode(body, V3Batch).entries
     if not 0 < len(entries) <= entries_max:
-        raise EventRefused(INVALID, f"a batch has 1 to {entries_max} entries, got {len(entries)}")
+        raise EventRejected(INVALID, f"a batch has 1 to {entries_max} entries, got {len(entries)}")
     return [bytes(entry) for entry in entries]
 
 
@@ -189,14 +189,14 @@ def _base64(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise EventRefused(INVALID, f"{name} is not base64") from None
+        raise EventRejected(INVALID, f"{name} is not base64") from None
 
 
 def _decode(body: bytes, wanted: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=wanted)
     except (ValueError, RecursionError) as e:
-        raise EventRefused(INVALID, str(e) or type(e).__name__) from None
+        raise EventRejected(INVALID, str(e) or type(e).__name__) from None
 
 
 def _size(kind: DataType | None, data: bytes | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from penstock.api.admin.routes import AdminClient
 from penstock.api.http.problem import ErrorKind, Problem
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn
-from penstock.api.ingest.event import EventRefused
+from penstock.api.ingest.event import EventRejected
 from penstock.api.rest_proxy.produce import RETRIABLE, RestProducer, error_code_of, message_of
 from penstock.api.rest_proxy.records import v2_records
 from penstock.shared.clients.admin import TopicDescription
@@ -77,7 +77,7 @@ async def _produce(producer: RestProducer, topic: str, partition: int | None, re
     with await next_turn(body, 0) as turn:
         try:
             records = v2_records(whole, topic, form, partition)
-        except EventRefused as e:
+        except EventRejected as e:
             raise Problem(ErrorKind(422, "INVALID_REQUEST", "Wrong request"), str(e)) from None
         producer.check_count(len(records))
         handed = await producer.hand_over(records, partitions, turn)

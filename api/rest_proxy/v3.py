@@ -20,7 +20,7 @@ from penstock.api.http.content_encoding import CorruptBody
 from penstock.api.http.problem import ErrorKind, Problem, json_response, rest_error_code
 from penstock.api.ingest.admission import client_of
 from penstock.api.ingest.bodies import next_turn, stop_status
-from penstock.api.ingest.event import EventRefused
+from penstock.api.ingest.event import EventRejected
 from penstock.api.ingest.json_values import NotAnObject, ObjectSplitter
 from penstock.api.ingest.result import Outcome
 from penstock.api.ingest.routes import CLIENT_CLOSED_REQUEST
@@ -61,7 +61,7 @@ BATCH_SCHEMA = {"type": "object", "required": ["entries"], "properties": {"entri
 BATCH_EXAMPLE = {"entries": [{"id": "1", **RECORD_EXAMPLE}]}
 BATCH_BODY = {"required": True, "content": {"application/json": {"schema": BATCH_SCHEMA, "example": BATCH_EXAMPLE}}}
 
-Result = tuple[Decoded | EventRefused, Outcome | None]
+Result = tuple[Decoded | EventRejected, Outcome | None]
 
 
 class DeliveryReports(Response):
@@ -128,12 +128,12 @@ class DeliveryReports(Response):
     async def sent(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
         """The reports of whole objects, and what became of each; Problem (503) where the service leaves before."""
         read_time, latest_ms = self._producer.read_time(self._topic), self._producer.latest_ms()
-        decoded: list[Decoded | EventRefused] = []
+        decoded: list[Decoded | EventRejected] = []
         with await next_turn(self.reader, len(objects)) as turn:
             for one in objects:
                 try:
                     decoded.append(v3_record(one, self._topic, read_time, latest_ms))
-                except EventRefused as e:
+                except EventRejected as e:
                     decoded.append(e)
             handed = await hand_over(self._producer, decoded, self._partitions, turn)
         outcomes = await self._producer.settle(self._topic, handed, self._client)
@@ -151,16 +151,16 @@ async def _last_words(row: dict[str, Any]) -> bytes:
 
 
 async def hand_over(
-    producer: RestProducer, decoded: list[Decoded | EventRefused], partitions: list[int], turn: Turn
+    producer: RestProducer, decoded: list[Decoded | EventRejected], partitions: list[int], turn: Turn
 ) -> Handed:
     """Give the records to the producer; the outcome of one that could not be decoded is its error."""
-    given: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRefused) else d.record for d in decoded]
+    given: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRejected) else d.record for d in decoded]
     return await producer.hand_over(given, partitions, turn)
 
 
-def row_of(cluster_id: str, decoded: Decoded | EventRefused, outcome: Outcome) -> dict[str, Any]:
+def row_of(cluster_id: str, decoded: Decoded | EventRejected, outcome: Outcome) -> dict[str, Any]:
     """A delivery report, of a record that is stored or of one that is not."""
-    if isinstance(outcome, RecordMetadata) and not isinstance(decoded, EventRefused):
+    if isinstance(outcome, RecordMetadata) and not isinstance(decoded, EventRejected):
         return report(cluster_id, decoded, outcome.partition, outcome.offset, outcome.timestamp)
     assert isinstance(outcome, BaseException)
     return {"error_code": error_code_of(outcome), "message": message_of(outcome)}
@@ -227,17 +227,17 @@ async def _batch(
     client: str,
 ) -> Response:
     read_time, latest_ms, ids = producer.read_time(topic), producer.latest_ms(), []
-    decoded: list[Decoded | EventRefused] = []
+    decoded: list[Decoded | EventRejected] = []
     with await next_turn(body, 0) as turn:
         try:
             entries = v3_entries(whole, ENTRIES_MAX)
-        except EventRefused as e:
+        except EventRejected as e:
             raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), str(e)) from None
         for entry in entries:
             try:
                 name, one = v3_entry(entry, topic, read_time, latest_ms)
                 decoded.append(one)
-            except EventRefused as e:
+            except EventRejected as e:
                 name = entry_id(entry)
                 decoded.append(e)
             ids.append(name)

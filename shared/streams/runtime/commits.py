@@ -164,7 +164,7 @@ class TaskCommits:
             before = ", ".join(f"{topic}-{task.partition}@{to}" for topic, to in sorted(commit.sources.items()))
             raise ProcessingFailed(f"the commit of what lies before {before}: {e}") from e
         except LogReplaced as e:
-            owned.spoilt = str(e)
+            owned.half_processed = str(e)
             raise
         task.commit_succeeded(place)
         owned.refusals.say(task.metrics, self._clock.monotonic_ms())

@@ -37,7 +37,7 @@ class OwnedTask:
         self.restoring: asyncio.Task[None] | None = None
         self.refusals = RefusalLog(changelog.topic_partition.partition)
         self.local: LocalState | None = None
-        self.spoilt: str | None = None
+        self.half_processed: str | None = None
         """Why what is on disk is not to be gone on from; None where it may be."""
         self.ahead: GroupAhead | None = None
         """Why the task cannot start: what was committed for its partition is ahead of its changelog."""
@@ -102,8 +102,8 @@ class OwnedTask:
                 restoring.cancel()
                 await asyncio.wait({restoring}, timeout=None if timeout_ms is None else timeout_ms / 2000)
             if self.local is not None:
-                if self.spoilt is not None:
-                    discard(self.local, self.spoilt)
+                if self.half_processed is not None:
+                    discard(self.local, self.half_processed)
                 self.local.close()
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 

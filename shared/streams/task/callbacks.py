@@ -1,15 +1,15 @@
-"""Whether a task is at work: between two moments of it, a processor's context answers to nobody.
+"""Whether a task is calling a processor: a processor's context may only be used during such a call.
 
-A processor may keep its context and hand it on, to a thread, an asyncio task or a callback of another library. What is
-forwarded or scheduled from there belongs to no record, is part of no commit and would be lost or done twice; so a
-context asks `is_at_work` before it acts. The methods of a task that call users' code are named where its class is made;
-what is created while one of them runs, to run later, has a copy of its context, and so finds that this work is done.
+A processor may keep its context and pass it to a thread, an asyncio task or a callback of another library. A record
+that is forwarded from there belongs to no source record and to no commit. It would be lost or duplicated, so the
+context checks `is_in_callback` before it acts. The decorator names the methods of a task that call user code. Code
+that is created during such a call and runs later has a copy of the call's context, and finds that the call has ended.
 
->>> @at_work("process")
+>>> @in_callback("process")
 ... class Task:
-...     def process(self): return is_at_work(self)
+...     def process(self): return is_in_callback(self)
 >>> task = Task()
->>> task.process(), is_at_work(task)
+>>> task.process(), is_in_callback(task)
 (True, False)
 """
 
@@ -35,13 +35,13 @@ class _Work:
 _work: ContextVar[_Work | None] = ContextVar("work of a task", default=None)
 
 
-def is_at_work(task: object) -> bool:
+def is_in_callback(task: object) -> bool:
     """Whether one of the task's named methods is running, and this is called from it."""
     work = _work.get()
     return work is not None and work.goes_on and work.task is task
 
 
-def at_work(*methods: str) -> Callable[[Made], Made]:
+def in_callback(*methods: str) -> Callable[[Made], Made]:
     """The class with these methods marked as its work."""
 
     def mark(made: Made) -> Made:

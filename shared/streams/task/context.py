@@ -83,7 +83,7 @@ class TaskContext(Protocol):
     def stores(self) -> Mapping[str, StateStore]:
         """The stores by name."""
 
-    def in_hand(self, record: ConsumerRecord) -> None:
+    def set_current_record(self, record: ConsumerRecord) -> None:
         """Name the record that is processed from now on."""
 
     def source_record(self) -> ConsumerRecord | None:
@@ -98,7 +98,7 @@ class TaskContext(Protocol):
     def taken(self, last: ConsumerRecord, count: int) -> None:
         """Confirm `count` records up to this one, and evaluate STREAM_TIME punctuation."""
 
-    def spoilt(self, error: Exception) -> ProcessingFailed:
+    def half_processed(self, error: Exception) -> ProcessingFailed:
         """The error of a task whose stores hold half of a record."""
 
     def count_skipped(self, reason: str, records: int = 1) -> None:

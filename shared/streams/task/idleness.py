@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from penstock.shared.streams.task.watermarks import TimeMark, mark_record
+from penstock.shared.streams.task.watermarks import Watermark, watermark_record
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
@@ -29,7 +29,7 @@ class IdleAdvance:
         self._since_ms: int | None = None
         self._marked_ms: int | None = None
 
-    def is_mark_due(self, now_ms: int, *, at_end: bool) -> bool:
+    def is_watermark_due(self, now_ms: int, *, at_end: bool) -> bool:
         """Whether others are to be told how far time is: as often as time may move on, where all was read."""
         is_due = at_end and (self._marked_ms is None or now_ms - self._marked_ms >= self._idle_advance_ms)
         if is_due:
@@ -61,14 +61,14 @@ def advance_idle(idle: IdleAdvance, task: TaskContext, now_ms: int, *, at_end: b
     positions = {topic: at for topic, at in task.sources.items() if topic not in own}
     if by_ms := idle.due_ms(now_ms, positions, at_end=at_end):
         task.advance_time(by_ms)
-    if own and (idle.is_mark_due(now_ms, at_end=at_end) or by_ms) and task.failed is None:
+    if own and (idle.is_watermark_due(now_ms, at_end=at_end) or by_ms) and task.failed is None:
         for topic, time_ms in task.times.marks(task.stream_time_ms).items():
             for to_partition in range(tasks):
-                task.outputs.add(mark_record(topic, to_partition, TimeMark(task.partition, tasks, time_ms)))
+                task.outputs.add(watermark_record(topic, to_partition, Watermark(task.partition, tasks, time_ms)))
             task.needs_commit = True
 
 
-def take_mark(task: TaskContext, topic: str, offset: int, mark: TimeMark) -> None:
+def take_watermark(task: TaskContext, topic: str, offset: int, mark: Watermark) -> None:
     """Have a task take what another one tells of its time; no node sees it."""
     if offset >= task.sources.get(topic, -1):
         task.times.take(topic, mark)

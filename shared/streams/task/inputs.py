@@ -17,10 +17,10 @@ from penstock.shared.common.records import Columns
 from penstock.shared.streams.runtime.slow_records import Step
 from penstock.shared.streams.runtime.time_slices import HasTime, RunLength, Share, TurnTime, always
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
-from penstock.shared.streams.task.idleness import take_mark
+from penstock.shared.streams.task.idleness import take_watermark
 from penstock.shared.streams.task.partition_group import Lags, PartitionGroup
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.watermarks import marks_in
+from penstock.shared.streams.task.watermarks import watermarks_in
 from penstock.shared.streams.topology import SourceNode, Topology
 
 
@@ -100,7 +100,7 @@ class TaskInputs:
         next_offset, ms = self._task.sources[columns.topic], share.used_ms() - before_ms
         done = int(np.searchsorted(columns.offsets, next_offset))
         if self.longest is None or ms > self.longest.ms:  # one record that takes long is the last of its run
-            path = self._task.column_paths.get(columns.topic)
+            path = self._task.vectorized_executors.get(columns.topic)
             self.longest = Step(columns.topic, next_offset - 1, ms, path is not None and done >= path.records_min)
         length.took(done, ms, share.ms)
         if done < len(columns):
@@ -114,12 +114,12 @@ class TaskInputs:
                 self._process_around(columns, at, self.too_slow[2], now_ms, has_time)
                 return
         start = 0
-        for at, mark in marks_in(columns) if columns.topic in self._internal else ():
+        for at, mark in watermarks_in(columns) if columns.topic in self._internal else ():
             if at > start:
                 process_in_time(self._task, columns[start:at], now_ms, has_time)
                 if not has_time():
                     return
-            take_mark(self._task, columns.topic, int(columns.offsets[at]), mark)
+            take_watermark(self._task, columns.topic, int(columns.offsets[at]), mark)
             start = at + 1
         if start < len(columns):
             process_in_time(self._task, columns[start:] if start else columns, now_ms, has_time)

@@ -45,7 +45,7 @@ class _Gate:
             self.given = record
 
 
-class Chain:
+class OperatorChain:
     """The functions between a source and its window, in one task; `nodes` are in their order."""
 
     def __init__(self, task: TaskContext, nodes: Sequence[Each], key_of: Callable[[bytes], str | bytes]) -> None:
@@ -74,7 +74,7 @@ class Chain:
         known, has_time, keys = self._outcomes, self._task.has_time, list(columns.keys)
         come: list[Any] = list(values)
         is_out, count = np.zeros(len(columns), np.bool_), len(columns)
-        self._task.in_hand(columns.record(0))
+        self._task.set_current_record(columns.record(0))
         self._gate.is_open = False
         try:
             for place, offset in enumerate(columns.offsets.tolist()):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.shared.streams.changelog.format import Progress
 from penstock.shared.streams.processor import Processor
-from penstock.shared.streams.task.watermarks import NO_LIMIT, TimeMark
+from penstock.shared.streams.task.watermarks import NO_LIMIT, Watermark
 from penstock.shared.streams.topology import SinkNode, SourceNode, Topology
 from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProcessor
 
@@ -36,7 +36,7 @@ class OperatorTimes:
         }
         internal = [node for node in topology.nodes.values() if isinstance(node, SinkNode) and node.is_internal]
         self._fed = {sink.topic: _above(topology, processors, sink.name) for sink in internal}
-        self._marks: dict[str, dict[int, TimeMark]] = {}
+        self._marks: dict[str, dict[int, Watermark]] = {}
 
     def by_store(self) -> dict[str, int]:
         """Each operator's time under the name of its store."""
@@ -53,7 +53,7 @@ class OperatorTimes:
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
             operator.close_time_ms = progress.close_times_ms.get(operator.store_name)
 
-    def take(self, topic: str, mark: TimeMark) -> None:
+    def take(self, topic: str, mark: Watermark) -> None:
         """A mark was read: all that its task wrote before it to this partition was read too."""
         self._marks.setdefault(topic, {})[mark.partition] = mark
 

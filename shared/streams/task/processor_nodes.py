@@ -29,7 +29,7 @@ from penstock.shared.streams.processor import INT64_MAX, PROCESSOR_METHODS, Proc
 from penstock.shared.streams.punctuation import PunctuationType, Punctuator, Schedule, Start
 from penstock.shared.streams.record import Record, RecordMetadata, WindowKey
 from penstock.shared.streams.state.store import StateStore
-from penstock.shared.streams.task.callbacks import is_at_work
+from penstock.shared.streams.task.callbacks import is_in_callback
 from penstock.shared.streams.task.output_guard import Forward, OutputGuard, Way, ways_of
 from penstock.shared.streams.task.outputs import OutputColumns
 from penstock.shared.streams.task.repartition_headers import origin_headers
@@ -103,7 +103,7 @@ class UserNode:
             require_done(self._what, given)
 
 
-class Wiring:
+class ProcessorNodes:
     """The nodes of one task by name."""
 
     def __init__(
@@ -184,7 +184,7 @@ class Wiring:
 class NodeContext:
     """What one processor sees of its task: the `ProcessorContext` of its node."""
 
-    def __init__(self, task: TaskContext, node: ProcessorNode, wiring: Wiring) -> None:
+    def __init__(self, task: TaskContext, node: ProcessorNode, wiring: ProcessorNodes) -> None:
         self._task, self._node = task, node
         self._guard = wiring.guard
         self._guard.task = task
@@ -222,7 +222,7 @@ class NodeContext:
         return self._task.now_ms
 
     def forward(self, record: Record, to: str | None = None) -> None:
-        if not is_at_work(self._task):
+        if not is_in_callback(self._task):
             self._require_work("forward")
         check_timestamp(record.timestamp)
         if type(record.headers) is not tuple:
@@ -251,7 +251,7 @@ class NodeContext:
         return self._task.schedule(interval, type, callback, start=start, name=name, node=self._node.name)
 
     def _require_work(self, call: str) -> None:
-        if not is_at_work(self._task):
+        if not is_in_callback(self._task):
             raise IllegalState(
                 f"{self._node.name!r}: {call}() was called from outside: a context serves its processor's init(), "
                 "process(), commit() and close() and its callbacks, in the thread that runs them and while they run: "
@@ -327,7 +327,7 @@ class NodeContext:
             return
         for i, (record, error) in enumerate(results.records()):
             if source is not None and places is not None:
-                self._task.in_hand(source.record(int(places[i])))
+                self._task.set_current_record(source.record(int(places[i])))
             try:
                 if error is None:
                     self.forward(record)

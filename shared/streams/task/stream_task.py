@@ -52,18 +52,18 @@ from penstock.shared.streams.state.join_store import JoinStore
 from penstock.shared.streams.state.key_value_store import KeyValueStore
 from penstock.shared.streams.state.persistent_stores import PersistentJoinStore, PersistentKeyValueStore
 from penstock.shared.streams.state.prefetch import FetchAhead
-from penstock.shared.streams.task.callbacks import at_work
+from penstock.shared.streams.task.callbacks import in_callback
 from penstock.shared.streams.task.context import Guarantee, Mark
 from penstock.shared.streams.task.error_handlers import DEAD_LETTERS, ErrorHandlers
 from penstock.shared.streams.task.metrics import TaskMetrics
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.outputs import TaskCommit, TaskOutputs
-from penstock.shared.streams.task.processor_nodes import NodeContext, Wiring
+from penstock.shared.streams.task.processor_nodes import NodeContext, ProcessorNodes
 from penstock.shared.streams.task.progress import progress_of
 from penstock.shared.streams.task.repartition_headers import original, without_origin
 from penstock.shared.streams.task.schedules import NOT_INITIALIZED, TaskSchedules
 from penstock.shared.streams.task.user_functions import plain
-from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, ColumnPath, column_paths
+from penstock.shared.streams.task.vectorized_executor import COLUMNS_MIN, VectorizedExecutor, vectorized_executors
 from penstock.shared.streams.topology import ProcessorNode, SourceNode, Topology
 from penstock.shared.streams.windows.late_entries import LateRows, encode_late_rows
 from penstock.shared.streams.windows.late_records import place_of
@@ -80,7 +80,7 @@ RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
 
 
-@at_work("initialize", "close", "process", "refuse", "advance_time", "punctuate_wall_clock", "prepare_commit")
+@in_callback("initialize", "close", "process", "refuse", "advance_time", "punctuate_wall_clock", "prepare_commit")
 class StreamTask:
     """Runs a topology over one partition; `epoch` is the owner epoch its changelog entries carry.
 
@@ -136,12 +136,12 @@ class StreamTask:
             if isinstance(store, ROW_STORES):
                 aggregations = topology.stores[name].aggregations
                 store.check = partial(check_states, name, aggregations, bytes_max=self.state_bytes_max)
-        self._wiring = Wiring(topology, record_bytes_max, self.add_output, self.source_record)
-        self._processors = self._wiring.processors
+        self._processor_nodes = ProcessorNodes(topology, record_bytes_max, self.add_output, self.source_record)
+        self._processors = self._processor_nodes.processors
         self.times = OperatorTimes(topology, self._processors)
-        self._routes = {s.topic: (s, self._wiring.forward_to(s.name)) for s in topology.sources()}
+        self._routes = {s.topic: (s, self._processor_nodes.forward_to(s.name)) for s in topology.sources()}
         self.schedule_refusal: str | None = NOT_INITIALIZED
-        self.column_paths: dict[str, ColumnPath] = {}
+        self.vectorized_executors: dict[str, VectorizedExecutor] = {}
 
     def __repr__(self) -> str:
         sizes = {name: len(store) for name, store in self.stores.items()}
@@ -156,12 +156,12 @@ class StreamTask:
         for name, processor in self._processors.items():
             node = self.topology.nodes[name]
             assert isinstance(node, ProcessorNode)
-            plain(f"{name!r}: init()", processor.init)(NodeContext(self, node, self._wiring))
-        self.column_paths = column_paths(self, self._wiring)
+            plain(f"{name!r}: init()", processor.init)(NodeContext(self, node, self._processor_nodes))
+        self.vectorized_executors = vectorized_executors(self, self._processor_nodes)
 
     def close(self) -> None:
         """Call the processors' `close`, of all of them; ProcessingFailed names those that raised."""
-        self._wiring.close(self.partition)
+        self._processor_nodes.close(self.partition)
 
     # --- work ---
 
@@ -176,7 +176,7 @@ class StreamTask:
         position, self._taken = self.sources.get(columns.topic, -1), 0
         if len(columns) and columns.offsets[0] < position:
             columns = columns[int(np.searchsorted(columns.offsets, position)) :]
-        path = self.column_paths.get(columns.topic)
+        path = self.vectorized_executors.get(columns.topic)
         try:
             if path is not None and len(columns) >= path.records_min:
                 path.take(columns)
@@ -210,7 +210,7 @@ class StreamTask:
         except Exception as e:
             raise self._fail(f"a STREAM_TIME punctuation after {place_of(last)}", e) from e
 
-    def in_hand(self, record: ConsumerRecord) -> None:
+    def set_current_record(self, record: ConsumerRecord) -> None:
         """This record is what a processor is at now."""
         self._source_record = record
         self.record_metadata = RecordMetadata(record.topic, record.partition, record.offset)
@@ -225,13 +225,13 @@ class StreamTask:
         record = self._source_record
         return self.topology.source_above(node) if record is None else self._routes[record.topic][0]
 
-    def spoilt(self, error: Exception) -> ProcessingFailed:
+    def half_processed(self, error: Exception) -> ProcessingFailed:
         """An error where a store had taken the record in hand: the task is unfit for any commit."""
         assert self._source_record is not None
         return self._fail(f"{place_of(self._source_record)}, which a store had taken,", error)
 
     def _process_one(self, source: SourceNode, forward: Callable[[Record], None], record: ConsumerRecord) -> None:
-        self.in_hand(record)
+        self.set_current_record(record)
         for store in self._all_stores:
             store.touched = False
         mark, stage = self.mark(), STAGE_DESERIALIZE
@@ -247,7 +247,7 @@ class StreamTask:
             forward(Record(key, value, record.timestamp, headers))
         except Exception as e:
             if any(store.touched for store in self.stores.values()):
-                raise self.spoilt(e) from e
+                raise self.half_processed(e) from e
             self.take_back(mark)
             self._refuse(source, record, stage, e)
 
@@ -255,11 +255,11 @@ class StreamTask:
         """Make a dead letter of a record that no store has taken, or raise what must not become one."""
         if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
             raise error
-        if stage == STAGE_PROCESS and self._wiring.is_of_sink(error):
+        if stage == STAGE_PROCESS and self._processor_nodes.is_of_sink(error):
             stage = STAGE_PRODUCE
         handler, reason = self.handlers.of(stage, error)
         if handler == "fail":
-            raise self._wiring.failure(f"{place_of(record)} ({reason})", error, source.name) from error
+            raise self._processor_nodes.failure(f"{place_of(record)} ({reason})", error, source.name) from error
         if handler == "continue":
             self.count_skipped(f"{stage} error")
             return
@@ -280,13 +280,13 @@ class StreamTask:
 
     def _fail(self, what: str, error: Exception) -> ProcessingFailed:
         """The task holds half of something: it must not be committed, and takes nothing more."""
-        self.failed, self.needs_commit = self._wiring.failure(what, error), False
+        self.failed, self.needs_commit = self._processor_nodes.failure(what, error), False
         return self.failed
 
     def refuse(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
         """Refuse a record as if it failed at this stage, but it moves no time, and no node sees it."""
         if record.offset >= self.sources.get(record.topic, -1):
-            self.in_hand(record)
+            self.set_current_record(record)
             self._refuse(self._routes[record.topic][0], record, stage, error)
             self._source_record = self.record_metadata = None
             self.sources[record.topic] = record.offset + 1

@@ -1,12 +1,11 @@
-"""Windows over whole batches: a source's columns go into the store without an object a record.
+"""Windows over whole batches: columns go into the store without a Python object for each record.
 
-Where a source feeds one window and nothing else (`column_paths`), keys become numbers and values columns for a batch at
-once, and the operator's kernel takes them. What it closes is handed on when the batch is done, so nothing below the
-window may tell the time: a processor of the user's own there has its source taken record by record.
+A source is vectorized if it feeds one window and nothing else (`vectorized_executors`). The keys and values of a
+batch become columns, and the window's kernel takes them. Results of closed windows are forwarded at the batch's end,
+so no node below the window may ask for the time. If one does, the source is processed record by record.
 
-What no column holds, such as a value that cannot be decoded or that an aggregation refuses, and what may make a state
-too large to be written, takes the way of single records, and is refused there: the batch is cut before it and after it,
-and where a STREAM_TIME schedule is due.
+A record that has no place in a column, such as a value that cannot be decoded, and one that may make a state too large,
+is processed by itself. The batch is cut before and after it, and where a STREAM_TIME schedule is due.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import numpy as np
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.streams.operators.stateless import Each
 from penstock.shared.streams.processor import INT64_MAX
-from penstock.shared.streams.task.batch_values import BatchValues, TakenValues
-from penstock.shared.streams.task.operator_chain import Chain
+from penstock.shared.streams.task.batch_decoder import BatchDecoder, DecodedBatch
+from penstock.shared.streams.task.operator_chain import OperatorChain
 from penstock.shared.streams.topology import SourceNode
 from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 
 if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
-    from penstock.shared.streams.task.processor_nodes import Wiring
+    from penstock.shared.streams.task.processor_nodes import ProcessorNodes
 
 COLUMNS_MIN = 32
 """Fewer records are taken one by one: to make columns of them costs more than it saves."""
 
 
-def column_paths(task: TaskContext, wiring: Wiring) -> dict[str, ColumnPath]:
+def vectorized_executors(task: TaskContext, wiring: ProcessorNodes) -> dict[str, VectorizedExecutor]:
     """The sources of a task that can be taken as columns, by topic.
 
     That is where a source feeds one window and nothing else, if through functions of single records (`chain`), none of
@@ -46,12 +45,12 @@ def column_paths(task: TaskContext, wiring: Wiring) -> dict[str, ColumnPath]:
         in_order = operator.emit == "on_update" and not task.deduplicate_updates
         at_moment = operator.emit == "on_close" and _sees_time(task, wiring, name)
         if not (operator.takes_one_by_one or in_order or at_moment):
-            chain = Chain(task, nodes, operator.store.key_of) if nodes else None
-            found[source.topic] = ColumnPath(task, source, operator, chain)
+            chain = OperatorChain(task, nodes, operator.store.key_of) if nodes else None
+            found[source.topic] = VectorizedExecutor(task, source, operator, chain)
     return found
 
 
-def _chain(task: TaskContext, wiring: Wiring, source: SourceNode) -> tuple[list[Each], str | None]:
+def _chain(task: TaskContext, wiring: ProcessorNodes, source: SourceNode) -> tuple[list[Each], str | None]:
     """The functions below a source, and the only node below them, if there is one; in a topic of our own there are
     headers that they must not see, and nothing is called ahead."""
     nodes: list[Each] = []
@@ -65,7 +64,7 @@ def _chain(task: TaskContext, wiring: Wiring, source: SourceNode) -> tuple[list[
     return nodes, None
 
 
-def _sees_time(task: TaskContext, wiring: Wiring, name: str) -> bool:
+def _sees_time(task: TaskContext, wiring: ProcessorNodes, name: str) -> bool:
     """Whether a node below this one may see when it is given a result: that of a batch comes at the batch's end."""
     names = list(task.topology.children[name])
     for one in names:
@@ -73,14 +72,14 @@ def _sees_time(task: TaskContext, wiring: Wiring, name: str) -> bool:
     return any(one in wiring.processors and wiring.processors[one].sees_time for one in names)
 
 
-class ColumnPath:
+class VectorizedExecutor:
     """Takes the batches of one source for one task; of fewer than `records_min` records each is taken by itself."""
 
     def __init__(
-        self, task: TaskContext, source: SourceNode, operator: WindowAggregate, chain: Chain | None = None
+        self, task: TaskContext, source: SourceNode, operator: WindowAggregate, chain: OperatorChain | None = None
     ) -> None:
         self._task, self._source, self._operator, self._chain = task, source, operator, chain
-        self._values = BatchValues(source, operator.store, task.key_bytes_max, chain)
+        self._values = BatchDecoder(source, operator.store, task.key_bytes_max, chain)
 
     @property
     def records_min(self) -> int:
@@ -120,7 +119,7 @@ class ColumnPath:
         if seen < len(columns) and (not seen or self._task.has_time()):
             self._task.take_records(columns[seen:], self._chain.forward)
 
-    def _take_values(self, columns: Columns, values: TakenValues) -> None:
+    def _take_values(self, columns: Columns, values: DecodedBatch) -> None:
         odd = iter(values.odd)
         next_odd = next(odd, len(columns))
         start = 0
@@ -148,11 +147,11 @@ class ColumnPath:
         is_due = timestamps >= due
         return int(np.argmax(is_due)) + 1 if is_due.any() else len(timestamps)
 
-    def _take_part(self, columns: Columns, values: TakenValues, start: int, stop: int) -> int:
+    def _take_part(self, columns: Columns, values: DecodedBatch, start: int, stop: int) -> int:
         """Take records until one is refused; the place of the first that was not taken."""
         task, operator = self._task, self._operator
         operator.store.touched = True  # what is taken in bulk cannot be refused record by record
-        task.in_hand(columns.record(stop - 1))
+        task.set_current_record(columns.record(stop - 1))
         try:
             at = np.arange(start, stop)
             if values.is_out is not None:
@@ -166,10 +165,10 @@ class ColumnPath:
                     stop = int(at[done])
             null = null[null < stop]
             if len(null):
-                task.in_hand(columns.record(int(null[-1])))
+                task.set_current_record(columns.record(int(null[-1])))
                 task.count_skipped("null key", len(null))
         except Exception as e:
-            raise task.spoilt(e) from e
+            raise task.half_processed(e) from e
         if stop > start:
             task.stream_time_ms = max(task.stream_time_ms, int(columns.timestamps[start:stop].max()))
             task.taken(columns.record(stop - 1), stop - start)

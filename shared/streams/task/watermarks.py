@@ -23,7 +23,7 @@ NO_LIMIT = INT64_MAX
 """The time of a task that never had a record: it holds nobody back."""
 
 
-class TimeMark(msgspec.Struct, frozen=True):
+class Watermark(msgspec.Struct, frozen=True):
     """What the task of a partition says; `tasks` is how many there are, one a partition."""
 
     partition: int
@@ -31,31 +31,31 @@ class TimeMark(msgspec.Struct, frozen=True):
     time_ms: int
 
 
-def mark_record(topic: str, to_partition: int, mark: TimeMark) -> ProducerRecord:
+def watermark_record(topic: str, to_partition: int, mark: Watermark) -> ProducerRecord:
     """A mark as a record of a repartition topic; its timestamp puts it among the records of its time."""
     timestamp = 0 if mark.time_ms == NO_LIMIT else max(0, mark.time_ms)
     return ProducerRecord(topic, None, None, ((HEADER, msgspec.json.encode(mark)),), to_partition, timestamp)
 
 
-def mark_of(headers: Headers) -> TimeMark | None:
+def watermark_of(headers: Headers) -> Watermark | None:
     """What a record's headers say, if it is a mark."""
     for name, value in headers:
         if name == HEADER and value is not None:
-            return msgspec.json.decode(value, type=TimeMark)
+            return msgspec.json.decode(value, type=Watermark)
     return None
 
 
-def marks_in(columns: Columns) -> Iterator[tuple[int, TimeMark]]:
+def watermarks_in(columns: Columns) -> Iterator[tuple[int, Watermark]]:
     """The marks among records of a repartition topic, each with its place."""
     keys, headers, at = columns.keys, columns.headers, -1
     if headers is None or None not in keys:
         return
     for _ in range(keys.count(None)):
         at = keys.index(None, at + 1)
-        if columns.values[at] is None and (mark := mark_of(headers[at])) is not None:
+        if columns.values[at] is None and (mark := watermark_of(headers[at])) is not None:
             yield at, mark
 
 
 def holds_records(columns: Columns) -> bool:
     """Whether there is anything but marks."""
-    return sum(1 for _ in marks_in(columns)) < len(columns)
+    return sum(1 for _ in watermarks_in(columns)) < len(columns)

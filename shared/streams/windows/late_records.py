@@ -142,10 +142,10 @@ def send_late_columns(
     if len(places) < COLUMNS_MIN:
         moments = zip(places.tolist(), close_times_ms.tolist(), stream_times_ms.tolist(), strict=True)
         for place, close_time_ms, stream_time_ms in moments:
-            task.in_hand(columns.record(place))
+            task.set_current_record(columns.record(place))
             _send_in_hand(task, node, close_time_ms, stream_time_ms)
         return
-    task.in_hand(columns.record(int(places[-1])))
+    task.set_current_record(columns.record(int(places[-1])))
     source = task.source_node(node)
     topic: bytes | PackedBytes = columns.topic.encode()
     partition: int | Int64Array = columns.partition

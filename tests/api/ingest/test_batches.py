@@ -11,7 +11,7 @@ import pytest
 from penstock.api.ingest.batches import IngestRequest
 from penstock.api.ingest.event import RecordError
 from penstock.api.ingest.ndjson import Parsed
-from penstock.api.ingest.result import Tally
+from penstock.api.ingest.result import IngestResult
 from penstock.api.ingest.turns import FREE
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.errors import BrokerNotAvailable, BufferExhausted, IllegalState, PenstockError
@@ -28,7 +28,7 @@ def parsed(positions: list[int], bad: list[int] | None = None) -> Parsed:
 
 def request(producer: Any, **settings: int) -> IngestRequest:
     limits = IngestSettings.model_validate(settings)
-    return IngestRequest(producer, Tally("line", limits.max_errors), limits)
+    return IngestRequest(producer, IngestResult("line", limits.max_errors), limits)
 
 
 async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None:
@@ -44,8 +44,8 @@ async def test_batches_are_in_flight_up_to_the_limit(held_producer: Any) -> None
     held_producer.release.set()
     assert await third
     await work.finish()
-    assert work.tally.stored_count == 30
-    assert repr(work) == "IngestRequest(in_flight=0, Tally(stored=30, errors=0, stopped_at=None))"
+    assert work.result.stored_count == 30
+    assert repr(work) == "IngestRequest(in_flight=0, IngestResult(stored=30, errors=0, stopped_at=None))"
 
 
 async def test_what_is_not_acknowledged_in_time_is_not_reported_as_stored(held_producer: Any) -> None:
@@ -53,9 +53,9 @@ async def test_what_is_not_acknowledged_in_time_is_not_reported_as_stored(held_p
     work = request(held_producer, ack_timeout_ms=1)
     await work.take(parsed([1, 2]), FREE)
     await work.finish()
-    assert work.tally.status == 504
-    assert [e.position for e in work.tally.errors] == [1, 2]
-    assert "may still be stored" in work.tally.errors[0].message
+    assert work.result.status == 504
+    assert [e.position for e in work.result.errors] == [1, 2]
+    assert "may still be stored" in work.result.errors[0].message
 
 
 class BrokenOffProducer:
@@ -82,8 +82,8 @@ async def test_only_what_the_producer_took_may_be_stored(takes: int, status: int
     work = request(BrokenOffProducer(takes, error), ack_timeout_ms=1)
     await work.take(parsed([1, 2, 3]), FREE)
     await work.finish()
-    assert [e.outcome for e in work.tally.errors] == ["unknown"] * takes + ["not_stored"] * (3 - takes)
-    assert work.tally.status == status
+    assert [e.outcome for e in work.result.errors] == ["unknown"] * takes + ["not_stored"] * (3 - takes)
+    assert work.result.status == status
 
 
 async def test_a_full_buffer_fails_the_batch_and_stops_the_request(producer: Any) -> None:
@@ -92,7 +92,7 @@ async def test_a_full_buffer_fails_the_batch_and_stops_the_request(producer: Any
     work = request(producer)
     assert not await work.take(parsed([1, 2]), FREE)
     await work.finish()
-    assert (work.tally.status, len(work.tally.errors)) == (429, 2)
+    assert (work.result.status, len(work.result.errors)) == (429, 2)
 
 
 async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
@@ -103,7 +103,7 @@ async def test_a_lost_broker_stops_the_request(producer: Any) -> None:
     await asyncio.sleep(0)
     assert first is False or await work.take(parsed([2]), FREE) is False
     await work.finish()
-    assert work.tally.must_stop == "no broker"
+    assert work.result.must_stop == "no broker"
 
 
 async def test_one_error_too_many_cuts_the_batch_there(producer: Any) -> None:
@@ -112,8 +112,8 @@ async def test_one_error_too_many_cuts_the_batch_there(producer: Any) -> None:
     assert not await work.take(parsed([1, 4, 9], bad=[2, 3, 5, 8]), FREE)
     await work.finish()
     assert sorted(producer.values()) == [b"1", b"4"]
-    assert [e.position for e in work.tally.errors] == [2, 3]
-    assert work.tally.stopped_at == 5
+    assert [e.position for e in work.result.errors] == [2, 3]
+    assert work.result.stopped_at == 5
 
 
 async def test_an_abandoned_request_leaves_its_records_to_the_producer(held_producer: Any) -> None:
@@ -125,4 +125,4 @@ async def test_an_abandoned_request_leaves_its_records_to_the_producer(held_prod
     held_producer.release.set()
     await asyncio.gather(*flights)
     assert set(held_producer.values()) == {b"1", b"2"}
-    assert work.tally.stored_count == 0
+    assert work.result.stored_count == 0

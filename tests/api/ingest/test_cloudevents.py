@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.api.ingest.cloudevents import ATTRIBUTES_MAX, from_headers, from_json
-from penstock.api.ingest.event import EventRefused
+from penstock.api.ingest.event import EventRejected
 from tests.api.ingest.test_routes import Service
 
 EVENT = {
@@ -260,7 +260,7 @@ async def test_the_topics_settings_speak_of_the_data(producer: Any) -> None:
 )
 def test_what_is_no_event_is_refused_by_the_attribute(headers: dict[str, str], what: str) -> None:
     """The attribute that is missing or wrong is named."""
-    with pytest.raises(EventRefused, match=what):
+    with pytest.raises(EventRejected, match=what):
         from_headers(headers.items())
 
 
@@ -269,5 +269,5 @@ def test_attributes_in_headers_are_utf8_either_way() -> None:
     base = [("ce-specversion", "1.0"), ("ce-id", "7"), ("ce-source", "/s"), ("ce-type", "t")]
     for subject in ("Zo%C3%AB", "Zoë".encode().decode("latin-1")):
         assert dict(from_headers([*base, ("ce-subject", subject)]).kafka_headers)["ce_subject"] == "Zoë".encode()
-    with pytest.raises(EventRefused, match="ce-subject is not UTF-8"):
+    with pytest.raises(EventRejected, match="ce-subject is not UTF-8"):
         from_headers([*base, ("ce-subject", "%FF")])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.ingest.event import EventRefused, at_column, explain_malformed, topic_reader
+from penstock.api.ingest.event import EventRejected, at_column, explain_malformed, topic_reader
 from penstock.api.settings import IngestSettings, TopicSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit
@@ -35,14 +35,14 @@ def time_of(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> int:
 
 def time_refused(value: bytes, unit: TimeUnit = "ms", **settings: Any) -> str:
     """Why a JSON value is no event time."""
-    with pytest.raises(EventRefused) as e:
+    with pytest.raises(EventRejected) as e:
         time_of(value, unit, **settings)
     assert e.value.error_code == "INVALID_TIMESTAMP"
     return str(e.value)
 
 
-def refused(value: bytes, key: list[str] | None = None, time: str | None = None) -> EventRefused:
-    with pytest.raises(EventRefused) as e:
+def refused(value: bytes, key: list[str] | None = None, time: str | None = None) -> EventRejected:
+    with pytest.raises(EventRejected) as e:
         read(value, key, time)
     return e.value
 
@@ -159,7 +159,7 @@ def test_the_earliest_event_time_is_a_setting_of_the_ingest_and_of_a_topic() -> 
     assert time_of(b'"1985-06-01T00:00:00Z"', min_event_time=date(1985, 6, 1)) == 486_432_000_000
     later = topic_reader(IngestSettings(min_event_time="2020-01-01T00:00:00+01:00"), TopicSettings(time="/t"))
     assert later.event(b'{"t":1577833200000}', LATEST) == (None, 1_577_833_200_000)
-    with pytest.raises(EventRefused):
+    with pytest.raises(EventRejected):
         later.event(b'{"t":1577833199999}', LATEST)
     for wrong in ("1969-12-31", "soon"):
         with pytest.raises(ConfigError, match="min_event_time"):
@@ -246,7 +246,7 @@ def test_a_time_outside_of_the_calendar_is_said_to_be_so() -> None:
     settings = IngestSettings()
     read_time = topic_reader(settings, settings.default_topic).time
     with pytest.raises(
-        EventRefused, match=r"/at is 1795460162760000000 \(outside of the years 1 to 9999\), further"
+        EventRejected, match=r"/at is 1795460162760000000 \(outside of the years 1 to 9999\), further"
     ) as e:
         read_time("/at", 1_795_460_162_760_000_000, 1_795_460_162_760)
     assert 'time_unit = "ns"' in str(e.value)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.ingest.event import EventRefused, RecordError, topic_reader
+from penstock.api.ingest.event import EventRejected, RecordError, topic_reader
 from penstock.api.ingest.ndjson import EventParser, LineSplitter, NdjsonReader, array_elements
 from penstock.api.settings import IngestSettings
 from penstock.shared.common.records import ProducerRecord
@@ -130,7 +130,7 @@ def test_a_body_that_is_no_array_is_refused_as_a_whole(
     body: bytes, code: str, place: tuple[int | None, int | None]
 ) -> None:
     """Nothing of a malformed array is given out; line and column are named."""
-    with pytest.raises(EventRefused) as e:
+    with pytest.raises(EventRejected) as e:
         array_elements(body, 100, 100)
     assert e.value.error_code == code
     assert (e.value.line, e.value.column) == place

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.ingest.event import RecordError
-from penstock.api.ingest.result import Tally
+from penstock.api.ingest.result import IngestResult
 from penstock.shared.common import errors
 from penstock.shared.common.records import RecordMetadata
 
@@ -31,20 +31,20 @@ BAD_LINE = RecordError(9, 400, "MALFORMED_JSON", "not JSON", 3)
 
 def test_all_stored_is_200_with_the_last_offset_of_each_partition() -> None:
     """Last offsets are the highest, in whatever order they come."""
-    tally = Tally("line", 10)
-    tally.stored([1, 2, 3], [stored(0, 8), stored(1, 3), stored(0, 7)])
-    assert tally.status == 200
-    assert tally.body() == {"stored": 3, "last_offsets": {"0": 8, "1": 3}}
-    assert tally.retry_after_s is None
+    result = IngestResult("line", 10)
+    result.stored([1, 2, 3], [stored(0, 8), stored(1, 3), stored(0, 7)])
+    assert result.status == 200
+    assert result.body() == {"stored": 3, "last_offsets": {"0": 8, "1": 3}}
+    assert result.retry_after_s is None
 
 
 def test_mixed_is_207_with_the_errors_in_order() -> None:
     """Refused and failed events stand together, by position, each with its place and reason."""
-    tally = Tally("line", 10)
-    tally.refused([BAD_LINE])
-    tally.stored([7, 8], [stored(0, 1), errors.RecordTooLarge("1,200,000 bytes")])
-    assert tally.status == 207
-    assert tally.body()["errors"] == [
+    result = IngestResult("line", 10)
+    result.refused([BAD_LINE])
+    result.stored([7, 8], [stored(0, 1), errors.RecordTooLarge("1,200,000 bytes")])
+    assert result.status == 207
+    assert result.body()["errors"] == [
         {"line": 8, "error_code": "MESSAGE_TOO_LARGE", "message": "1,200,000 bytes", "outcome": "not_stored"},
         {"line": 9, "column": 3, "error_code": "MALFORMED_JSON", "message": "not JSON", "outcome": "not_stored"},
     ]
@@ -68,21 +68,21 @@ def test_mixed_is_207_with_the_errors_in_order() -> None:
 )
 def test_nothing_stored_is_never_a_2xx(outcomes: list[Exception], status: int, retry: int | None) -> None:
     """Without a stored record the errors decide: the service's own before the client's, with Retry-After."""
-    tally = Tally("line", 10)
-    tally.stored(list(range(len(outcomes))), outcomes)
-    assert (tally.status, tally.retry_after_s) == (status, retry)
+    result = IngestResult("line", 10)
+    result.stored(list(range(len(outcomes))), outcomes)
+    assert (result.status, result.retry_after_s) == (status, retry)
 
 
 def test_stored_not_stored_and_unknown_are_counted_apart() -> None:
     """Each event that has no acknowledgement says whether it is surely not stored, and the counts add up."""
-    tally = Tally("line", 10)
-    tally.refused([BAD_LINE])
-    tally.stored(
+    result = IngestResult("line", 10)
+    result.refused([BAD_LINE])
+    result.stored(
         [1, 2, 3, 4],
         [stored(0, 1), errors.DeliveryTimeout(), not_written(errors.DeliveryTimeout()), ValueError("a bug")],
     )
-    body = tally.body()
-    assert tally.status == 207
+    body = result.body()
+    assert result.status == 207
     assert (body["stored"], body["not_stored"], body["unknown"]) == (1, 2, 2)
     assert [(e["line"], e["outcome"]) for e in body["errors"]] == [
         (2, "unknown"),
@@ -94,44 +94,44 @@ def test_stored_not_stored_and_unknown_are_counted_apart() -> None:
 
 def test_an_unexpected_error_does_not_show_its_text() -> None:
     """What is not an error of ours may hold anything, so only its title is told."""
-    tally = Tally("line", 10)
-    tally.stored([1], [ValueError("secret")])
-    assert "secret" not in str(tally.body())
+    result = IngestResult("line", 10)
+    result.stored([1], [ValueError("secret")])
+    assert "secret" not in str(result.body())
 
 
 def test_what_later_events_would_meet_too_stops_the_request() -> None:
     """A broker that is away stops the request even if other errors follow; a bad record does not."""
-    tally = Tally("line", 10)
-    tally.refused([BAD_LINE])
-    assert not tally.must_stop
-    tally.stored([1], [errors.BrokerNotAvailable("no broker")])
-    tally.refused([BAD_LINE])
-    assert tally.must_stop == "no broker"
+    result = IngestResult("line", 10)
+    result.refused([BAD_LINE])
+    assert not result.must_stop
+    result.stored([1], [errors.BrokerNotAvailable("no broker")])
+    result.refused([BAD_LINE])
+    assert result.must_stop == "no broker"
 
 
 def test_a_stopped_request_names_the_first_event_not_looked_at() -> None:
     """Stopping without an error is no success either: some events were not read."""
-    tally = Tally("line", 10)
-    tally.stored([1], [stored(0, 0)])
-    tally.stop(2, "the service is shutting down")
-    tally.stop(5, "something later")
-    assert tally.status == 207
-    assert tally.body()["stopped_at_line"] == 2
-    assert "the service is shutting down" in tally.body()["stop_reason"]
-    empty = Tally("line", 10)
+    result = IngestResult("line", 10)
+    result.stored([1], [stored(0, 0)])
+    result.stop(2, "the service is shutting down")
+    result.stop(5, "something later")
+    assert result.status == 207
+    assert result.body()["stopped_at_line"] == 2
+    assert "the service is shutting down" in result.body()["stop_reason"]
+    empty = IngestResult("line", 10)
     empty.stop(1, "the service is shutting down")
     assert (empty.status, empty.retry_after_s) == (503, 1)
 
 
 def test_offsets_are_given_on_request_and_bounded() -> None:
     """At most max_offsets are listed, by position, and the others are counted."""
-    tally = Tally("index", 10, max_offsets=2)
-    tally.stored([1, 0, 2], [stored(0, 5), stored(1, 6), stored(0, 7)])
-    assert tally.body()["offsets"] == [
+    result = IngestResult("index", 10, max_offsets=2)
+    result.stored([1, 0, 2], [stored(0, 5), stored(1, 6), stored(0, 7)])
+    assert result.body()["offsets"] == [
         {"index": 0, "partition": 1, "offset": 6},
         {"index": 1, "partition": 0, "offset": 5},
     ]
-    assert tally.body()["offsets_omitted"] == 1
+    assert result.body()["offsets_omitted"] == 1
 
 
 outcomes_strategy = st.lists(
@@ -145,15 +145,15 @@ outcomes_strategy = st.lists(
 @given(outcomes_strategy)
 def test_a_2xx_says_stored_for_acknowledged_records_only(outcomes: list[RecordMetadata | Exception]) -> None:
     """The count is that of the acknowledgements, 200 means all of them, and every other record has its error."""
-    tally = Tally("line", 1_000)
-    tally.stored(list(range(len(outcomes))), outcomes)
+    result = IngestResult("line", 1_000)
+    result.stored(list(range(len(outcomes))), outcomes)
     acknowledged = sum(isinstance(o, RecordMetadata) for o in outcomes)
-    body = tally.body()
+    body = result.body()
     assert body["stored"] == acknowledged
     assert acknowledged + body.get("not_stored", 0) + body.get("unknown", 0) == len(outcomes)
-    assert (tally.status != 503) or not body["unknown"]
-    assert (tally.status == 200) == (acknowledged == len(outcomes))
-    assert (tally.status < 300) == (acknowledged > 0 or not outcomes)
+    assert (result.status != 503) or not body["unknown"]
+    assert (result.status == 200) == (acknowledged == len(outcomes))
+    assert (result.status < 300) == (acknowledged > 0 or not outcomes)
     assert [e["line"] for e in body.get("errors", [])] == [
         i for i, o in enumerate(outcomes) if not isinstance(o, RecordMetadata)
     ]

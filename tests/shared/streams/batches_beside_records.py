@@ -14,7 +14,7 @@ from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
-from penstock.shared.streams.task.vectorized_executor import ColumnPath
+from penstock.shared.streams.task.vectorized_executor import VectorizedExecutor
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.timed_processor import Emit
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
@@ -107,8 +107,8 @@ def pair_of(made: Topology, columns_min: int = 1) -> tuple[TopologyTestDriver, T
     return driver_of(made, columns_min), driver_of(made, RECORDS_ONLY)
 
 
-def path_of(driver: TopologyTestDriver) -> ColumnPath | None:
-    return driver.task.column_paths.get("in")
+def path_of(driver: TopologyTestDriver) -> VectorizedExecutor | None:
+    return driver.task.vectorized_executors.get("in")
 
 
 def results(driver: TopologyTestDriver) -> list[tuple[bytes | None, bytes | None, int | None]]:

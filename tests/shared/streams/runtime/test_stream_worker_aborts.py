@@ -76,7 +76,7 @@ async def test_an_aborted_commit_is_done_again(
             assert owned.task is not None
             assert owned.task.epoch == 2
             rows = {(s.key, s.start, s.end, tuple(s.states)) for s in owned.task.stores["s"].rows()}
-            assert owned.task.column_paths
+            assert owned.task.vectorized_executors
         assert rows == windows_of_an_unbroken_run(chain, kind)
         assert (await chain.values("out"), await chain.values("late")) == offline(TOPIC, chain.sent, KINDS[kind])
         progress = (await chain.confirmed(0)).progress

@@ -13,25 +13,25 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.callbacks import at_work, is_at_work
+from penstock.shared.streams.task.callbacks import in_callback, is_in_callback
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
-@at_work("process")
+@in_callback("process")
 class Task:
     """Something whose `process` is work."""
 
     def process(self, other: Task | None = None, *, fails: bool = False) -> tuple[bool, bool]:
         """Whether this task, and the other, is at work."""
         if fails:
-            raise ValueError("spoilt")
+            raise ValueError("half_processed")
         seen = other.process()[0] if other is not None else False
-        return is_at_work(self), seen
+        return is_in_callback(self), seen
 
     def elsewhere(self) -> list[bool]:
         """Whether it is at work in another thread."""
         seen: list[bool] = []
-        thread = threading.Thread(target=lambda: seen.append(is_at_work(self)))
+        thread = threading.Thread(target=lambda: seen.append(is_in_callback(self)))
         thread.start()
         thread.join()
         return seen
@@ -41,21 +41,21 @@ def test_only_the_task_whose_method_runs() -> None:
     """A task is at work while its method runs, also after another's ran within, and no longer when it is done."""
     one, other = Task(), Task()
     assert one.process(other) == (True, True)
-    assert not is_at_work(one)
-    assert not is_at_work(other)
+    assert not is_in_callback(one)
+    assert not is_in_callback(other)
 
 
 def test_an_error_ends_the_work() -> None:
     """A method that raises leaves no task at work."""
     task = Task()
-    with pytest.raises(ValueError, match="spoilt"):
+    with pytest.raises(ValueError, match="half_processed"):
         task.process(fails=True)
-    assert not is_at_work(task)
+    assert not is_in_callback(task)
 
 
 def test_another_thread() -> None:
     """Another thread is never at a task's work."""
-    made = at_work("elsewhere")(type("Threaded", (Task,), {"elsewhere": Task.elsewhere}))
+    made = in_callback("elsewhere")(type("Threaded", (Task,), {"elsewhere": Task.elsewhere}))
     assert made().elsewhere() == [False]
 
 

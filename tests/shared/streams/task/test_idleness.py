@@ -10,8 +10,8 @@ from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record
-from penstock.shared.streams.task.idleness import IdleAdvance, take_mark
-from penstock.shared.streams.task.watermarks import TimeMark
+from penstock.shared.streams.task.idleness import IdleAdvance, take_watermark
+from penstock.shared.streams.task.watermarks import Watermark
 from penstock.shared.testing.topology_test_driver import TopologyTestDriver
 
 
@@ -134,7 +134,7 @@ def test_marks_are_due_as_often_as_time_may_move() -> None:
     """Others are told of time at once, and then as often as it may move on, as long as all was read."""
     idle = IdleAdvance(100)
     asked = [(0, False), (10, True), (109, True), (110, False), (150, True), (249, True), (250, True)]
-    assert [now for now, at_end in asked if idle.is_mark_due(now, at_end=at_end)] == [10, 150, 250]
+    assert [now for now, at_end in asked if idle.is_watermark_due(now, at_end=at_end)] == [10, 150, 250]
 
 
 def test_windows_behind_a_repartition_topic_wait_for_their_records() -> None:
@@ -158,7 +158,7 @@ def test_a_mark_that_was_taken_is_not_taken_again() -> None:
     """A mark moves the position on as a record does; what lies before the position is passed over."""
     driver = driver_of()
     driver.pipe("in", key=b"k", value=b"{}", timestamp=20)
-    take_mark(driver.task, "own", 4, TimeMark(0, 1, 50))
+    take_watermark(driver.task, "own", 4, Watermark(0, 1, 50))
     assert (driver.task.sources["own"], driver.task.needs_commit) == (5, True)
-    take_mark(driver.task, "own", 3, TimeMark(0, 1, 60))
+    take_watermark(driver.task, "own", 3, Watermark(0, 1, 60))
     assert driver.task.sources["own"] == 5

@@ -19,7 +19,7 @@ from penstock.shared.streams.runtime.time_slices import PROCESSING_MS_MAX, RUN_R
 from penstock.shared.streams.settings import BUFFERED_RECORDS_MAX
 from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.watermarks import TimeMark, mark_record
+from penstock.shared.streams.task.watermarks import Watermark, watermark_record
 from penstock.shared.testing.manual_clock import ManualClock
 
 
@@ -222,7 +222,7 @@ def test_marks_of_time_are_taken_among_records() -> None:
     task.initialize(0)
     inputs, time = TaskInputs(task, task.topology), TurnTime(clock)
     own = "app-x-repartition"
-    marks = [mark_record(own, 0, TimeMark(p, 2, 50)) for p in range(2)]
+    marks = [watermark_record(own, 0, Watermark(p, 2, 50)) for p in range(2)]
     rows = [(b"a", b"{}", ()), (None, None, marks[0].headers), (None, None, ()), (None, None, marks[1].headers)]
     inputs.add(Columns.of([ConsumerRecord(own, 0, i, 9, *row) for i, row in enumerate(rows)]))
     positions = []
@@ -232,7 +232,7 @@ def test_marks_of_time_are_taken_among_records() -> None:
         positions.append(task.sources[own])
     assert positions == [1, 3, 4]
     assert seen == [("a", 9), (None, 9)]
-    assert task.times._marks == {own: {0: TimeMark(0, 2, 50), 1: TimeMark(1, 2, 50)}}
+    assert task.times._marks == {own: {0: Watermark(0, 2, 50), 1: Watermark(1, 2, 50)}}
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

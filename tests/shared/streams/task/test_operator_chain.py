@@ -68,7 +68,7 @@ def driver_of(calls: Calls, columns_min: int, emit: Emit, kind: str = "session")
     driver = TopologyTestDriver(
         made, commit_each=False, deduplicate_updates=True, columns_min=columns_min, errors=ErrorHandlers()
     )
-    assert "in" in driver.task.column_paths
+    assert "in" in driver.task.vectorized_executors
     return driver
 
 

@@ -20,7 +20,7 @@ from penstock.shared.streams.task.inputs import TaskInputs
 from penstock.shared.streams.task.operator_times import OperatorTimes
 from penstock.shared.streams.task.progress import progress_of
 from penstock.shared.streams.task.stream_task import StreamTask
-from penstock.shared.streams.task.watermarks import NO_LIMIT, TimeMark
+from penstock.shared.streams.task.watermarks import NO_LIMIT, Watermark
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.windows.timed_processor import TimedProcessor
 
@@ -162,11 +162,11 @@ def test_a_restarted_task_waits_for_all_marks_again() -> None:
     times = OperatorTimes(topology, {"second": operator, **task._processors})
     topic = "app-all-repartition"
     for mark, expected in (
-        (TimeMark(1, 3, 5_000), 100),
-        (TimeMark(2, 3, NO_LIMIT), 100),
-        (TimeMark(0, 3, 700), 700),
-        (TimeMark(0, 3, 600), 700),
-        (TimeMark(0, 3, 9_000), 5_000),
+        (Watermark(1, 3, 5_000), 100),
+        (Watermark(2, 3, NO_LIMIT), 100),
+        (Watermark(0, 3, 700), 700),
+        (Watermark(0, 3, 600), 700),
+        (Watermark(0, 3, 9_000), 5_000),
     ):
         times.take(topic, mark)
         times.advance(10)
@@ -180,7 +180,7 @@ def test_only_marks_of_tasks_without_records() -> None:
     topic = "app-all-repartition"
     assert task.times.marks(-1) == {topic: NO_LIMIT}
     task.operators()[0].stream_time_ms = 100
-    task.times.take(topic, TimeMark(0, 1, NO_LIMIT))
+    task.times.take(topic, Watermark(0, 1, NO_LIMIT))
     task.times.advance(10)
     assert task.operators()[0].stream_time_ms == 100
     assert task.times.marks(100) == {topic: 100}
@@ -194,7 +194,7 @@ def test_a_topic_behind_a_topic_says_nothing_before_it_knows() -> None:
     second.group_by_key().session_window(10).aggregate("s", n=Count()).on_close().to("out")
     task = StreamTask(builder.build().of_application("app"), 0, application="app")
     assert task.times.marks(50) == {"app-one-repartition": 50}
-    task.times.take("app-one-repartition", TimeMark(0, 1, 40))
+    task.times.take("app-one-repartition", Watermark(0, 1, 40))
     assert task.times.marks(50) == {"app-one-repartition": 50, "app-two-repartition": 40}
 
 

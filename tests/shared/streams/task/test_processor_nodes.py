@@ -17,7 +17,7 @@ from penstock.shared.streams.processor import Processor, ProcessorContext
 from penstock.shared.streams.punctuation import PunctuationType
 from penstock.shared.streams.record import Record, WindowKey
 from penstock.shared.streams.task.error_handlers import ErrorHandlers
-from penstock.shared.streams.task.processor_nodes import SinkWriter, Wiring
+from penstock.shared.streams.task.processor_nodes import ProcessorNodes, SinkWriter
 from penstock.shared.streams.task.result_encoders import encode_json
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import SinkNode
@@ -40,7 +40,7 @@ def test_an_error_from_elsewhere_is_of_no_node() -> None:
     """An error that was raised outside of the nodes names none."""
     builder = StreamsBuilder()
     builder.stream("in").to("out")
-    assert Wiring(builder.build(), 1_000, lambda record, source_key: None).node_of(KeyError()) is None
+    assert ProcessorNodes(builder.build(), 1_000, lambda record, source_key: None).node_of(KeyError()) is None
 
 
 def test_a_sink_takes_what_the_producer_takes() -> None:

@@ -46,7 +46,7 @@ def test_what_stands_between_or_beside_is_taken_record_by_record(kind: str) -> N
             stream = stream.flat_map_values(lambda value: [value])
         aggregation = own if how == "own functions" else Count()
         KINDS[kind](stream.group_by_key()).aggregate("s", result=aggregation).on_close().to("out")
-        assert driver_of(builder.build(), 1).task.column_paths == {}
+        assert driver_of(builder.build(), 1).task.vectorized_executors == {}
 
 
 BETWEEN: dict[str, Callable[[Stream], Stream]] = {
@@ -64,7 +64,7 @@ def test_functions_of_single_records_may_stand_between(between: str) -> None:
         if is_beside:
             stream.to("copy")
         KINDS["session"](stream.group_by_key()).aggregate("s", result=Count()).on_close().to("out")
-        assert ("in" in driver_of(builder.build(), 1).task.column_paths) == (not is_beside)
+        assert ("in" in driver_of(builder.build(), 1).task.vectorized_executors) == (not is_beside)
 
 
 @pytest.mark.parametrize("below", sorted(BELOW))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
-from penstock.shared.streams.task.watermarks import NO_LIMIT, TimeMark, holds_records, mark_of, mark_record, marks_in
+from penstock.shared.streams.task.watermarks import (
+    NO_LIMIT,
+    Watermark,
+    holds_records,
+    watermark_of,
+    watermark_record,
+    watermarks_in,
+)
 
 
 def as_read(record: ProducerRecord, offset: int) -> ConsumerRecord:
@@ -16,18 +23,23 @@ def as_read(record: ProducerRecord, offset: int) -> ConsumerRecord:
 @pytest.mark.parametrize(("time_ms", "timestamp"), [(70, 70), (-5, 0), (NO_LIMIT, 0)])
 def test_a_mark_comes_back_as_it_was_written(time_ms: int, timestamp: int) -> None:
     """It is a record of that partition without key and value, at a timestamp that a record may have."""
-    mark = TimeMark(1, 4, time_ms)
-    record = mark_record("app-x-repartition", 3, mark)
+    mark = Watermark(1, 4, time_ms)
+    record = watermark_record("app-x-repartition", 3, mark)
     assert (record.key, record.value, record.partition, record.timestamp) == (None, None, 3, timestamp)
-    assert mark_of(record.headers) == mark
+    assert watermark_of(record.headers) == mark
 
 
 def test_marks_among_records() -> None:
     """Each has its place; a record without a key, with headers of its own, is none."""
-    mark = TimeMark(0, 2, 5)
+    mark = Watermark(0, 2, 5)
     plain = ProducerRecord("t", b"{}", b"k", (("a", b"b"),), 0, 1)
-    rows = [plain, mark_record("t", 0, mark), ProducerRecord("t", None, None, (), 0, 1), mark_record("t", 0, mark)]
+    rows = [
+        plain,
+        watermark_record("t", 0, mark),
+        ProducerRecord("t", None, None, (), 0, 1),
+        watermark_record("t", 0, mark),
+    ]
     columns = Columns.of([as_read(record, i) for i, record in enumerate(rows)])
-    assert list(marks_in(columns)) == [(1, mark), (3, mark)]
+    assert list(watermarks_in(columns)) == [(1, mark), (3, mark)]
     assert [holds_records(part) for part in (columns, columns[1:2], columns[2:3])] == [True, False, True]
-    assert list(marks_in(Columns.of([ConsumerRecord("t", 0, 0, 1, None, None)]))) == []
+    assert list(watermarks_in(Columns.of([ConsumerRecord("t", 0, 0, 1, None, None)]))) == []

@@ -83,7 +83,7 @@ def test_numbers_equal_values_of_any_kind(
     """Results and states are those of a stream whose fields have no type, over a restore in the middle too."""
     typed = driver_of(kind, grace, emit, Value, deduplicates=deduplicates)
     plain = driver_of(kind, grace, emit, dict, deduplicates=deduplicates)
-    assert (typed.task.stores["s"].windows.columns.objects, typed.task.column_paths != {}) == (
+    assert (typed.task.stores["s"].windows.columns.objects, typed.task.vectorized_executors != {}) == (
         [],
         deduplicates or emit == "on_close",
     )

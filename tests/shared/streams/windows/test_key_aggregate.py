@@ -152,7 +152,7 @@ def test_rows_are_those_of_a_dict(
             errors=ErrorHandlers(),
             state=state,
         )
-        assert ("in" in driver.task.column_paths) == (deduplicate and named != "own")
+        assert ("in" in driver.task.vectorized_executors) == (deduplicate and named != "own")
         model = Model(frozenset(aggregations))
         for records, then in plan:
             driver.pipe_columns("in", records)

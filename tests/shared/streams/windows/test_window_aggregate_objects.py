@@ -69,7 +69,7 @@ def driver_of(made: Topology, columns_min: int) -> TopologyTestDriver:
     driver = TopologyTestDriver(
         made, commit_each=False, deduplicate_updates=True, columns_min=columns_min, errors=ErrorHandlers()
     )
-    assert "in" in driver.task.column_paths
+    assert "in" in driver.task.vectorized_executors
     return driver
 
 

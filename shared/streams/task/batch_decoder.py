@@ -22,7 +22,7 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Columns, Int64Array
 from penstock.shared.common.serialization import bytes_deserializer, json_deserializer
 from penstock.shared.streams.task.json_fields import JsonFields
-from penstock.shared.streams.task.operator_chain import Chain
+from penstock.shared.streams.task.operator_chain import OperatorChain
 from penstock.shared.streams.topology import SourceNode
 from penstock.shared.streams.windows.keys import Int32Array, are_ascii
 from penstock.shared.streams.windows.state_columns import Unfit
@@ -36,7 +36,7 @@ LEFT_SHARE_MAX = 1 / 4
 
 
 @dataclass(slots=True)
-class TakenValues:
+class DecodedBatch:
     """A batch: each record's key number, what it brings to the kernel and to aggregations with objects as states, the
     places of odd records; `decoded` are the values, None where they are the records' own. `is_out` says which records
     are filtered out, None where none can be. There are as many `codes` as records that there was time to look at."""
@@ -57,23 +57,28 @@ class TakenValues:
         return self.codes[at], some, [[own[place] for place in places] for own in self.got]
 
 
-class BatchValues:
+class BatchDecoder:
     """Reads the batches of one source for one store."""
 
-    def __init__(self, source: SourceNode, store: WindowStore, key_bytes_max: int, chain: Chain | None = None) -> None:
-        self._source, self._store, self._key_bytes_max, self._chain = source, store, key_bytes_max, chain
+    def __init__(
+        self, source: SourceNode, store: WindowStore, key_bytes_max: int, chain: OperatorChain | None = None
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._key_bytes_max = key_bytes_max
+        self._chain = chain
         self._decode = _decoder(source)
         self._has_none = source.value is json_deserializer or source.value_type is not None  # None stays None there
         self._fields = None if chain is not None or store.columns.objects else _fields(source, store)
 
-    def of(self, columns: Columns) -> TakenValues | None:
+    def of(self, columns: Columns) -> DecodedBatch | None:
         """The batch in numbers; None where it has to be taken record by record."""
         odd: set[int] = set()
         if int(columns.timestamps.min()) < 0:
             odd.update(np.flatnonzero(columns.timestamps < 0).tolist())
         codes = self._codes(columns, odd)
         if self._fields is not None and (numbers := self._numbers(columns, odd)) is not None:
-            return TakenValues(codes, numbers, [], sorted(odd), None)
+            return DecodedBatch(codes, numbers, [], sorted(odd), None)
         decoded = None if self._source.value is bytes_deserializer else self._decoded(columns.values, odd)
         values: Sequence[Any] = columns.values if decoded is None else decoded
         is_out, out, count = None, set[int](), len(columns)
@@ -84,7 +89,7 @@ class BatchValues:
         if states is None:
             return None
         own = sorted(o for o in odd if o < count)
-        return TakenValues(codes[:count], *states, own, decoded, is_out)
+        return DecodedBatch(codes[:count], *states, own, decoded, is_out)
 
     def _numbers(self, columns: Columns, odd: set[int]) -> Values | None:
         """What a kernel reads out of JSON, and msgspec where that leaves something; None where it leaves too much."""
