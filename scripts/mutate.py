@@ -1,0 +1,117 @@
+"""Mutation tests with cosmic-ray: see `scripts/mutate`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shlex
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOL = "cosmic-ray==8.7.0"
+KILLED_MIN = 0.9
+TIMEOUT_S = 120.0  # for the tests of one mutant
+SURVIVED = "SURVIVED"
+LEFT_OUT = "operator_name LIKE '%BitOr%' OR operator_name = 'core/RemoveDecorator' OR definition_name IS NULL"
+"""Mutants of annotations (`A | B`), of decorators, and outside functions: no test can notice most of them."""
+
+
+class Mutant(NamedTuple):
+    """One change: the function or class it is in, its line, cosmic-ray's operator, and whether a test noticed."""
+
+    definition: str
+    line: int
+    operator: str
+    outcome: str
+    diff: str
+
+    def is_explained(self, explained: list[dict[str, Any]]) -> bool:
+        """Whether the list has a reason for it: the same definition and operator, and a line that contains `code`."""
+        return any(
+            one["definition"] == self.definition and one["operator"] == self.operator and one["code"] in self.diff
+            for one in explained
+        )
+
+
+@contextlib.contextmanager
+def copy_of_the_checkout() -> Iterator[Path]:
+    """A worktree of the last commit, with this checkout's environment."""
+    with tempfile.TemporaryDirectory(prefix="penstock-mutate-") as folder:
+        copy = Path(folder) / "checkout"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(copy), "HEAD"], cwd=ROOT, check=True)
+        try:
+            (copy / ".venv").symlink_to(ROOT / ".venv")
+            yield copy
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(copy)], cwd=ROOT, check=True)
+
+
+def mutants_of(copy: Path, module: str, tests: list[str], sample: int | None, seed: int) -> list[Mutant]:
+    """Run a module's mutants, or a sample of them."""
+    config, session = copy.parent / "config.toml", copy.parent / "session.sqlite"
+    session.unlink(missing_ok=True)
+    command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    config.write_text(
+        f'[cosmic-ray]\nmodule-path = "{module}"\ntimeout = {TIMEOUT_S}\nexcluded-modules = []\n'
+        f'test-command = "{shlex.join(command)}"\n[cosmic-ray.distributor]\nname = "local"\n',
+        encoding="utf-8",
+    )
+    tool = [str(ROOT / ".venv/bin/python"), "-m", "uv", "tool", "run", "--quiet", "--from", TOOL, "cosmic-ray"]
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    subprocess.run(command, cwd=copy, env=environment, check=True, stdout=subprocess.DEVNULL)  # they pass as it is
+    subprocess.run([*tool, "init", str(config), str(session)], cwd=copy, check=True)
+    with contextlib.closing(sqlite3.connect(session)) as database:
+        every = {job for (job,) in database.execute("SELECT job_id FROM mutation_specs")}
+        wanted = f"SELECT job_id FROM mutation_specs WHERE NOT ({LEFT_OUT}) ORDER BY start_pos_row, operator_name"
+        jobs = [job for (job,) in database.execute(wanted)]
+        chosen = jobs if sample is None else random.Random(seed).sample(jobs, min(sample, len(jobs)))
+        left_out = [(job,) for job in every.difference(chosen)]
+        database.executemany("DELETE FROM mutation_specs WHERE job_id = ?", left_out)
+        database.executemany("DELETE FROM work_items WHERE job_id = ?", left_out)
+        database.commit()
+    subprocess.run([*tool, "exec", str(config), str(session)], cwd=copy, env=environment, check=True)
+    with contextlib.closing(sqlite3.connect(session)) as database:
+        rows = database.execute(
+            "SELECT definition_name, start_pos_row, operator_name, test_outcome, diff FROM mutation_specs "
+            "JOIN work_results USING (job_id) ORDER BY start_pos_row"
+        ).fetchall()
+    return [Mutant(name or "", line, operator, str(outcome), diff) for name, line, operator, outcome, diff in rows]
+
+
+def main() -> int:
+    """Print each module's survivors and share; 1 if a share is too low."""
+    known = tomllib.loads((ROOT / "scripts/mutants.toml").read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(prog="scripts/mutate")
+    parser.add_argument("modules", nargs="*", default=list(known["modules"]), choices=[*known["modules"], []])
+    parser.add_argument("--sample", type=int, help="so many mutants of each module, chosen at random")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    is_low = False
+    with copy_of_the_checkout() as copy:
+        for module in given.modules:
+            mutants = mutants_of(copy, module, known["modules"][module], given.sample, given.seed)
+            explained = [one for one in known.get("explained", []) if one["module"] == module]
+            survivors = [m for m in mutants if SURVIVED in m.outcome.upper() and not m.is_explained(explained)]
+            share = 1 - len(survivors) / len(mutants) if mutants else 1.0
+            print(f"{module}: {len(mutants) - len(survivors)} of {len(mutants)} killed or explained ({share:.0%})")
+            for mutant in survivors:
+                changed = [
+                    line for line in mutant.diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
+                ]
+                print(f"  line {mutant.line}, {mutant.definition}, {mutant.operator}")
+                print("".join(f"    {line}\n" for line in changed), end="", flush=True)
+            is_low |= share < KILLED_MIN
+    return is_low
+
+
+if __name__ == "__main__":
+    sys.exit(main())
