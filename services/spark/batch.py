@@ -25,7 +25,6 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.services.spark import compact, delta
-from penstock.services.spark.aftercare import Aftercare
 from penstock.services.spark.batch_files import fingerprint_of, partitioned_rows
 from penstock.services.spark.batch_settings import BatchSettings
 from penstock.services.spark.batch_task import (
@@ -42,6 +41,7 @@ from penstock.services.spark.batch_task import (
 from penstock.services.spark.compact import Compaction
 from penstock.services.spark.failures import translated
 from penstock.services.spark.settings import NO_TIME
+from penstock.services.spark.table_maintenance import TableMaintenance
 from penstock.services.spark.tables import STATE
 from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, ask, offsets_at, topic_offsets
 from penstock.shared.clients.admin import Admin
@@ -95,8 +95,8 @@ class Batch:
         """ConfigError where the topology cannot be run partition by partition, or the lake cannot have its names."""
         self.spark, self.settings, self.say = spark, settings, say
         self.streams = settings.streams()
-        self.after = Aftercare(settings, say)
-        """What came after the last compaction: `require_done()` raises what failed of it."""
+        self.maintenance = TableMaintenance(settings, say)
+        """Of the last compaction."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
         require_whole_partitions(self.topology)
         require_lake_names(self.topology.schemas())
@@ -119,7 +119,7 @@ class Batch:
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
         self._require_done(outcomes)
-        compaction = self._compact(with_step=True) if outcomes or self.settings.after is not None else None
+        compaction = self._compact(with_hook=True) if outcomes or self.settings.after is not None else None
         seconds = round(time.monotonic() - started, 3)
         return summary_of(
             outcomes, reached(outcomes, known, ends), seconds, None if compaction is None else compaction._asdict()
@@ -131,7 +131,7 @@ class Batch:
         settings = self.settings
         self._ask(self._require_alone())
         if settings.changelog_topic in self._ask(self._topics()):
-            self._compact(with_step=False)
+            self._compact(with_hook=False)
             self._ask(self._require_alone())
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
@@ -152,12 +152,12 @@ class Batch:
     def _ask(self, asked: Awaitable[T]) -> T:
         return ask(asked, self.settings.kafka, self.settings.kafka_timeout_ms)
 
-    def _compact(self, *, with_step: bool) -> compact.Summary:
-        """Compact until nothing is left; the last run's summary. `with_step`: call the user's step after each run."""
-        settings = self.settings if with_step else self.settings.model_copy(update={"after": None})
+    def _compact(self, *, with_hook: bool) -> compact.Summary:
+        """Compact until nothing is left; the last run's summary. `with_hook`: call the after hook after each run."""
+        settings = self.settings if with_hook else self.settings.model_copy(update={"after": None})
         while True:
             job = Compaction(self.spark, settings, self.say)
-            summary, self.after = job.run(), job.after
+            summary, self.maintenance = job.run(), job.maintenance
             if not summary.remaining_records:
                 return summary
 

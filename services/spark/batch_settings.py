@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.services.spark.settings import PLACES, Place, UpkeepSettings, hadoop_uri
+from penstock.services.spark.settings import PLACES, MaintenanceSettings, Place, hadoop_uri
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit, time_ms
@@ -19,7 +19,7 @@ COMMIT_BYTES = 256 * 1024 * 1024
 OF_FILES = ("key_column", "value_column", "topic", "live_from")
 
 
-class BatchSettings(UpkeepSettings, TaskSettings):
+class BatchSettings(MaintenanceSettings, TaskSettings):
     """`penstock batch`: run a topology over what is there, in Spark. What tasks go by is the aggregator's."""
 
     topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(

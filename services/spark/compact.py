@@ -5,8 +5,8 @@ Steps of a run:
 1. Plan: open the tables, each at a version, and find from where each partition has to be read.
 2. Fold: Spark's tasks read the ranges and write data files (see `fold`).
 3. Commit the files to `closed/<store>` and `late/<store>`, then to `state`. Now the run counts.
-4. Rewrite partitions of `state` in which superseded rows are many, delete what is covered from the changelog, do the
-   tables' upkeep, and call the user's own step. What fails here is said, and undoes nothing.
+4. Rewrite partitions of `state` in which superseded rows are many, delete what is covered from the changelog, maintain
+   the tables, and call the user's after hook (see `table_maintenance`). A failure here undoes nothing.
 
 Positions. Each commit of `closed` and `late` says up to which changelog offset the table has what there is of each
 partition; where somebody else has written to the table since, its rows say so. A progress row of `state` says which
@@ -35,13 +35,12 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.services.spark import delta, fold
-from penstock.services.spark.aftercare import Aftercare
 from penstock.services.spark.delta import DataFile
 from penstock.services.spark.failures import translated
 from penstock.services.spark.fold import Range, Where, lagging
-from penstock.services.spark.own_step import call_hook
 from penstock.services.spark.rewrite import RewriteInput, rewrite
-from penstock.services.spark.settings import UpkeepSettings
+from penstock.services.spark.settings import MaintenanceSettings
+from penstock.services.spark.table_maintenance import TableMaintenance, call_after_hook
 from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.topic_offsets import TopicOffsets, ask, topic_offsets
 from penstock.shared.clients.admin import Admin
@@ -107,11 +106,11 @@ class Plan(NamedTuple):
 class Compaction:
     """One run for one application. Give it a Spark session, then `run()`."""
 
-    def __init__(self, spark: SparkSession, settings: UpkeepSettings, say: Say) -> None:
+    def __init__(self, spark: SparkSession, settings: MaintenanceSettings, say: Say) -> None:
         self.spark, self.settings, self.say = spark, settings, say
         self.options = settings.storage_options
         self.job = uuid.uuid4().hex
-        self.after = Aftercare(settings, say)
+        self.maintenance = TableMaintenance(settings, say)
         self._behind = set[int]()
         self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
 
@@ -120,7 +119,7 @@ class Compaction:
         return f"{self.settings.folder}/{table}"
 
     def run(self) -> Summary:
-        """Compact once. What failed after the run counts is in `failed`, and `after.require_done()` raises it.
+        """Compact once. What failed after the run counts is in `failed`, and `maintenance.require_done()` raises it.
 
         Raises CorruptRecord, ChangelogHole, SchemaMismatch (nothing was changed), CompactionConflict (another job was
         first), LakeUnavailable, or an error of Kafka's or Spark's.
@@ -130,9 +129,9 @@ class Compaction:
             summary = self._fold(plan)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
-        summary = self._after(plan, summary)
+        summary = self._maintain(plan, summary)
         seconds = round(time.monotonic() - self._started, 3)
-        return summary._replace(failed=self.after.failures(), seconds=seconds)
+        return summary._replace(failed=self.maintenance.failures(), seconds=seconds)
 
     # --- plan ---
 
@@ -284,20 +283,20 @@ class Compaction:
             plan.tables.get(name), self.path(name), self.options, schema, indexed, is_partitioned=name == STATE
         )
 
-    # --- what comes after ---
+    # --- after the commit ---
 
-    def _after(self, plan: Plan, summary: Summary) -> Summary:
-        attempt, settings = self.after.attempt, self.settings
+    def _maintain(self, plan: Plan, summary: Summary) -> Summary:
+        attempt, settings = self.maintenance.attempt, self.settings
         if summary.state_version != plan.state_version:
-            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite(plan), 0, is_upkeep=True)
+            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite(plan), 0, may_conflict=True)
             summary = summary._replace(rewritten_partitions=rewritten)
             if settings.delete_covered:
                 attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
-            others = attempt("upkeep", self._others, dict[str, str]())
-            summary = summary._replace(**self.after.run_upkeep(self.path(STATE), others))
+            others = attempt("table maintenance", self._others, dict[str, str]())
+            summary = summary._replace(**self.maintenance.maintain(self.path(STATE), others))
         if settings.after is not None:
-            step = settings.after
-            attempt(f"after={step}", lambda: call_hook(self.spark, step, settings.tables), None)
+            hook = settings.after
+            attempt(f"after={hook}", lambda: call_after_hook(self.spark, hook, settings.tables), None)
         return summary
 
     def _others(self) -> dict[str, str]:
@@ -427,7 +426,7 @@ def bounded(
     return ranges
 
 
-def changelog_offsets(settings: UpkeepSettings) -> TopicOffsets:
+def changelog_offsets(settings: MaintenanceSettings) -> TopicOffsets:
     """What the application's changelog holds. Errors as `topic_offsets`."""
     topic = settings.changelog_topic
     try:

@@ -31,7 +31,7 @@ ROW_GROUP_ROWS = 100_000
 COMPRESSION = "zstd"
 VERSIONS_MAX = 200  # of a table's log that are looked at for its positions
 HARMLESS = frozenset(("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "DELETE", "UPDATE"))
-"""What leaves a table's position what it was: upkeep, and what its owner deletes or changes by hand."""
+"""What leaves a table's position what it was: table maintenance, and what its owner deletes or changes by hand."""
 Options = Mapping[str, str]
 
 
@@ -211,7 +211,7 @@ def _said(text: str | None) -> dict[str, Any]:
 def positions(table: DeltaTable) -> dict[str, Any] | None:
     """`topic_id` and `positions` by the newest commit that says them; None where somebody else has written since.
 
-    The upkeep's own commits say them again, so that no number of these hides them.
+    The commits of table maintenance repeat them, so that no number of these hides them.
     """
     for limit in (5, VERSIONS_MAX):
         for commit in history(table, limit):

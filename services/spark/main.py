@@ -2,8 +2,8 @@
 
 Progress goes to standard error, the result to standard output (of `compact` and `batch` a line a run). Exit statuses of
 `compact`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at
-the same time and won. A run whose line of output is there counts, whatever the status: then something after it
-(deletion, upkeep, the user's own step) was not done.
+the same time and won. A run whose line of output is there counts, whatever the status: then a step after it
+(deletion, table maintenance, the after hook) failed.
 Of `batch`: 0 done, 1 refused or failed, 2 wrong settings, 3 fenced by a live instance that started meanwhile. What
 fails after a run does not end `--every`: the line of output lists it (`failed`).
 Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
@@ -61,7 +61,7 @@ def compact_main(arguments: list[str]) -> int:
                 summary = job.run()
                 print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 counts = "the run counts, but not all that comes after it was done: "
-                job.after.require_done()
+                job.maintenance.require_done()
                 if not summary.remaining_records or run == settings.runs_max:
                     break
                 _say(f"{summary.remaining_records} records are left")
@@ -98,7 +98,7 @@ def batch_main(arguments: list[str]) -> int:
                     done = batch.run()
                 print(json.dumps({**done._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 if settings.every is None:
-                    batch.after.require_done()
+                    batch.maintenance.require_done()
                     break
                 stop.wait(max(0.0, parse_ms(settings.every) / 1000 - (time.monotonic() - began)))
     except BatchFenced as e:

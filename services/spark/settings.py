@@ -109,8 +109,8 @@ class JobSettings(CommandSettings):
         return (self.tables,)
 
 
-class UpkeepSettings(JobSettings):
-    """What a compaction reads, and the upkeep of the tables after it."""
+class MaintenanceSettings(JobSettings):
+    """What a compaction reads, and the maintenance of the tables after it."""
 
     run_records_max: Annotated[int, Field(gt=0)] = Field(
         default=RUN_RECORDS_MAX, description="changelog records to read in one run"
@@ -135,7 +135,7 @@ class UpkeepSettings(JobSettings):
     )
 
 
-class CompactSettings(UpkeepSettings):
+class CompactSettings(MaintenanceSettings):
     """`penstock compact`: fold the changelog into Delta tables."""
 
     runs_max: Annotated[int, Field(ge=0)] = Field(

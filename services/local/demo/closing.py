@@ -95,7 +95,7 @@ def _compact(spark: Any, settings: CompactSettings) -> None:
         try:
             job = Compaction(spark, settings, _say)
             _print(job.run())
-            job.after.require_done()
+            job.maintenance.require_done()
             return
         except CompactionConflict as e:
             if attempt == ATTEMPTS_MAX - 1:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import aftercare, compact
+from penstock.services.spark import compact, table_maintenance
 from penstock.services.spark.compact import Compaction, Plan, Summary
 from penstock.services.spark.main import DONE, compact_main
 from penstock.services.spark.session import spark_session
@@ -107,10 +107,10 @@ class DuringDelete(Compaction):
 class DuringOptimize(Compaction):
     """Killed in OPTIMIZE."""
 
-    def _after(self, plan: Plan, summary: Summary) -> Summary:
-        aftercare.upkeep.optimize = lambda table: die()
-        aftercare.upkeep.is_optimize_due = lambda history, appends_max: True
-        return super()._after(plan, summary)
+    def _maintain(self, plan: Plan, summary: Summary) -> Summary:
+        table_maintenance.optimize = lambda table: die()
+        table_maintenance.is_optimize_due = lambda history, appends_max: True
+        return super()._maintain(plan, summary)
 
 
 def wait() -> None:
