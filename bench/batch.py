@@ -27,8 +27,8 @@ from bench.sessions import SESSION, row
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.batch import Batch
 from penstock.services.spark.batch_settings import BatchSettings
-from penstock.services.spark.session import spark_session
 from penstock.services.spark.settings import SparkSettings
+from penstock.services.spark.spark_session import spark_session
 from penstock.shared.clients.admin import Admin, event_time_topic
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count

@@ -6,7 +6,7 @@ import re
 
 from py4j.protocol import Py4JNetworkError
 
-from penstock.services.spark.session import SparkFailed, first_line, last_cause
+from penstock.services.spark.spark_session import SparkFailed, first_line, last_cause
 from penstock.shared.common import errors
 from penstock.shared.common.errors import ChangelogHole, ConfigError, PenstockError
 

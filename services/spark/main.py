@@ -49,7 +49,7 @@ def compact_main(arguments: list[str]) -> int:
     # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
     from penstock.services.spark.compact import Compaction
     from penstock.services.spark.delta import CompactionConflict
-    from penstock.services.spark.session import spark_session
+    from penstock.services.spark.spark_session import spark_session
 
     counts = ""
     try:
@@ -82,7 +82,7 @@ def batch_main(arguments: list[str]) -> int:
         return _say(str(e), WRONG_SETTINGS)
     configure(settings.log, "batch")
     from penstock.services.spark.batch import Batch, BatchFenced
-    from penstock.services.spark.session import spark_session
+    from penstock.services.spark.spark_session import spark_session
 
     stop = Event()
     if settings.every is not None:
@@ -143,7 +143,7 @@ def audit_main(arguments: list[str]) -> int:
     configure(settings.log, "audit")
     from penstock.services.spark.audit import run_audit
     from penstock.services.spark.audit_report import print_report
-    from penstock.services.spark.session import spark_session
+    from penstock.services.spark.spark_session import spark_session
 
     try:
         with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.places) as spark:

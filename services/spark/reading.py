@@ -23,8 +23,8 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.spark import collected_sets
 from penstock.services.spark.arrow_columns import TIME_MS_MAX
-from penstock.services.spark.session import pickled_by_value, spark_session
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
+from penstock.services.spark.spark_session import pickled_by_value, spark_session
 from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, state_type
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.lake_place import lake_root

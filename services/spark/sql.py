@@ -12,7 +12,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.session import jvm
+from penstock.services.spark.spark_session import jvm
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 from penstock.shared.streams.latest import shown

@@ -78,7 +78,7 @@ def run(jobs: Jobs) -> Report:
     audit = AuditSettings.load([*own, "--expect-records", str(jobs.records)], program="penstock audit")
     from penstock.services.spark.audit import run_audit
     from penstock.services.spark.batch import Batch
-    from penstock.services.spark.session import spark_session
+    from penstock.services.spark.spark_session import spark_session
 
     with spark_session(audit.spark, "penstock demo", *compact.places, *batch.places) as spark:
         _compact(spark, compact)

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own
 
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.compact import Compaction
-from penstock.services.spark.session import ARROW_BATCH_BYTES
 from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.spark_session import ARROW_BATCH_BYTES
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count

@@ -6,9 +6,9 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from penstock.services.spark.failures import translated
-from penstock.services.spark.session import SparkFailed
+from penstock.services.spark.spark_session import SparkFailed
 from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
-from tests.services.spark.test_session import Raised
+from tests.services.spark.test_spark_session import Raised
 
 
 def test_a_jvm_that_is_gone_is_said() -> None:

@@ -4,6 +4,9 @@ The Kafka and Delta connectors are not part of pyspark. Locally they come from a
 (`penstock jars spark`), which spares every start a resolution of two seconds and its need of a network. They are on
 the JVM's class path, where the class archive can have them too (class_archive); a cluster's driver gets the same files
 by `spark.jars` and hands them to its executors.
+
+The sections below: the session, Spark's configuration, a standalone master's addresses, Spark's properties file, the
+job's scratch folder, S3, and the errors that Java raises.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import asyncio
 import logging
 import os
 import re
+import shlex
+import shutil
+import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
@@ -25,17 +31,17 @@ from pyspark import SparkContext, cloudpickle
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import class_archive, s3
-from penstock.services.spark.masters import silence
-from penstock.services.spark.properties import properties_file
-from penstock.services.spark.scratch import scratch_folder
+from penstock.services.spark import class_archive
 from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.errors import FatalError
+from penstock.shared.common.file_lock import FileLock
 from penstock.shared.common.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
 from penstock.shared.common.java import Java, find_java
 
 # Without what pyspark's own folder of jars has already: a second copy of another version would hide it.
 SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
+# Of the version of pyspark's own hadoop-client: another version of the connector would not load.
+S3_JARS = read_jar_set(Path(__file__).with_name("s3_jars.json"))
 # Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
 # over 300,000 records. What is given as spark.driver.extraJavaOptions comes after it and so overrides it.
 SKETCHES_MAX = 30_000  # in memory at a time in each task: 60 MB of the largest
@@ -51,6 +57,14 @@ _MEANINGS = {
 }
 """Of what is said once Spark, or its launcher, has given up."""
 TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters
+STANDALONE_SCHEME = "spark://"
+S3_SCHEME = "s3a://"
+CONNECT_TIMEOUT_S = 5.0  # of each address of a master
+SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"  # which pyspark hands to Spark's launcher
+SCRATCH_PREFIX = "penstock-spark-"
+SCRATCH_LOCK = "in-use"
+_DEFAULT_SUBMIT_ARGS = "pyspark-shell"
+_PROPERTY_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)\])?")
 _CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -75,20 +89,20 @@ def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
 
 
 @contextmanager
-def spark_session(settings: SparkSettings, application: str, *places: str) -> Iterator[SparkSession]:
-    """A Spark session for one job, stopped at the end; `places` are where its tables and files are.
+def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iterator[SparkSession]:
+    """A Spark session for one job, stopped at the end; `uris` are the locations of its tables and files.
 
     Raises ConfigError (no Java, no jars) or SparkFailed.
     """
-    if (said := silence(settings.master)) is not None:
-        raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): no master answers: {said}")
+    if (failure := connection_failure(settings.master)) is not None:
+        raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): no master answers: {failure}")
     java = find_java()
     use_java(java)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     # Python workers must be this interpreter, with the same numpy and pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with scratch_folder() as work:
-        conf = configuration(settings, work, places, java)
+        conf = configuration(settings, work, uris, java)
         builder = SparkSession.builder.appName(application).master(with_attempts(settings.master))
         # What was given may hold secrets, which a JVM that is yet to be started would have on its command line.
         is_started = SparkContext._gateway is not None
@@ -123,11 +137,11 @@ def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
 
 
 def configuration(
-    settings: SparkSettings, work: str, places: Iterable[str] = (), java: Java | None = None
+    settings: SparkSettings, work: str, uris: Iterable[str] = (), java: Java | None = None
 ) -> dict[str, str]:
     """Spark's configuration for a job that may write its scratch files to the folder `work`."""
-    on_s3 = any(map(s3.is_s3, places))
-    jars = connector_jars() + (connector_jars(s3.S3_JARS) if on_s3 else [])
+    on_s3 = any(map(is_s3, uris))
+    jars = connector_jars() + (connector_jars(S3_JARS) if on_s3 else [])
     given = dict(settings.conf)
     conf = {
         "spark.jars": ",".join(map(str, jars)),
@@ -165,7 +179,7 @@ def configuration(
             if java is not None and (options := class_archive.options(class_archive.archive_of(java, jars))):
                 conf[JAVA_OPTIONS] += f" {options}"
     if on_s3:
-        conf |= s3.configuration(os.environ)
+        conf |= s3_configuration(os.environ)
     if JAVA_OPTIONS in given:
         given[JAVA_OPTIONS] = f"{conf[JAVA_OPTIONS]} {given[JAVA_OPTIONS]}"
     return conf | given
@@ -179,6 +193,176 @@ def with_attempts(master: str) -> str:
     """
     found = _LOCAL.fullmatch(master)
     return f"local[{found[1] or 1},{TASK_ATTEMPTS}]" if found else master
+
+
+def jvm(spark: SparkSession) -> Any:
+    """The driver's Java virtual machine."""
+    return spark.sparkContext._jvm
+
+
+def make_archive() -> Path | None:
+    """The class archive of this user's Java, made if it is not there yet; None where that could not be done."""
+    archive = class_archive.archive_of(find_java(), connector_jars())
+    if archive.is_file():
+        return archive
+    file = archive.with_name(f"{archive.name}.{os.getpid()}")
+    options = {JAVA_OPTIONS: class_archive.recording_options(file)}
+    settings = SparkSettings(master="local[1]", shuffle_partitions=1, conf=options)
+    with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
+        with spark_session(settings, "class archive") as spark:
+            class_archive.use(spark, folder)
+        return archive if class_archive.keep(SparkContext._gateway, file, archive) else None
+
+
+# --- a standalone master ---
+
+
+def master_addresses(master: str) -> list[tuple[str, int]]:
+    """The hosts and ports of a standalone master and its standby masters; empty for any other kind of master.
+
+    >>> master_addresses("spark://one:7077,[::1]:7078")
+    [('one', 7077), ('::1', 7078)]
+    >>> master_addresses("local[2]")
+    []
+    """
+    if not master.startswith(STANDALONE_SCHEME):
+        return []
+    pairs = [text.rpartition(":") for text in master.removeprefix(STANDALONE_SCHEME).split(",")]
+    return [(host.strip("[]"), int(port)) for host, _, port in pairs]
+
+
+def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
+    """Why no address of a standalone master accepts a connection; None if one does, or for another kind of master.
+
+    Checked before a JVM is started, which would try for a minute.
+    """
+    failures = []
+    for host, port in master_addresses(master):
+        try:
+            with socket.create_connection((host, port), timeout_s):
+                return None
+        except (OSError, OverflowError, UnicodeError) as e:  # the latter two: an invalid port or host name
+            failures.append(f"{host}:{port}: {getattr(e, 'strerror', None) or e}")
+    return "; ".join(failures) or None
+
+
+# --- Spark's properties file ---
+
+
+def java_properties(conf: Mapping[str, str]) -> str:
+    """Configuration as the text of a Java properties file.
+
+    >>> java_properties({"spark.hadoop.fs.s3a.secret.key": "a=b\\\\c", "x y": " ü"})
+    'spark.hadoop.fs.s3a.secret.key=a=b\\\\\\\\c\\nx\\\\ y=\\\\ \\\\u00fc\\n'
+    """
+    return "".join(f"{_property_key(name)}={_property_value(text)}\n" for name, text in conf.items())
+
+
+@contextmanager
+def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
+    """A JVM that is started meanwhile reads `conf` from a file in `folder` that only its owner can read.
+
+    Every user of a machine can read a command line, and `conf` may hold the keys of a storage.
+    """
+    before = os.environ.get(SUBMIT_ARGS)
+    file = Path(folder) / "spark.properties"
+    file.touch(0o600)
+    file.write_text(java_properties(conf), encoding="ascii")
+    arguments = before or _DEFAULT_SUBMIT_ARGS
+    os.environ[SUBMIT_ARGS] = f"--load-spark-defaults --properties-file {shlex.quote(str(file))} {arguments}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SUBMIT_ARGS]
+        else:
+            os.environ[SUBMIT_ARGS] = before
+
+
+def _property_key(name: str) -> str:
+    return re.sub(r"([ :=#!])", r"\\\1", _property_text(name))
+
+
+def _property_value(text: str) -> str:
+    return re.sub(r"^ ", r"\\ ", _property_text(text))
+
+
+def _property_text(text: str) -> str:
+    """Escapes control characters and backslashes; characters beyond ASCII become UTF-16 escapes."""
+    return "".join(_PROPERTY_ESCAPES.get(c, c) if c.isascii() else _utf16_escapes(c) for c in text)
+
+
+def _utf16_escapes(character: str) -> str:
+    raw = character.encode("utf-16-be")
+    return "".join(f"\\u{raw[i]:02x}{raw[i + 1]:02x}" for i in range(0, len(raw), 2))
+
+
+# --- the job's scratch folder ---
+
+
+@contextmanager
+def scratch_folder(root: Path | None = None) -> Iterator[str]:
+    """A folder below `root` (default: the machine's temporary folder) that only this user can read.
+
+    It is removed at the end, or by the next job if this one was killed. A folder is in use while its lock is held, and
+    the lock ends with the process that holds it. A folder without a lock is just being made, or is not a job's.
+    """
+    root = Path(tempfile.gettempdir()) if root is None else root
+    remove_abandoned(root)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=root, ignore_cleanup_errors=True) as work:
+        made = Path(work) / f"{SCRATCH_LOCK}.made"
+        lock = FileLock(made)
+        lock.try_acquire()
+        made.rename(made.with_name(SCRATCH_LOCK))  # other jobs see it only once it is locked
+        try:
+            yield work
+        finally:
+            lock.release()
+
+
+def remove_abandoned(root: Path) -> list[Path]:
+    """Remove the scratch folders of jobs that were killed; returns those folders."""
+    removed = []
+    for folder in root.glob(f"{SCRATCH_PREFIX}*"):
+        lock = FileLock(folder / SCRATCH_LOCK)
+        with suppress(OSError):  # another user's
+            if not folder.is_symlink() and (folder / SCRATCH_LOCK).is_file() and lock.try_acquire():
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+        lock.release()
+    return removed
+
+
+# --- S3 ---
+
+
+def is_s3(uri: str) -> bool:
+    """Whether a folder or file, as Spark names it, is on S3."""
+    return uri.startswith(S3_SCHEME)
+
+
+def s3_configuration(environ: Mapping[str, str]) -> dict[str, str]:
+    """Spark's configuration for S3 from AWS_REGION and AWS_ENDPOINT_URL (or AWS_ENDPOINT_URL_S3, which wins).
+
+    Credentials need no configuration: Spark hands AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of the
+    driver on, and without them Hadoop uses the machine's role. Hadoop's connector brings Amazon's whole SDK, half a
+    gigabyte, so S3_JARS are fetched only if something is on S3.
+
+    >>> s3_configuration({"AWS_REGION": "eu-west-1"})
+    {'spark.hadoop.fs.s3a.endpoint.region': 'eu-west-1'}
+    """
+    conf = {}
+    if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
+        conf["spark.hadoop.fs.s3a.endpoint.region"] = region
+    if endpoint := environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL"):
+        conf["spark.hadoop.fs.s3a.endpoint"] = endpoint
+        # A self-hosted server seldom has a host name for each bucket.
+        conf["spark.hadoop.fs.s3a.path.style.access"] = "true"
+        conf["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(endpoint.startswith("https")).lower()
+    return conf
+
+
+# --- errors of Java ---
 
 
 def first_line(error: BaseException) -> str:
@@ -204,22 +388,3 @@ def last_cause(error: BaseException) -> str:
 
 def _line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-def jvm(spark: SparkSession) -> Any:
-    """The driver's Java virtual machine."""
-    return spark.sparkContext._jvm
-
-
-def make_archive() -> Path | None:
-    """The class archive of this user's Java, made if it is not there yet; None where that could not be done."""
-    archive = class_archive.archive_of(find_java(), connector_jars())
-    if archive.is_file():
-        return archive
-    file = archive.with_name(f"{archive.name}.{os.getpid()}")
-    options = {JAVA_OPTIONS: class_archive.recording_options(file)}
-    settings = SparkSettings(master="local[1]", shuffle_partitions=1, conf=options)
-    with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
-        with spark_session(settings, "class archive") as spark:
-            class_archive.use(spark, folder)
-        return archive if class_archive.keep(SparkContext._gateway, file, archive) else None

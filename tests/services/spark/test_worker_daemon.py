@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.services.spark.import_path import without_archives
+from penstock.services.spark.worker_daemon import without_archives
 
 
 def test_archives_of_a_pyspark_that_is_there_as_a_folder_go(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pyspark
 import pytest
 
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.spark import s3
-from penstock.services.spark import session as spark
+from penstock.services.spark import spark_session as spark
 from penstock.services.spark.batch_settings import BatchSettings
 from penstock.services.spark.main import WRONG_SETTINGS, compact_main
 from penstock.services.spark.settings import CompactSettings, SparkSettings
@@ -36,7 +35,7 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
 
     The connector for S3 is there as soon as one of the job's places is on it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    jars, s3_jars = cached(spark.SPARK_JARS), cached(s3.S3_JARS)
+    jars, s3_jars = cached(spark.SPARK_JARS), cached(spark.S3_JARS)
     given = {"spark.sql.shuffle.partitions": "9", spark.JAVA_OPTIONS: "-Xss4m"}
     conf = spark.configuration(SparkSettings(conf=given), "scratch")
     assert conf[spark.CLASS_PATH] == ":".join(jars)
@@ -115,7 +114,7 @@ def test_the_locks_are_of_the_installed_spark() -> None:
     assert not own & {jar.name for jar in spark.SPARK_JARS.jars}
     (hadoop,) = (name for name in own if name.startswith("hadoop-client-api-"))
     version = hadoop.removeprefix("hadoop-client-api-").removesuffix(".jar")
-    assert s3.S3_JARS.roots == (f"org.apache.hadoop:hadoop-aws:{version}",)
+    assert spark.S3_JARS.roots == (f"org.apache.hadoop:hadoop-aws:{version}",)
 
 
 @dataclass
