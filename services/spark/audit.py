@@ -34,7 +34,7 @@ from penstock.services.spark.audit_checks import (
 from penstock.services.spark.audit_inputs import Read, read_inputs
 from penstock.services.spark.audit_settings import AuditSettings
 from penstock.services.spark.audit_windows import compare_windows
-from penstock.services.spark.failures import translated
+from penstock.services.spark.errors import translated
 
 
 class CheckResult(NamedTuple):

@@ -39,7 +39,7 @@ from penstock.services.spark.batch_task import (
     run_rows,
 )
 from penstock.services.spark.compact import Compaction
-from penstock.services.spark.failures import translated
+from penstock.services.spark.errors import translated
 from penstock.services.spark.settings import NO_TIME
 from penstock.services.spark.table_maintenance import TableMaintenance
 from penstock.services.spark.tables import STATE
@@ -237,7 +237,7 @@ class Batch:
         failed = [one for one in outcomes if one.failure is not None]
         fenced = [one for one in outcomes if one.fenced is not None]
         if failed and failed[0].failure is not None:
-            raise failed[0].failure.error(f"partition {failed[0].partition}: ")
+            raise failed[0].failure.to_error(f"partition {failed[0].partition}: ")
         if fenced:
             at = ", ".join(str(one.partition) for one in sorted(fenced, key=lambda one: one.partition))
             raise BatchFenced(

@@ -28,7 +28,7 @@ import pyarrow as pa
 from prometheus_client import CollectorRegistry
 from pyspark import TaskContext
 
-from penstock.services.spark.task_errors import Failure
+from penstock.services.spark.errors import TaskFailure
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.arrow_arrays import packed
@@ -102,7 +102,7 @@ class Outcome(msgspec.Struct, frozen=True):
     commits: int = 0
     sources: dict[str, int] = {}
     fenced: str | None = None
-    failure: Failure | None = None
+    failure: TaskFailure | None = None
 
 
 class GroupHasMembers(PenstockError):
@@ -170,7 +170,7 @@ async def _outcome(job: Job, partition: int, work: Work) -> Outcome:
     except PenstockError as e:
         if isinstance(e, RetriableError):
             raise
-        return Outcome(partition, failure=Failure.of(e))
+        return Outcome(partition, failure=TaskFailure.of(e))
 
 
 class PartitionBatch:

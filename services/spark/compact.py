@@ -36,7 +36,7 @@ from pyspark.sql import SparkSession
 
 from penstock.services.spark import delta, fold
 from penstock.services.spark.delta import DataFile
-from penstock.services.spark.failures import translated
+from penstock.services.spark.errors import translated
 from penstock.services.spark.fold import Range, Where, lagging
 from penstock.services.spark.rewrite import RewriteInput, rewrite
 from penstock.services.spark.settings import MaintenanceSettings
@@ -216,7 +216,7 @@ class Compaction:
         found = [msgspec.msgpack.decode(one, type=fold.Found) for one in done]
         for task in found:
             if task.failure is not None:
-                raise task.failure.error()
+                raise task.failure.to_error()
         foreign = sum(one.foreign_records for task in found for one in task.ranges)
         reached = {one.partition: one.read_to for task in found for one in task.ranges}
         left = sum(one.latest - reached[one.partition] for one in wanted)

@@ -21,11 +21,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.services.spark.arrow_columns import DAY_MS, TIME_MS_MAX, state_array, time_array
 from penstock.services.spark.delta import DataFile, Files
-from penstock.services.spark.results import results
-from penstock.services.spark.tables import CLOSED, INDEXED, LATE, PROGRESS, STATE
-from penstock.services.spark.task_errors import Failure
+from penstock.services.spark.errors import TaskFailure
+from penstock.services.spark.tables import (
+    CLOSED,
+    DAY_MS,
+    INDEXED,
+    LATE,
+    PROGRESS,
+    STATE,
+    TIME_MS_MAX,
+    result_columns,
+    state_array,
+    time_array,
+)
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.arrow_arrays import binary_array
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, PenstockError, RetriableError
@@ -128,7 +137,7 @@ class Found(msgspec.Struct, frozen=True):
 
     ranges: list[Summary]
     files: dict[str, list[DataFile]]
-    failure: Failure | None = None
+    failure: TaskFailure | None = None
 
 
 def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
@@ -140,7 +149,7 @@ def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
         except RetriableError:
             raise
         except PenstockError as e:
-            found = Found([], {}, Failure.of(e))
+            found = Found([], {}, TaskFailure.of(e))
         yield msgspec.msgpack.encode(found)
 
     return run
@@ -361,7 +370,7 @@ class Folded:
             **_keys(part.keys, store),
             "window_start": time_array(part.starts),
             "window_end": time_array(part.ends),
-            **results(store, states),
+            **result_columns(store, states),
             "closed_at": time_array(part.closed_at),
             "state": states,
         }
@@ -375,7 +384,7 @@ class Folded:
             **_keys(part.keys, store),
             "event_time": time_array(part.starts),
             "missed": pa.ListArray.from_arrays(pa.array(ends), time_array(starts)),
-            **results(store, states),
+            **result_columns(store, states),
             "state": states,
             "source_offset": pa.array(part.ends, mask=part.ends < 0),
         }

@@ -12,20 +12,22 @@ session [0, 8], a late record at 15 and the live session [24, 30] are one sessio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import msgspec
+import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark import collected_sets
-from penstock.services.spark.arrow_columns import TIME_MS_MAX
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
 from penstock.services.spark.spark_session import pickled_by_value, spark_session
 from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, state_type
+from penstock.services.spark.tables import TIME_MS_MAX
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.lake_place import lake_root
 from penstock.shared.streams.changelog.format import (
@@ -316,10 +318,10 @@ def _merged(rows: DataFrame, store: StoreSchema) -> DataFrame:
     own = F.col("session" if store.kind == "session" else "start").alias("own")
     merged = rows.groupBy("partition", key, own).agg(*bounds, *(column for _, column in fields))
     if limits := {f"m{i}_json": int(a.parameters[0]) for i, a in enumerate(store.aggregations) if a.function == _SET}:
-        with pickled_by_value(collected_sets):
+        with pickled_by_value(sys.modules[__name__]):
             types = [(f.name, f.dataType.simpleString()) for f in merged.schema.fields]
             schema = ", ".join(f"{quoted(n)} {'binary' if n in limits else type_}" for n, type_ in types)
-            merged = merged.mapInArrow(collected_sets.merged(limits), schema)
+            merged = merged.mapInArrow(merge_sets(limits), schema)
     names = [
         F.col(f"m{i}_{name}").alias(f"{a.name}_{name}") for i, a in enumerate(store.aggregations) for name, _ in a.state
     ]
@@ -365,3 +367,43 @@ def _merge(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
         nothing = F.lit(None).cast("double")
         number = F.reduce(values, nothing, lambda sum_, one: F.coalesce(sum_ + one, one))
     return [known(name, F.coalesce(number, F.lit(0).cast(SQL_TYPES[type_]))), known("n", F.sum(of("n")))]
+
+
+def union(sets: Sequence[bytes], limit: int) -> bytes:
+    """The first `limit` distinct values of several states of CollectSet, which are JSON arrays.
+
+    Values are equal if their JSON is, whatever the order of an object's fields. The text of a value is kept.
+
+    >>> union([b'[1,{"a":1,"b":2}]', b'[{"b":2,"a":1},"x",1]'], 3)
+    b'[1,{"a":1,"b":2},"x"]'
+    """
+    found: dict[bytes, bytes] = {}
+    for values in sets:
+        for value in msgspec.json.decode(values, type=list[msgspec.Raw]):
+            identity = msgspec.json.encode(msgspec.json.decode(value), order="deterministic")
+            found.setdefault(identity, bytes(value))
+    return b"[" + b",".join(list(found.values())[:limit]) + b"]"
+
+
+def merge_sets(limits: Mapping[str, int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: columns that are lists of states in order (structs with a `value`) become one state each.
+
+    Runs in Spark's Python workers, which need pyarrow and msgspec, but not Penstock: the function is pickled by value.
+    """
+
+    def merge(states: Sequence[Mapping[str, Any]] | None, limit: int) -> bytes | None:
+        if states is None:
+            return None
+        return states[0]["value"] if len(states) == 1 else union([state["value"] for state in states], limit)
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            columns = [
+                pa.array([merge(states, limits[name]) for states in batch.column(name).to_pylist()], pa.binary())
+                if name in limits
+                else batch.column(name)
+                for name in batch.schema.names
+            ]
+            yield pa.record_batch(columns, names=batch.schema.names)
+
+    return run

@@ -6,7 +6,7 @@ the JVM's class path, where the class archive can have them too (class_archive);
 by `spark.jars` and hands them to its executors.
 
 The sections below: the session, Spark's configuration, a standalone master's addresses, Spark's properties file, the
-job's scratch folder, S3, and the errors that Java raises.
+job's scratch folder, and S3.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.services.spark import class_archive
+from penstock.services.spark.errors import SparkFailed, last_cause
 from penstock.services.spark.settings import SparkSettings
-from penstock.shared.common.errors import FatalError
 from penstock.shared.common.file_lock import FileLock
 from penstock.shared.common.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
 from penstock.shared.common.java import Java, find_java
@@ -50,7 +50,6 @@ ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
 ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, however big states are
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATH = "spark.driver.extraClassPath"
-CAUSES_MAX = 20  # of one error: some chains are rings
 _MEANINGS = {
     "stopped SparkContext": "its master does not answer, or takes no application",
     "JAVA_GATEWAY_EXITED": "Java ended at once, see what it said before (spark.driver_memory, spark.conf?)",
@@ -66,12 +65,7 @@ SCRATCH_LOCK = "in-use"
 _DEFAULT_SUBMIT_ARGS = "pyspark-shell"
 _PROPERTY_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)\])?")
-_CLASS_NAMES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]+(?:: |$))+")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
-
-
-class SparkFailed(FatalError):
-    """Spark could not be started, or a job of it failed for a reason that has no name of its own."""
 
 
 def use_java(java: Java) -> None:
@@ -360,31 +354,3 @@ def s3_configuration(environ: Mapping[str, str]) -> dict[str, str]:
         conf["spark.hadoop.fs.s3a.path.style.access"] = "true"
         conf["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(endpoint.startswith("https")).lower()
     return conf
-
-
-# --- errors of Java ---
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of Spark's says, without the stack traces that it carries."""
-    cause = getattr(error, "java_exception", None)
-    return _line(str(cause.toString()) if cause is not None else str(error)) or type(error).__name__
-
-
-def causes(error: BaseException) -> list[str]:
-    """What an error of Java's says and what its causes say, its own text first: a line each."""
-    cause, texts = getattr(error, "java_exception", None) or getattr(error, "_origin", None), list[str]()
-    while cause is not None and len(texts) < CAUSES_MAX:
-        texts.append(_line(str(cause.toString())))
-        cause = cause.getCause()
-    return texts or [_line(str(error)) or type(error).__name__]
-
-
-def last_cause(error: BaseException) -> str:
-    """What the innermost cause says that says anything, without the names of Java's classes."""
-    said = [_CLASS_NAMES.sub("", text) for text in causes(error)]
-    return next((text for text in reversed(said) if text), causes(error)[0])
-
-
-def _line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")

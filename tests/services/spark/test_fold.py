@@ -15,8 +15,8 @@ import pyarrow.parquet
 import pytest
 
 from penstock.services.spark import fold
-from penstock.services.spark.arrow_columns import TIME_MS_MAX
 from penstock.services.spark.fold import Folded, Range, Where, fold_ranges, read_range, write_files
+from penstock.services.spark.tables import TIME_MS_MAX
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, SchemaMismatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -115,34 +114,3 @@ def test_the_locks_are_of_the_installed_spark() -> None:
     (hadoop,) = (name for name in own if name.startswith("hadoop-client-api-"))
     version = hadoop.removeprefix("hadoop-client-api-").removesuffix(".jar")
     assert spark.S3_JARS.roots == (f"org.apache.hadoop:hadoop-aws:{version}",)
-
-
-@dataclass
-class Throwable:
-    """A Java exception as Py4J shows it."""
-
-    text: str
-    cause: Throwable | None = None
-
-    def toString(self) -> str:  # noqa: N802 - Java's name
-        return self.text
-
-    def getCause(self) -> Throwable | None:  # noqa: N802 - Java's name
-        return self.cause
-
-
-class Raised(Exception):
-    """What Py4J raises for it."""
-
-    def __init__(self, *texts: str) -> None:
-        super().__init__("an error occurred while calling o1.get\n: and all of Java's stack")
-        self.java_exception = None
-        for text in reversed(texts):
-            self.java_exception = Throwable(text, self.java_exception)
-
-
-def test_the_last_cause_that_says_anything() -> None:
-    """A cause that is a mere class says nothing; an error without any is its own."""
-    assert spark.last_cause(Raised("a.b.C: why\n at x", "a.b.D")) == "why"
-    assert spark.last_cause(Raised("a.b.D")) == "a.b.D"
-    assert spark.causes(RuntimeError("\n one\ntwo")) == ["one"]

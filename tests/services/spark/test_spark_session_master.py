@@ -6,8 +6,9 @@ import socket
 
 import pytest
 
+from penstock.services.spark.errors import SparkFailed
 from penstock.services.spark.settings import SparkSettings
-from penstock.services.spark.spark_session import SparkFailed, connection_failure, master_addresses, spark_session
+from penstock.services.spark.spark_session import connection_failure, master_addresses, spark_session
 
 
 def test_only_a_standalone_master_has_addresses() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.spark.task_errors import Failure
+from penstock.services.spark.errors import TaskFailure
 from penstock.shared.common import errors
 from penstock.shared.common.errors import ChangelogHole, CorruptRecord, OffsetOutOfRange, PenstockError
 
@@ -19,7 +19,7 @@ class Own(CorruptRecord):
 )
 def test_an_error_comes_back(error: PenstockError, kind: type[PenstockError]) -> None:
     """As itself, or the first class above it that there is a name for; with where it was."""
-    again = Failure.of(error).error("partition 3: ")
+    again = TaskFailure.of(error).to_error("partition 3: ")
     assert type(again) is kind
     assert str(again) == f"partition 3: {error}"
 
@@ -27,4 +27,4 @@ def test_an_error_comes_back(error: PenstockError, kind: type[PenstockError]) ->
 @pytest.mark.parametrize("kind", [one for one in vars(errors).values() if isinstance(one, type)])
 def test_every_error_takes_a_text(kind: type[PenstockError]) -> None:
     """So that each can come back from a task."""
-    assert type(Failure.of(kind("x")).error()).__name__ in (kind.__name__, "ChangelogHole")
+    assert type(TaskFailure.of(kind("x")).to_error()).__name__ in (kind.__name__, "ChangelogHole")

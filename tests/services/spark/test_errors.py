@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from penstock.services.spark.failures import translated
-from penstock.services.spark.spark_session import SparkFailed
+from penstock.services.spark.errors import SparkFailed, causes, last_cause, translated
 from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
-from tests.services.spark.test_spark_session import Raised
+
+
+@dataclass
+class Throwable:
+    """A Java exception as Py4J shows it."""
+
+    text: str
+    cause: Throwable | None = None
+
+    def toString(self) -> str:  # noqa: N802 - Java's name
+        return self.text
+
+    def getCause(self) -> Throwable | None:  # noqa: N802 - Java's name
+        return self.cause
+
+
+class Raised(Exception):
+    """What Py4J raises for it."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__("an error occurred while calling o1.get\n: and all of Java's stack")
+        self.java_exception = None
+        for text in reversed(texts):
+            self.java_exception = Throwable(text, self.java_exception)
 
 
 def test_a_jvm_that_is_gone_is_said() -> None:
@@ -55,3 +79,10 @@ def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], sa
     assert type(error) is kind
     assert str(error).startswith(said) or said in str(error)
     assert "\n" not in str(error)
+
+
+def test_the_last_cause_that_says_anything() -> None:
+    """A cause that is a mere class says nothing; an error without any is its own."""
+    assert last_cause(Raised("a.b.C: why\n at x", "a.b.D")) == "why"
+    assert last_cause(Raised("a.b.D")) == "a.b.D"
+    assert causes(RuntimeError("\n one\ntwo")) == ["one"]

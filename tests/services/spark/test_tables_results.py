@@ -9,8 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.results import results
-from penstock.services.spark.tables import state_type
+from penstock.services.spark.tables import result_columns, state_type
 from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.collecting import CollectList, First, Last
 from penstock.shared.streams.dsl import StreamsBuilder
@@ -71,7 +70,7 @@ def of(
     columns_of_it = [c.name for c in own.schema.state_columns() if lacking and c.name.startswith(f"{lacking}_")]
     without = dict.fromkeys(columns_of_it)
     rows = [None if values is None else state_of(own, values, at_ms) | without for values in windows]
-    columns = results(own.schema, pa.array(rows, state_type(own.schema)))
+    columns = result_columns(own.schema, pa.array(rows, state_type(own.schema)))
     return {name: column.to_pylist() for name, column in columns.items()}
 
 
