@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from bench._changelogs import ChangelogWriter, Kind
 from bench._processes import own_tree_cpu_s
-from penstock.services.spark.compact import Compaction, Plan, Summary
-from penstock.services.spark.rewrite import RewriteInput
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction, Plan, Summary
+from penstock.services.spark.compaction.rewrite import RewriteInput
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.restoring import RestoreReport

@@ -2,7 +2,7 @@
 
 There are two ways. `write_state` and `write_closed` append rows that a test names column by column; what it leaves out
 is null. A `LakeWriter` appends what a compaction makes of changelogs. Both write the columns that compactions write
-(`services.spark.tables`). Rows have times in ms, also where the tables have timestamps.
+(`services.spark.compaction.tables`). Rows have times in ms, also where the tables have timestamps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from penstock.services.spark.tables import (
+from penstock.services.spark.compaction.tables import (
     CLOSED,
     LATE,
     MICROSECONDS,

@@ -23,15 +23,15 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.batch_settings import BatchSettings
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit import Report
+    from penstock.services.spark.audit.run import Report
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 FENCED = 3
@@ -47,8 +47,8 @@ def compact_main(arguments: list[str]) -> int:
         return _say(str(e), WRONG_SETTINGS)
     configure(settings.log, "compact")
     # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
-    from penstock.services.spark.compact import Compaction
-    from penstock.services.spark.delta import CompactionConflict
+    from penstock.services.spark.compaction.compact import Compaction
+    from penstock.services.spark.compaction.delta import CompactionConflict
     from penstock.services.spark.spark_session import spark_session
 
     counts = ""
@@ -81,7 +81,7 @@ def batch_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
     configure(settings.log, "batch")
-    from penstock.services.spark.batch import Batch, BatchFenced
+    from penstock.services.spark.batch.run import Batch, BatchFenced
     from penstock.services.spark.spark_session import spark_session
 
     stop = Event()
@@ -141,8 +141,8 @@ def audit_main(arguments: list[str]) -> int:
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
     configure(settings.log, "audit")
-    from penstock.services.spark.audit import run_audit
-    from penstock.services.spark.audit_report import print_report
+    from penstock.services.spark.audit.report import print_report
+    from penstock.services.spark.audit.run import run_audit
     from penstock.services.spark.spark_session import spark_session
 
     try:

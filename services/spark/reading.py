@@ -24,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
+from penstock.services.spark.compaction.tables import TIME_MS_MAX
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
 from penstock.services.spark.spark_session import pickled_by_value, spark_session
 from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, state_type
-from penstock.services.spark.tables import TIME_MS_MAX
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.lake_place import lake_root
 from penstock.shared.streams.changelog.format import (

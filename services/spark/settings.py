@@ -14,19 +14,14 @@ from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.settings import (
-    RETENTION_DAYS_MAX,
-    RETENTION_HOURS_MIN,
     SPARK_MASTER,
     SparkConf,
 )
-from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
 PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
 NO_TIME = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")
 PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
-
-RUN_RECORDS_MAX = 10_000_000  # minutes of work for two cores, and a few GB of Spark's scratch space
 
 
 def hadoop_uri(place: str) -> str:
@@ -107,37 +102,3 @@ class JobSettings(CommandSettings):
     def places(self) -> tuple[str, ...]:
         """What Spark reads and writes beside Kafka, as it calls it."""
         return (self.tables,)
-
-
-class MaintenanceSettings(JobSettings):
-    """What a compaction reads, and the maintenance of the tables after it."""
-
-    run_records_max: Annotated[int, Field(gt=0)] = Field(
-        default=RUN_RECORDS_MAX, description="changelog records to read in one run"
-    )
-    delete_covered: bool = Field(
-        default=False, description="delete changelog records up to the previous run's covered offset"
-    )
-    optimize_files_max: Annotated[int, Field(ge=0)] = Field(
-        default=20,
-        description="after more than this many appends, OPTIMIZE a table or rewrite a partition of `state`; 0: never",
-    )
-    retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
-        default=None,
-        description="remove files that no version younger than this needs from the tables; default: never",
-    )
-    closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
-        default=None, description="delete closed windows that end so many days before the newest event; default: never"
-    )
-    vacuum_every: Annotated[int, Field(ge=1)] = Field(default=1, description="run VACUUM after this many compactions")
-    after: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
-        default=None, description="module:function that is called as function(spark, tables) after a run"
-    )
-
-
-class CompactSettings(MaintenanceSettings):
-    """`penstock compact`: fold the changelog into Delta tables."""
-
-    runs_max: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="stop after this many runs; 0: run until no records are left"
-    )

@@ -13,10 +13,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import compact, table_maintenance
-from penstock.services.spark.compact import Compaction, Plan, Summary
+from penstock.services.spark.compaction import compact, table_maintenance
+from penstock.services.spark.compaction.compact import Compaction, Plan, Summary
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import DONE, compact_main
-from penstock.services.spark.settings import CompactSettings
 from penstock.services.spark.spark_session import spark_session
 from penstock.services.spark.topic_offsets import ask
 from penstock.shared.clients.admin import Admin

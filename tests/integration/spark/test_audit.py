@@ -13,10 +13,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit import Report, run_audit
-from penstock.services.spark.audit_inputs import NotAuditable
-from penstock.services.spark.audit_report import as_object, print_report
-from penstock.services.spark.audit_settings import AuditSettings
+from penstock.services.spark.audit.inputs import NotAuditable
+from penstock.services.spark.audit.report import as_object, print_report
+from penstock.services.spark.audit.run import Report, run_audit
+from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations import Count, CountDistinct, Max, Mean, Sum

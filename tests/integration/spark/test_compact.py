@@ -20,10 +20,10 @@ from penstock.services.aggregator.backlog import Backlog, BacklogWatch, measure
 from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark import delta
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.settings import CompactSettings
-from penstock.services.spark.table_maintenance import AfterHookFailed
+from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.services.spark.compaction.table_maintenance import AfterHookFailed
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
@@ -196,7 +196,7 @@ def test_a_rewrite_that_another_job_overtakes(
     simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is left to the next run, and both runs count."""
-    monkeypatch.setattr("penstock.services.spark.compact.REWRITE_ROWS_MIN", 0)
+    monkeypatch.setattr("penstock.services.spark.compaction.compact.REWRITE_ROWS_MIN", 0)
     simulation = simulate()
     simulation.feed(60, 1)
     topics.write(simulation)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compact import Compaction, Summary
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction, Summary
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord
 from tests.integration.test_stream_worker import chain_of, offline, running
 from tests.integration.test_stream_worker_losses import FOREIGN, fails, put

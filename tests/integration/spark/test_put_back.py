@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark import delta, table_maintenance
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction import delta, table_maintenance
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.settings import KafkaSettings

@@ -16,9 +16,9 @@ from deltalake import DeltaTable, QueryBuilder
 from penstock.services.aggregator.sessions import Query
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compact import Compaction, Summary
-from penstock.services.spark.rewrite import live_rows
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction, Summary
+from penstock.services.spark.compaction.rewrite import live_rows
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
 from penstock.shared.streams.aggregations import Aggregation, Count, Max, Sum
 from penstock.shared.streams.changelog import format as log

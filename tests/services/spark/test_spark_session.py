@@ -11,9 +11,10 @@ import pytest
 
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.spark import spark_session as spark
-from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import WRONG_SETTINGS, compact_main
-from penstock.services.spark.settings import CompactSettings, SparkSettings
+from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common import java
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.jars import JarSet, cache_root

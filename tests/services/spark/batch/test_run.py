@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.spark.batch import (
+from penstock.services.spark.batch.run import (
     given_offsets,
     partitions_done,
     parts_of,
@@ -15,7 +15,7 @@ from penstock.services.spark.batch import (
     require_whole_partitions,
     summary_of,
 )
-from penstock.services.spark.batch_task import Outcome, Part
+from penstock.services.spark.batch.task import Outcome, Part
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.spark.audit_settings import AuditSettings
+from penstock.services.spark.audit.settings import AuditSettings
 from penstock.shared.common.errors import ConfigError
 
 NEEDED = ("--application=a", "--lake=l")

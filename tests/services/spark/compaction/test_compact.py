@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.spark.compact import Compaction, bounded, spread, stores_of
-from penstock.services.spark.fold import Summary
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction, bounded, spread, stores_of
+from penstock.services.spark.compaction.fold import Summary
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
 from penstock.shared.streams.aggregations import Count, Max

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.services.spark.audit import Report
+from penstock.services.spark.audit.run import Report
 from penstock.shared.common.tables import console_for, plain
 
 NOTHING = "nothing was compared"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.batch.settings import BatchSettings
 from penstock.shared.common.errors import ConfigError
 
 NEEDED = ["--application=visits", "--lake=lake", "--topology=my:build"]

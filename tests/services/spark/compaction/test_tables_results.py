@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.tables import result_columns, state_type
+from penstock.services.spark.compaction.tables import result_columns, state_type
 from penstock.shared.streams.aggregations import Aggregate, Aggregation, Count, CountDistinct, Max, Mean, Min, Sum
 from penstock.shared.streams.collecting import CollectList, First, Last
 from penstock.shared.streams.dsl import StreamsBuilder

@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from penstock.services.spark.delta import DataFile, Files
-from penstock.services.spark.errors import TaskFailure
-from penstock.services.spark.tables import (
+from penstock.services.spark.compaction.delta import DataFile, Files
+from penstock.services.spark.compaction.tables import (
     CLOSED,
     DAY_MS,
     INDEXED,
@@ -35,6 +34,7 @@ from penstock.services.spark.tables import (
     state_array,
     time_array,
 )
+from penstock.services.spark.errors import TaskFailure
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.common.arrow_arrays import binary_array
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, PenstockError, RetriableError

@@ -22,7 +22,7 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
 
-from penstock.services.spark.tables import PROGRESS
+from penstock.services.spark.compaction.tables import PROGRESS
 from penstock.shared.common import lake
 from penstock.shared.common.errors import LakeUnavailable, PenstockError, SchemaMismatch
 from penstock.shared.common.lake import DELTA_ERRORS, one_line

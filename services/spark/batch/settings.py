@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.services.spark.settings import PLACES, MaintenanceSettings, Place, hadoop_uri
+from penstock.services.spark.compaction.settings import MaintenanceSettings
+from penstock.services.spark.settings import PLACES, Place, hadoop_uri
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit, time_ms

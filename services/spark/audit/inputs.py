@@ -14,9 +14,9 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit_settings import SAMPLE_PARTS, AuditSettings
+from penstock.services.spark.audit.measures import parsed, texts_alone, unchecked
+from penstock.services.spark.audit.settings import SAMPLE_PARTS, AuditSettings
 from penstock.services.spark.kafka import KAFKA_SOURCE_MS_MAX, read_topic
-from penstock.services.spark.measures import parsed, texts_alone, unchecked
 from penstock.services.spark.reading import Tables, by_partition
 from penstock.services.spark.sql import empty
 from penstock.services.spark.topic_offsets import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.services.spark.audit_sessions import Assigned, assign, replay
+from penstock.services.spark.audit.session_rule import Assigned, assign, replay
 
 GAP_MS = 10
 LONG_SECONDS_MAX = 20  # of CPU; a second is usual, and what grows with the square takes half an hour

@@ -5,7 +5,7 @@ Steps of a batch:
 1. Refuse while the group has members: they have the partitions.
 2. Compact, so that tasks restore from the lake, and the tables say how far each partition is.
 3. Make the topics as a worker's start does, and plan up to which offset each partition is read.
-4. Run one Spark task a partition that has something to read (see `batch_task`).
+4. Run one Spark task a partition that has something to read (see `task`).
 5. Compact what they committed, in the same session.
 
 A batch that is run again goes on where the one before ended, however that was. With nothing to read it does nothing.
@@ -24,10 +24,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import compact, delta
-from penstock.services.spark.batch_files import fingerprint_of, partitioned_rows
-from penstock.services.spark.batch_settings import BatchSettings
-from penstock.services.spark.batch_task import (
+from penstock.services.spark.batch.files import fingerprint_of, partitioned_rows
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.batch.task import (
     FileInput,
     GroupHasMembers,
     Job,
@@ -38,11 +37,12 @@ from penstock.services.spark.batch_task import (
     run_parts,
     run_rows,
 )
-from penstock.services.spark.compact import Compaction
+from penstock.services.spark.compaction import compact, delta
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.table_maintenance import TableMaintenance
+from penstock.services.spark.compaction.tables import STATE
 from penstock.services.spark.errors import translated
 from penstock.services.spark.settings import NO_TIME
-from penstock.services.spark.table_maintenance import TableMaintenance
-from penstock.services.spark.tables import STATE
 from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, ask, offsets_at, topic_offsets
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake

@@ -38,7 +38,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.batch.settings import BatchSettings
 from penstock.services.spark.spark_session import jvm
 from penstock.services.spark.sql import quoted
 from penstock.shared.clients.producer.partitioner import for_key

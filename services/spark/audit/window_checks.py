@@ -19,7 +19,9 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit_checks import (
+from penstock.services.spark.audit.inputs import KEY, WINDOW, Inputs
+from penstock.services.spark.audit.measures import measures
+from penstock.services.spark.audit.session_checks import (
     ACCEPTED,
     LATE,
     LEFT_OUT,
@@ -35,8 +37,6 @@ from penstock.services.spark.audit_checks import (
     unknown_coordinates,
     windows,
 )
-from penstock.services.spark.audit_inputs import KEY, WINDOW, Inputs
-from penstock.services.spark.measures import measures
 from penstock.shared.streams.changelog.format import StoreSchema
 
 

@@ -12,9 +12,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import RemoveAction
 
-from penstock.services.spark import delta
-from penstock.services.spark.delta import CompactionConflict, DataFile, Files
-from penstock.services.spark.tables import STATE, state_schema
+from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction.delta import CompactionConflict, DataFile, Files
+from penstock.services.spark.compaction.tables import STATE, state_schema
 from penstock.shared.common import lake
 from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from penstock.services.spark import fold
-from penstock.services.spark.fold import Folded, Range, Where, fold_ranges, read_range, write_files
-from penstock.services.spark.tables import TIME_MS_MAX
+from penstock.services.spark.compaction import fold
+from penstock.services.spark.compaction.fold import Folded, Range, Where, fold_ranges, read_range, write_files
+from penstock.services.spark.compaction.tables import TIME_MS_MAX
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, SchemaMismatch

@@ -20,12 +20,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import delta
-from penstock.services.spark.delta import CompactionConflict
+from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction.delta import CompactionConflict
+from penstock.services.spark.compaction.settings import MaintenanceSettings
+from penstock.services.spark.compaction.tables import DAY_MS
 from penstock.services.spark.errors import translated
 from penstock.services.spark.reading import Tables
-from penstock.services.spark.settings import MaintenanceSettings
-from penstock.services.spark.tables import DAY_MS
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ConfigError, FatalError, LakeUnavailable, PenstockError
 from penstock.shared.common.lake import DELTA_ERRORS, one_line

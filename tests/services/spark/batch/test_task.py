@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark.batch_task import FileInput, columns_of, rows_reached
+from penstock.services.spark.batch.task import FileInput, columns_of, rows_reached
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.changelog.format import BatchInput
 from penstock.shared.streams.dsl import StreamsBuilder

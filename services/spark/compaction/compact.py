@@ -34,14 +34,14 @@ from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import delta, fold
-from penstock.services.spark.delta import DataFile
+from penstock.services.spark.compaction import delta, fold
+from penstock.services.spark.compaction.delta import DataFile
+from penstock.services.spark.compaction.fold import Range, Where, lagging
+from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
+from penstock.services.spark.compaction.settings import MaintenanceSettings
+from penstock.services.spark.compaction.table_maintenance import TableMaintenance, call_after_hook
+from penstock.services.spark.compaction.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.errors import translated
-from penstock.services.spark.fold import Range, Where, lagging
-from penstock.services.spark.rewrite import RewriteInput, rewrite
-from penstock.services.spark.settings import MaintenanceSettings
-from penstock.services.spark.table_maintenance import TableMaintenance, call_after_hook
-from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.topic_offsets import TopicOffsets, ask, topic_offsets
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake

@@ -3,7 +3,7 @@
 Two things are proven. Conservation: each record is, for each of its windows, in exactly one of the window, the late
 records, the dead letters, or skipped for want of a key. Recomputation: windows, and what came too late for them, are
 those that the rule makes. The windows come from the lake, the records from Kafka; none of the engine's code takes part.
-See `audit_checks` for sessions, `audit_windows` for the other kinds.
+See `session_checks` for sessions, `window_checks` for the other kinds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.audit_checks import (
+from penstock.services.spark.audit.inputs import Read, read_inputs
+from penstock.services.spark.audit.session_checks import (
     ACCEPTED,
     CHECKS,
     DEAD,
@@ -31,9 +32,8 @@ from penstock.services.spark.audit_checks import (
     Compared,
     compare,
 )
-from penstock.services.spark.audit_inputs import Read, read_inputs
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.audit_windows import compare_windows
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.audit.window_checks import compare_windows
 from penstock.services.spark.errors import translated
 
 

@@ -6,7 +6,7 @@ can be several of the stream:
 
 1. Conservation. A batch session is made of the records that are neither late nor dead letters nor without a key. The
    stream's sessions within it must have the same numbers together, and every session of the stream lies in one.
-2. Recomputation. The plain rule, record by record (`audit_sessions`), says which records are late and which sessions
+2. Recomputation. The plain rule, record by record (`session_rule`), says which records are late and which sessions
    there are; Spark computes their numbers.
 """
 
@@ -20,9 +20,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark import audit_sessions
-from penstock.services.spark.audit_inputs import KEY, PLACE, WINDOW, Inputs, in_sample
-from penstock.services.spark.measures import (
+from penstock.services.spark.audit import session_rule
+from penstock.services.spark.audit.inputs import KEY, PLACE, WINDOW, Inputs, in_sample
+from penstock.services.spark.audit.measures import (
     FIELDS,
     Measure,
     contradictions,
@@ -298,7 +298,7 @@ def placed_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
     keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
     in_order = keyed.select(*KEY, "offset", "timestamp_ms", "close_ms").repartition(*KEY)
     in_order = in_order.sortWithinPartitions(*KEY, "offset")
-    placed = in_order.mapInArrow(audit_sessions.replay(store.gap_ms), audit_sessions.COLUMNS)
+    placed = in_order.mapInArrow(session_rule.replay(store.gap_ms), session_rule.COLUMNS)
     return keyed.join(placed, PLACE)
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.services.spark.compact import Compaction, Plan, Summary
-from penstock.services.spark.delta import CompactionConflict
-from penstock.services.spark.settings import CompactSettings
-from penstock.services.spark.table_maintenance import TableMaintenance, is_optimize_due, is_vacuum_due
+from penstock.services.spark.compaction.compact import Compaction, Plan, Summary
+from penstock.services.spark.compaction.delta import CompactionConflict
+from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.services.spark.compaction.table_maintenance import TableMaintenance, is_optimize_due, is_vacuum_due
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import AuthorizationFailed
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.services.spark import rewrite as of_rewrite
-from penstock.services.spark.delta import DataFile
-from penstock.services.spark.rewrite import RewriteInput, live_rows, rewrite
-from penstock.services.spark.tables import PROGRESS, state_schema
+from penstock.services.spark.compaction import rewrite as of_rewrite
+from penstock.services.spark.compaction.delta import DataFile
+from penstock.services.spark.compaction.rewrite import RewriteInput, live_rows, rewrite
+from penstock.services.spark.compaction.tables import PROGRESS, state_schema
 from penstock.shared.streams.aggregations import Count
 from penstock.shared.streams.dsl import StreamsBuilder
 
