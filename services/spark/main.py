@@ -31,7 +31,7 @@ from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit.run import Report
+    from penstock.services.spark.audit.run import AuditReport
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 FENCED = 3
@@ -54,7 +54,7 @@ def compact_main(arguments: list[str]) -> int:
     counts = ""
     try:
         started = time.monotonic()
-        with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.places) as spark:
+        with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
                 job, counts = Compaction(spark, settings, _say), ""
@@ -89,7 +89,7 @@ def batch_main(arguments: list[str]) -> int:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
         started = time.monotonic()
-        with spark_session(settings.spark, f"penstock batch {settings.application}", *settings.places) as spark:
+        with spark_session(settings.spark, f"penstock batch {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             batch = Batch(spark, settings, _say)
             while not stop.is_set():
@@ -146,7 +146,7 @@ def audit_main(arguments: list[str]) -> int:
     from penstock.services.spark.spark_session import spark_session
 
     try:
-        with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.places) as spark:
+        with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.spark_uris) as spark:
             report = run_audit(spark, settings, _say)
     except ConfigError as e:
         return _say(str(e), WRONG_SETTINGS)
@@ -156,7 +156,7 @@ def audit_main(arguments: list[str]) -> int:
     return status_of(report)
 
 
-def status_of(report: Report) -> int:
+def status_of(report: AuditReport) -> int:
     """The exit status of an audit that was carried out."""
     if report.differs:
         return AUDIT_DIFFERENCES

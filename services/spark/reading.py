@@ -158,8 +158,8 @@ def session(settings: SparkSettings | None = None, lake: str | None = None) -> I
     Name the `lake` if it is on S3: Spark then loads the connector. Raises ConfigError without Java or the connectors'
     jars, SparkFailed if Spark does not start.
     """
-    places = () if lake is None else (hadoop_uri(lake_root(lake)),)
-    with spark_session(settings or SparkSettings(), "penstock.spark", *places) as spark:
+    uris = () if lake is None else (hadoop_uri(lake_root(lake)),)
+    with spark_session(settings or SparkSettings(), "penstock.spark", *uris) as spark:
         yield spark
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake_place import lake_root, require_place
-from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.settings import (
@@ -19,9 +16,6 @@ from penstock.shared.streams.settings import (
 )
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
-PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
-NO_TIME = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")
-PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
 
 
 def hadoop_uri(place: str) -> str:
@@ -45,19 +39,6 @@ class SparkSettings(Section):
     )
     shuffle_partitions: Annotated[int, Field(ge=1)] = 4
     conf: SparkConf = Field(default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…")
-
-
-def require_place_or_time(text: str) -> str:
-    """`text`, where it is one of PLACES; ValueError for a day that there is not."""
-    if not NO_TIME.fullmatch(text):
-        try:
-            time_ms(text)
-        except ConfigError as e:
-            raise ValueError(str(e)) from None
-    return text
-
-
-Place = Annotated[str, Field(pattern=PLACE), AfterValidator(require_place_or_time)]
 
 
 class JobSettings(CommandSettings):
@@ -99,6 +80,6 @@ class JobSettings(CommandSettings):
         return {name: value for name, value in os.environ.items() if name.startswith("AWS_")} | self.lake_options
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """What Spark reads and writes beside Kafka, as it calls it."""
+    def spark_uris(self) -> tuple[str, ...]:
+        """The folders and files that Spark reads and writes, as it names them."""
         return (self.tables,)

@@ -19,7 +19,7 @@ from penstock.services.spark.main import AUDIT_FAILED, status_of
 from penstock.shared.common.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit.run import Report
+    from penstock.services.spark.audit.run import AuditReport
 
 ATTEMPTS_MAX = 3  # at a compaction: a job that outlived the aggregator which had started it may win the first
 SUFFIX = "-of-batch"  # of the batch's application and topics, so that nothing of the aggregator's is touched
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     return status_of(report)
 
 
-def run(jobs: Jobs) -> Report:
+def run(jobs: Jobs) -> AuditReport:
     """All jobs, one after the other; what the audit found. Raises what they raise."""
     common = ["--lake", jobs.lake, "--spark.conf", msgspec.json.encode(jobs.spark_conf).decode()]
     own = ["--application", jobs.application, *common]
@@ -80,7 +80,7 @@ def run(jobs: Jobs) -> Report:
     from penstock.services.spark.batch.run import Batch
     from penstock.services.spark.spark_session import spark_session
 
-    with spark_session(audit.spark, "penstock demo", *compact.places, *batch.places) as spark:
+    with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
         _compact(spark, compact)
         _print(Batch(spark, batch, _say).run())
         _print(compared(spark, jobs))

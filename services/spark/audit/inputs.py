@@ -31,7 +31,7 @@ from penstock.shared.streams.changelog.format import WINDOWED, BatchInput, Store
 
 KEY = ("partition", "key")
 WINDOW = (*KEY, "start_ms", "end_ms")
-PLACE = ["partition", "offset"]
+COORDINATES = ["partition", "offset"]
 
 
 class NotAuditable(FatalError):
@@ -44,8 +44,8 @@ class Inputs(NamedTuple):
     `records`: the source's covered records (partition, offset, timestamp_ms, key, and `parsed`). `late`: late records
     (partition, offset, key, timestamp_ms, missed: the starts in ms). `dead`: coordinates of dead letters, null if they
     cannot be read. `stream`: its windows (WINDOW, state, `closed`, `closed_ms`). `recomputes`: whether it is compared
-    when windows were closed; but for the partitions `idled`. `once`: whether a repeated dead letter is a difference.
-    `known_ms` is by partition the time up to which records that are gone may lie; see `known_from`.
+    when windows were closed; but for the partitions `idled`. `exactly_once`: whether a repeated dead letter is a
+    difference. `gone_until_ms`: by partition, the time up to which records may be gone (deleted from the topic).
     """
 
     records: DataFrame
@@ -55,13 +55,13 @@ class Inputs(NamedTuple):
     store: StoreSchema
     recomputes: bool = True
     idled: tuple[int, ...] = ()
-    once: bool = True
+    exactly_once: bool = True
     sample: float = 1.0
-    known_ms: Mapping[int, int] = {}
+    gone_until_ms: Mapping[int, int] = {}
 
-    def since(self) -> SparkColumn:
-        """The time in a row's partition up to which nothing is compared; below zero if all records are there."""
-        return F.coalesce(by_partition(self.known_ms, "bigint"), F.lit(-1).cast("bigint"))
+    def gone_until(self) -> SparkColumn:
+        """The time up to which records of a row's partition may be gone; below zero if the topic holds all of them."""
+        return F.coalesce(by_partition(self.gone_until_ms, "bigint"), F.lit(-1).cast("bigint"))
 
 
 class Read(NamedTuple):
@@ -95,8 +95,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
     not_compared: list[str] = []
     assumed = [f"the grace of {store.grace_ms} ms was in force for all records"]
     late = late_records(found, store, source.earliest).persist()
-    life = next(iter(found.covered.values())).topic_id
-    dead = dead_letters(spark, settings, store, life, not_compared)
+    changelog_id = next(iter(found.covered.values())).topic_id
+    dead = dead_letters(spark, settings, store, changelog_id, not_compared)
     dead = dead.filter(F.coalesce(F.col("offset") < by_partition(covered, "bigint"), F.lit(True)))
     dead = dead.filter(F.coalesce(F.col("offset") >= by_partition(source.earliest, "bigint"), F.lit(True))).persist()
     stream = stream_windows(found, store).persist()
@@ -106,7 +106,7 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
         not_compared.append(f"{', '.join(names)}: states that Spark cannot make from the records")
     if not any(a.function == "count" for a in store.aggregations):
         not_compared.append("the number of records in a window, which the store does not count")
-    known = known_from(records, late, dead, store, source.earliest)
+    known = gone_until_ms_of(records, late, dead, store, source.earliest)
     for partition, ms in known.items():
         first = source.earliest[partition]
         not_compared.append(
@@ -129,8 +129,8 @@ def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str
             f"store {store.name!r}: which sliding windows there are depends on when records came, and that is not "
             f"compared: {not_compared[-1]}. Nothing was compared"
         )
-    once = all(one.guarantee == "exactly_once" for one in progress)
-    inputs = Inputs(records, late, dead, stream, store, recomputes, idled, once, settings.sample, known)
+    exactly_once = all(one.guarantee == "exactly_once" for one in progress)
+    inputs = Inputs(records, late, dead, stream, store, recomputes, idled, exactly_once, settings.sample, known)
     return Read(inputs, records.count() + beyond, beyond, not_compared, assumed if recomputes else [])
 
 
@@ -223,7 +223,7 @@ def without_added(stream: DataFrame, store: StoreSchema, not_compared: list[str]
     return msgspec.structs.replace(store, aggregations=tuple(a for a in store.aggregations if a.name not in added))
 
 
-def known_from(
+def gone_until_ms_of(
     records: DataFrame, late: DataFrame, dead: DataFrame, store: StoreSchema, earliest: Mapping[int, int]
 ) -> dict[int, int]:
     """By partition whose first records are gone: the time up to which these may lie.
@@ -236,7 +236,7 @@ def known_from(
         return {}
     taken = records.filter(F.col("partition").isin(gone) & F.col("key").isNotNull())
     for refused in (late, dead):
-        taken = taken.join(refused.select(*PLACE).dropna(), PLACE, "left_anti")
+        taken = taken.join(refused.select(*COORDINATES).dropna(), COORDINATES, "left_anti")
     first = taken.groupBy("partition").agg(F.min_by("timestamp_ms", "offset").alias("ms")).collect()
     waits = store.grace_ms + (2 * store.gap_ms if store.kind == "session" else store.size_ms)
     found = {row.partition: row.ms + waits for row in first}
@@ -244,12 +244,12 @@ def known_from(
 
 
 def dead_letters(
-    spark: SparkSession, settings: AuditSettings, store: StoreSchema, life: str | None, not_compared: list[str]
+    spark: SparkSession, settings: AuditSettings, store: StoreSchema, changelog_id: str | None, not_compared: list[str]
 ) -> DataFrame:
     """Source partition and offset that dead letters carry in their headers; null if they carry none that can be read.
 
     Left out are those of other topics and groups, those of nodes behind a store, whose record was counted, and those
-    of before a reset of the application: their changelog had another id than `life`.
+    of before a reset of the application: their changelog had another id than `changelog_id`.
     """
 
     def header(name: str) -> SparkColumn:
@@ -264,7 +264,7 @@ def dead_letters(
         not_compared.append(f"dead letters that are gone: {', '.join(gone)}; their source records count as lost")
     rows = read_topic(spark, settings.kafka, store.dead_letters, held.earliest, held.latest, headers=True)
     rows = rows.filter(~F.coalesce(F.exists("headers", lambda h: h["key"] == NODE), F.lit(False)))
-    for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", life)):
+    for name, own in (("topic", store.source), ("group", settings.application), ("changelog_id", changelog_id)):
         rows = rows.filter(F.coalesce(header(name) == own, F.lit(True)))
     return rows.select(
         header("partition").try_cast("INT").alias("partition"), header("offset").try_cast("BIGINT").alias("offset")

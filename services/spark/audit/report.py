@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.services.spark.audit.run import Report
+from penstock.services.spark.audit.run import AuditReport
 from penstock.shared.common.tables import console_for, plain
 
 NOTHING = "nothing was compared"
 
 
-def as_object(report: Report) -> dict[str, Any]:
+def as_object(report: AuditReport) -> dict[str, Any]:
     """The report as JSON has it; `differences` counts them by check."""
     names = ["records", "in_windows", "late", "dead_letters", "skipped", "uncovered", "left_out"]
     names += ["windows_closed", "windows_open", "spark_windows", "split_sessions"]
@@ -27,7 +27,7 @@ def as_object(report: Report) -> dict[str, Any]:
     return {"audit_ok": report.ok, "nothing_compared": report.is_empty, **numbers, **more}
 
 
-def print_report(report: Report, *, as_json: bool, console: Console | None = None) -> None:
+def print_report(report: AuditReport, *, as_json: bool, console: Console | None = None) -> None:
     """Print the checks, the first differences of each, and the JSON object as the last line if it is asked for."""
     console = console or console_for()
     console.print(
@@ -57,7 +57,7 @@ def print_report(report: Report, *, as_json: bool, console: Console | None = Non
         print(json.dumps(as_object(report)), flush=True)
 
 
-def _checks(report: Report) -> Table:
+def _checks(report: AuditReport) -> Table:
     outcome = "DIFFERENCES" if report.differs else NOTHING if report.is_empty else "no differences"
     table = Table(title=f"Audit of {escape(report.store)} in {report.seconds:.1f} s: {outcome}")
     table.add_column("check")
@@ -68,7 +68,7 @@ def _checks(report: Report) -> Table:
     return table
 
 
-def _differences(report: Report) -> Table:
+def _differences(report: AuditReport) -> Table:
     table = Table(title="Differences (the first of each check)")
     table.add_column("check")
     table.add_column("partition", justify="right")

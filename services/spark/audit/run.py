@@ -46,7 +46,7 @@ class CheckResult(NamedTuple):
     shown: list[dict[str, Any]]
 
 
-class Report(msgspec.Struct, frozen=True):
+class AuditReport(msgspec.Struct, frozen=True):
     """What an audit found. Every record that was read is in one of six places, so their numbers add up to `records`.
 
     `in_windows` is counted by the stream's windows themselves. Where they count nothing or overlap, it is the number
@@ -95,7 +95,7 @@ class Report(msgspec.Struct, frozen=True):
         return not self.differs and not self.is_empty
 
 
-def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Report:
+def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> AuditReport:
     """Read everything, compare it, and report what differs.
 
     Raises ConfigError (a store or topic that does not exist), NotAuditable, or an error of Kafka's or Spark's.
@@ -113,7 +113,7 @@ def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str],
     return msgspec.structs.replace(report, seconds=round(time.monotonic() - started, 3))
 
 
-def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report:
+def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditReport:
     """Count and list the differences; the checks that need no window are made here."""
     inputs = read.inputs
     fates = {row.fate: row["count"] for row in compared.labelled.groupBy("fate").count().collect()}
@@ -127,7 +127,7 @@ def summarize(compared: Compared, read: Read, settings: AuditSettings) -> Report
     }
     # Of a sample nobody knows how many of the records that were not read would be in it.
     uncovered = read.uncovered if settings.sample == 1 else 0
-    report = Report(
+    report = AuditReport(
         records=sum(fates.values()) + uncovered,
         in_windows=_counted(compared, read, fates.get(ACCEPTED, 0)),
         late=fates.get(LATE, 0),
@@ -168,7 +168,7 @@ def _count_of(read: Read) -> int | None:
     return next((i for i, a in enumerate(store.aggregations) if a.function == "count"), None)
 
 
-def _conserved(report: Report) -> CheckResult:
+def _conserved(report: AuditReport) -> CheckResult:
     claim = "records = in windows + late + dead letters + skipped + not covered yet"
     claim += " + left out" if report.left_out else ""
     n = report.unaccounted

@@ -21,7 +21,7 @@ from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.spark.audit import session_rule
-from penstock.services.spark.audit.inputs import KEY, PLACE, WINDOW, Inputs, in_sample
+from penstock.services.spark.audit.inputs import COORDINATES, KEY, WINDOW, Inputs, in_sample
 from penstock.services.spark.audit.measures import (
     FIELDS,
     Measure,
@@ -66,50 +66,52 @@ class Compared(NamedTuple):
 
 
 def compare(inputs: Inputs) -> Compared:
-    """All checks over all inputs; lazy, but for what is settled."""
+    """All checks over all inputs; lazy, except for what is materialized."""
     store = inputs.store
     numbers = measures(store)
-    labelled = settled(label(inputs))
+    labelled = materialized(label(inputs))
     # Where every session is recomputed, sketches are compared there: they cost more than all other numbers.
     is_all_recomputed = inputs.recomputes and not inputs.idled
     kept = [m for m in numbers if not (m.is_sketch and is_all_recomputed)]
-    batch = settled(batch_sessions(labelled, store, kept))
-    stream = settled(stream_sessions(inputs, numbers))
-    if inputs.known_ms:
-        labelled, batch, stream = (settled(rows) for rows in known_sessions(inputs, labelled, batch, stream))
-    contained = settled(within(stream, batch))
+    batch = materialized(batch_sessions(labelled, store, kept))
+    stream = materialized(stream_sessions(inputs, numbers))
+    if inputs.gone_until_ms:
+        labelled, batch, stream = (
+            materialized(rows) for rows in sessions_after_gone_records(inputs, labelled, batch, stream)
+        )
+    contained = materialized(within(stream, batch))
     found = [
         unknown_coordinates(inputs),
-        repeated_coordinates(labelled, inputs.once),
+        repeated_coordinates(labelled, inputs.exactly_once),
         unbalanced(contained, batch, kept),
         outside(contained),
     ]
     if inputs.recomputes:
-        placed = settled(placed_records(labelled, store))
+        placed = materialized(placed_records(labelled, store))
         recomputed = [
             windows(rule_sessions(placed, numbers), stream, numbers),
             closing(stream, store),
             lateness(placed),
         ]
-        found += [of_known_times(inputs, one) for one in recomputed]
+        found += [after_gone_records(inputs, one) for one in recomputed]
     return Compared(all_differences(found), labelled, batch, stream, contained=contained)
 
 
-def known_sessions(
+def sessions_after_gone_records(
     inputs: Inputs, labelled: DataFrame, batch: DataFrame, stream: DataFrame
 ) -> tuple[DataFrame, DataFrame, DataFrame]:
     """What no record that is gone can have to do with, of records, batch sessions and the stream's sessions.
 
-    Records that are gone lie at `since` or before. A batch session that begins within the gap of that may hold some:
-    it is left out, with the records and sessions up to the gap behind its end.
+    Records up to `gone_until` may be gone. A batch session that begins within the gap of that may hold some: it is left
+    out, with the records and sessions up to the gap behind its end.
     """
-    gap, since = inputs.store.gap_ms, inputs.since()
-    near = batch.filter(F.col("start_ms") <= since + gap)
+    gap, gone_until = inputs.store.gap_ms, inputs.gone_until()
+    near = batch.filter(F.col("start_ms") <= gone_until + gap)
     ends = near.groupBy(*KEY).agg(F.max("end_ms").alias("_end"))
 
     def bounded(rows: DataFrame) -> DataFrame:
-        low = F.greatest(since, F.coalesce(F.col("_end"), since)) + gap
-        return rows.join(ends, list(KEY), "left").withColumn("_low", F.when(since >= 0, low).otherwise(-1))
+        low = F.greatest(gone_until, F.coalesce(F.col("_end"), gone_until)) + gap
+        return rows.join(ends, list(KEY), "left").withColumn("_low", F.when(gone_until >= 0, low).otherwise(-1))
 
     is_left_out = (F.col("timestamp_ms") <= F.col("_low")) & F.col("fate").isin(ACCEPTED, LATE)
     fate = F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))
@@ -119,7 +121,7 @@ def known_sessions(
     return labelled, batch, stream
 
 
-def settled(rows: DataFrame) -> DataFrame:
+def materialized(rows: DataFrame) -> DataFrame:
     """The same rows, computed now and kept on the executors, in memory or on disk, without the plan they came by.
 
     Spark goes through a whole plan again at each step that is built on it: with the checks' steps on top of each other,
@@ -128,7 +130,7 @@ def settled(rows: DataFrame) -> DataFrame:
     return rows.localCheckpoint()
 
 
-def of_known_times(inputs: Inputs, differences: DataFrame) -> DataFrame:
+def after_gone_records(inputs: Inputs, differences: DataFrame) -> DataFrame:
     """The differences of partitions whose time moved with their records alone."""
     return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
 
@@ -147,10 +149,10 @@ def label(inputs: Inputs) -> DataFrame:
     A record is late if it missed all of its windows.
     """
     store = inputs.store
-    late = inputs.late.filter(F.col("offset").isNotNull()).groupBy(*PLACE)
+    late = inputs.late.filter(F.col("offset").isNotNull()).groupBy(*COORDINATES)
     late = late.agg(F.count(F.lit(1)).alias("late_times"), F.first("missed").alias("missed"))
-    dead = inputs.dead.dropna().groupBy(*PLACE).agg(F.count(F.lit(1)).alias("dead_times"))
-    records = inputs.records.join(late, PLACE, "left").join(dead, PLACE, "left")
+    dead = inputs.dead.dropna().groupBy(*COORDINATES).agg(F.count(F.lit(1)).alias("dead_times"))
+    records = inputs.records.join(late, COORDINATES, "left").join(dead, COORDINATES, "left")
     records = records.fillna(0, ["late_times", "dead_times"])
     fate = F.when(F.col("dead_times") > 0, DEAD).when(F.size("missed") >= windows_of(store), LATE)
     records = records.withColumn("fate", fate.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED))
@@ -246,11 +248,11 @@ def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> Dat
 
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
     """Late records and dead letters that are no covered source record, or are said to be another than they are."""
-    known = inputs.records.select(*PLACE, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
+    known = inputs.records.select(*COORDINATES, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
     known = known.withColumn("_known", F.lit(True))
     dead = inputs.dead.withColumn("what", F.lit("dead letter"))
     both = inputs.late.withColumn("what", F.lit("late")).unionByName(dead, allowMissingColumns=True)
-    both = both.join(known, PLACE, "left").withColumn("at", F.col("timestamp_ms"))
+    both = both.join(known, COORDINATES, "left").withColumn("at", F.col("timestamp_ms"))
     own = F.array_except("missed", starts_of(inputs.store))
     another = (F.col("key") != F.col("_key")) | (F.col("timestamp_ms") != F.col("_ms"))
     said = (
@@ -263,10 +265,11 @@ def unknown_coordinates(inputs: Inputs) -> DataFrame:
     return difference(both.withColumn("said", said).filter("said IS NOT NULL"), "unknown", "at", detail)
 
 
-def repeated_coordinates(labelled: DataFrame, once: bool) -> DataFrame:
-    """Source records that are late more than once, or late and dead letters. `once`: or dead letters more than once."""
+def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
+    """Source records that are late more than once, or late and dead letters; with `exactly_once`, also those that are
+    dead letters more than once."""
     often = (F.col("late_times") > 1) | ((F.col("late_times") > 0) & (F.col("dead_times") > 0))
-    if once:
+    if exactly_once:
         often |= F.col("dead_times") > 1
     detail = F.format_string("offset %s: late %s times, dead letter %s times", "offset", "late_times", "dead_times")
     return difference(labelled.filter(often), "twice", "timestamp_ms", detail)
@@ -299,7 +302,7 @@ def placed_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
     in_order = keyed.select(*KEY, "offset", "timestamp_ms", "close_ms").repartition(*KEY)
     in_order = in_order.sortWithinPartitions(*KEY, "offset")
     placed = in_order.mapInArrow(session_rule.replay(store.gap_ms), session_rule.COLUMNS)
-    return keyed.join(placed, PLACE)
+    return keyed.join(placed, COORDINATES)
 
 
 def rule_sessions(placed: DataFrame, numbers: list[Measure]) -> DataFrame:

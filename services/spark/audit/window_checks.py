@@ -26,13 +26,13 @@ from penstock.services.spark.audit.session_checks import (
     LATE,
     LEFT_OUT,
     Compared,
+    after_gone_records,
     all_differences,
     closing,
     difference,
     label,
-    of_known_times,
+    materialized,
     repeated_coordinates,
-    settled,
     stream_sessions,
     unknown_coordinates,
     windows,
@@ -53,37 +53,37 @@ class Members(NamedTuple):
 
 
 def compare_windows(inputs: Inputs) -> Compared:
-    """All checks of windows that do not merge; lazy, but for what is settled."""
-    store, since = inputs.store, inputs.since()
+    """All checks of windows that do not merge; lazy, except for what is materialized."""
+    store, gone_until = inputs.store, inputs.gone_until()
     numbers = measures(store)
-    labelled = settled(label(inputs))
+    labelled = materialized(label(inputs))
     keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
     members = sliding(keyed, store) if store.kind == "sliding" else fixed(keyed, store)
     expected = members.pairs.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
     stream = stream_sessions(inputs, numbers)
     if members.left_out is not None:
         # A sliding window that was closed is kept for a while: its final counts, not its live row.
-        closed = settled(stream.filter("closed"))
+        closed = materialized(stream.filter("closed"))
         kept = stream.filter("NOT closed").join(closed.select(*WINDOW), list(WINDOW), "left_anti")
         stream = closed.unionByName(kept).join(members.left_out, list(KEY), "left_anti")
         expected = expected.join(members.left_out, list(KEY), "left_anti")
-    if inputs.known_ms:
+    if inputs.gone_until_ms:
         # A sliding window may begin just behind a record that is gone.
-        low = since + (1 if store.kind == "sliding" else 0)
+        low = gone_until + (1 if store.kind == "sliding" else 0)
         expected, stream = (rows.filter(F.col("start_ms") > low) for rows in (expected, stream))
         first = F.col("timestamp_ms") - (F.col("timestamp_ms") % F.lit(store.advance_ms or store.size_ms))
         of_window = first if store.kind != "sliding" else F.col("timestamp_ms")
         is_left_out = F.col("fate").isin(ACCEPTED, LATE) & (of_window <= low)
-        labelled = settled(labelled.withColumn("fate", F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))))
-    expected, stream = settled(expected), settled(stream)
-    found = [unknown_coordinates(inputs), repeated_coordinates(labelled, inputs.once)]
+        labelled = materialized(labelled.withColumn("fate", F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))))
+    expected, stream = materialized(expected), materialized(stream)
+    found = [unknown_coordinates(inputs), repeated_coordinates(labelled, inputs.exactly_once)]
     contents = windows(expected, stream, numbers)
     if store.kind != "sliding":
         found.append(contents)
     if inputs.recomputes:
-        recomputed = [closing(stream, store), lateness(members.verdicts, since)]
+        recomputed = [closing(stream, store), lateness(members.verdicts, gone_until)]
         recomputed += [contents] if store.kind == "sliding" else []
-        found += [of_known_times(inputs, one) for one in recomputed]
+        found += [after_gone_records(inputs, one) for one in recomputed]
     not_compared = [] if members.left_out is None else _left_out(members.left_out, keyed)
     return Compared(all_differences(found), labelled, expected, stream, not_compared)
 
@@ -110,7 +110,7 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     """Sliding windows of the keys of which no record came below the close time; both bounds are in the window."""
     reach, time = store.size_ms, F.col("timestamp_ms")
     below = keyed.filter(time < F.col("close_ms"))
-    left_out = settled(below.select(*KEY).distinct())
+    left_out = materialized(below.select(*KEY).distinct())
     records = keyed.filter(F.col("fate") == ACCEPTED).join(left_out, list(KEY), "left_anti")
     times = records.select(*KEY, "timestamp_ms").distinct()
     starts = times.select(*KEY, F.greatest(F.lit(0), time - reach).alias("start_ms"))
@@ -129,9 +129,9 @@ def sliding(keyed: DataFrame, store: StoreSchema) -> Members:
     return Members(pairs.drop("_span"), verdicts, left_out)
 
 
-def lateness(verdicts: DataFrame, since: SparkColumn) -> DataFrame:
+def lateness(verdicts: DataFrame, gone_until: SparkColumn) -> DataFrame:
     """Pairs of a record and a window that it should have missed and did not, or the other way round."""
-    wrong = verdicts.filter((F.col("missed_it") != F.col("was_late")) & (F.col("start_ms") > since))
+    wrong = verdicts.filter((F.col("missed_it") != F.col("was_late")) & (F.col("start_ms") > gone_until))
     text = F.when(F.col("missed_it"), "is late").otherwise("is not late")
     detail = F.concat(
         F.format_string("offset %s, window from %s, ", "offset", "start_ms"),

@@ -25,16 +25,16 @@ from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.services.spark.batch.files import fingerprint_of, partitioned_rows
-from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.batch.settings import EXPLICIT_OFFSETS, BatchSettings
 from penstock.services.spark.batch.task import (
     FileInput,
     GroupHasMembers,
-    Job,
-    Outcome,
-    Part,
+    PartitionRange,
+    TaskOptions,
+    TaskResult,
     other_input,
     require_no_members,
-    run_parts,
+    run_range,
     run_rows,
 )
 from penstock.services.spark.compaction import compact, delta
@@ -42,8 +42,7 @@ from penstock.services.spark.compaction.compact import Compaction
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance
 from penstock.services.spark.compaction.tables import STATE
 from penstock.services.spark.errors import translated
-from penstock.services.spark.settings import NO_TIME
-from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, ask, offsets_at, topic_offsets
+from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, offsets_at, run_with_timeout, topic_offsets
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
 from penstock.shared.common.clock import SYSTEM_CLOCK
@@ -69,8 +68,8 @@ class BatchFenced(FatalError):
     """A live instance started meanwhile and has the partitions now. What was committed before counts."""
 
 
-class Summary(NamedTuple):
-    """What a batch did: records read of how many `partitions`, and what the tasks made of them.
+class BatchReport(NamedTuple):
+    """The result of a batch: the records read from `partitions` partitions, and the tasks' counts.
 
     `to_offsets` are by source topic and partition where the next batch, or a live instance, goes on; of files, where
     that begins.
@@ -101,7 +100,7 @@ class Batch:
         require_whole_partitions(self.topology)
         require_lake_names(self.topology.schemas())
 
-    def run(self) -> Summary:
+    def run(self) -> BatchReport:
         """One batch. BatchRefused where live instances run, BatchFenced where one starts meanwhile.
 
         Raises ConfigError, or what a task or a compaction raised. What was committed before counts.
@@ -112,27 +111,27 @@ class Batch:
             if self.settings.files is None:
                 require_no_files_left(self.settings.application, known)
                 ends = self._ends(held)
-                outcomes = self._run_parts(prepared, parts_of(ends, held, known))
+                results = self._run_ranges(prepared, ranges_to_read(ends, held, known))
             else:
                 ends = self._live_from(held, known)
-                outcomes = self._run_files(prepared, held, known, ends)
+                results = self._run_files(prepared, held, known, ends)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
-        self._require_done(outcomes)
-        compaction = self._compact(with_hook=True) if outcomes or self.settings.after is not None else None
+        self._require_done(results)
+        compaction = self._compact(with_hook=True) if results or self.settings.after is not None else None
         seconds = round(time.monotonic() - started, 3)
-        return summary_of(
-            outcomes, reached(outcomes, known, ends), seconds, None if compaction is None else compaction._asdict()
+        return batch_report(
+            results, next_offsets(results, known, ends), seconds, None if compaction is None else compaction._asdict()
         )
 
     # --- before ---
 
     def _begin(self) -> tuple[Prepared, Held, dict[int, Progress]]:
         settings = self.settings
-        self._ask(self._require_alone())
-        if settings.changelog_topic in self._ask(self._topics()):
+        self._wait_for(self._require_alone())
+        if settings.changelog_topic in self._wait_for(self._topics()):
             self._compact(with_hook=False)
-            self._ask(self._require_alone())
+            self._wait_for(self._require_alone())
         prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
         held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
         state = lake.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
@@ -149,26 +148,26 @@ class Batch:
         async with Admin(self.settings.kafka) as admin:
             return set(await admin.list_topics())
 
-    def _ask(self, asked: Awaitable[T]) -> T:
-        return ask(asked, self.settings.kafka, self.settings.kafka_timeout_ms)
+    def _wait_for(self, coroutine: Awaitable[T]) -> T:
+        return run_with_timeout(coroutine, self.settings.kafka, self.settings.kafka_timeout_ms)
 
-    def _compact(self, *, with_hook: bool) -> compact.Summary:
-        """Compact until nothing is left; the last run's summary. `with_hook`: call the after hook after each run."""
+    def _compact(self, *, with_hook: bool) -> compact.CompactionReport:
+        """Compact until nothing is left; the last run's report. `with_hook`: call the after hook after each run."""
         settings = self.settings if with_hook else self.settings.model_copy(update={"after": None})
         while True:
             job = Compaction(self.spark, settings, self.say)
-            summary, self.maintenance = job.run(), job.maintenance
-            if not summary.remaining_records:
-                return summary
+            report, self.maintenance = job.run(), job.maintenance
+            if not report.remaining_records:
+                return report
 
     # --- plan ---
 
     def _ends(self, held: Held) -> Offsets:
         if self.settings.until is None:
             return {topic: of.latest for topic, of in held.items()}
-        return self._at(held, self.settings.until)
+        return self._offsets_at(held, self.settings.until)
 
-    def _at(self, held: Held, time: str) -> Offsets:
+    def _offsets_at(self, held: Held, time: str) -> Offsets:
         return offsets_at(self.settings.kafka, held, time_ms(time), self.settings.kafka_timeout_ms)
 
     def _live_from(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
@@ -176,22 +175,22 @@ class Batch:
         for progress in known.values():
             if isinstance(progress.input, BatchInput) and progress.input.live_from:
                 return progress.input.live_from
-        return {topic: self._place(of, self.settings.live_from or "") for topic, of in held.items()}
+        return {topic: self._start_offsets(of, self.settings.live_from or "") for topic, of in held.items()}
 
-    def _place(self, held: TopicOffsets, text: str) -> dict[int, int]:
+    def _start_offsets(self, held: TopicOffsets, text: str) -> dict[int, int]:
         """`live_from` as an offset of each partition of a topic; ConfigError for one that the topic does not have."""
         topic, earliest, latest = held.topic, held.earliest, held.latest
         if text in ("earliest", "latest"):
             return dict(earliest if text == "earliest" else latest)
-        if not NO_TIME.fullmatch(text):
-            return self._at({topic: held}, text)[topic]
+        if not EXPLICIT_OFFSETS.fullmatch(text):
+            return self._offsets_at({topic: held}, text)[topic]
         return given_offsets(topic, text, earliest, latest)
 
     # --- run ---
 
-    def _job(self, prepared: Prepared) -> Job:
+    def _options(self, prepared: Prepared) -> TaskOptions:
         settings = self.settings
-        return Job(
+        return TaskOptions(
             settings.kafka,
             self.streams,
             settings.log,
@@ -203,18 +202,18 @@ class Batch:
             settings.commit_bytes,
         )
 
-    def _run_parts(self, prepared: Prepared, parts: list[Part]) -> list[Outcome]:
-        if not parts:
+    def _run_ranges(self, prepared: Prepared, ranges: list[PartitionRange]) -> list[TaskResult]:
+        if not ranges:
             self.say("nothing new")
             return []
-        self.say(f"reading {len(parts)} of {prepared.partitions} partitions")
-        encoded = [msgspec.msgpack.encode(part) for part in parts]
-        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_parts(self._job(prepared)))
-        return [msgspec.msgpack.decode(one, type=Outcome) for one in rdd.collect()]
+        self.say(f"reading {len(ranges)} of {prepared.partitions} partitions")
+        encoded = [msgspec.msgpack.encode(one) for one in ranges]
+        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_range(self._options(prepared)))
+        return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
 
     def _run_files(
         self, prepared: Prepared, held: Held, known: Mapping[int, Progress], live_from: Offsets
-    ) -> list[Outcome]:
+    ) -> list[TaskResult]:
         settings, sources = self.settings, self.topology.source_topics()
         topic = settings.topic or (sources[0] if len(sources) == 1 else "")
         if topic not in sources:
@@ -228,14 +227,14 @@ class Batch:
             return []
         rows = partitioned_rows(self.spark, settings, prepared.partitions)
         source = FileInput(fingerprint, topic, live_from, {t: of.topic_id for t, of in held.items()}, done)
-        found = rows.mapInArrow(run_rows(self._job(prepared), source), "outcome binary").collect()
-        outcomes = [msgspec.msgpack.decode(bytes(row.outcome), type=Outcome) for row in found]
-        return [one for one in outcomes if one.partition not in done]
+        found = rows.mapInArrow(run_rows(self._options(prepared), source), "outcome binary").collect()
+        results = [msgspec.msgpack.decode(bytes(row.outcome), type=TaskResult) for row in found]
+        return [one for one in results if one.partition not in done]
 
-    def _require_done(self, outcomes: Sequence[Outcome]) -> None:
+    def _require_done(self, results: Sequence[TaskResult]) -> None:
         """Raise where a task says that it could not."""
-        failed = [one for one in outcomes if one.failure is not None]
-        fenced = [one for one in outcomes if one.fenced is not None]
+        failed = [one for one in results if one.failure is not None]
+        fenced = [one for one in results if one.fenced is not None]
         if failed and failed[0].failure is not None:
             raise failed[0].failure.to_error(f"partition {failed[0].partition}: ")
         if fenced:
@@ -283,7 +282,7 @@ def partitions_done(application: str, known: Mapping[int, Progress], fingerprint
     return tuple(done)
 
 
-def parts_of(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[Part]:
+def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
     """The partitions that have something to read, those with the most first.
 
     One whose position the topic cannot have is among them: its task says what is wrong with it.
@@ -299,12 +298,12 @@ def parts_of(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[P
             records = 1 if is_other or start > there.latest[partition] else max(0, end - start)
             left[partition] = left.get(partition, 0) + records
     wanted = sorted((p for p, records in left.items() if records), key=lambda p: (-left[p], p))
-    return [Part(p, {topic: of[p] for topic, of in ends.items()}) for p in wanted]
+    return [PartitionRange(p, {topic: of[p] for topic, of in ends.items()}) for p in wanted]
 
 
-def reached(outcomes: Sequence[Outcome], known: Mapping[int, Progress], ends: Offsets) -> Offsets:
+def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], ends: Offsets) -> Offsets:
     """Where the next batch, or a live instance, goes on."""
-    at = {p: progress.sources for p, progress in known.items()} | {one.partition: one.sources for one in outcomes}
+    at = {p: progress.sources for p, progress in known.items()} | {one.partition: one.sources for one in results}
     return {topic: {p: at.get(p, {}).get(topic, end) for p, end in of.items()} for topic, of in ends.items()}
 
 
@@ -325,19 +324,19 @@ def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Ma
     return given
 
 
-def summary_of(
-    outcomes: Sequence[Outcome], to_offsets: Offsets, seconds: float, compaction: dict[str, Any] | None
-) -> Summary:
+def batch_report(
+    results: Sequence[TaskResult], to_offsets: Offsets, seconds: float, compaction: dict[str, Any] | None
+) -> BatchReport:
     """What the tasks did, together."""
-    totals = [one.totals for one in outcomes]
-    return Summary(
-        len(outcomes),
-        sum(one.read for one in outcomes),
+    totals = [one.totals for one in results]
+    return BatchReport(
+        len(results),
+        sum(one.read for one in results),
         sum(one.closed for one in totals),
         sum(one.late for one in totals),
         sum(one.dead_letters for one in totals),
         sum(one.skipped for one in totals),
-        sum(one.commits for one in outcomes),
+        sum(one.commits for one in results),
         to_offsets,
         seconds,
         compaction,

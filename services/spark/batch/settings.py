@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from penstock.services.spark.compaction.settings import MaintenanceSettings
-from penstock.services.spark.settings import PLACES, Place, hadoop_uri
+from penstock.services.spark.settings import hadoop_uri
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.points_in_time import TimeUnit, time_ms
@@ -17,7 +18,25 @@ from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 COMMIT_RECORDS = 1_000_000
 COMMIT_BYTES = 256 * 1024 * 1024
+START_OFFSET_PATTERN = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
+EXPLICIT_OFFSETS = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")  # a start offset that is not a time
+START_OFFSET_FORMATS = (
+    "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
+)
 OF_FILES = ("key_column", "value_column", "topic", "live_from")
+
+
+def require_start_offset(text: str) -> str:
+    """The text of a start offset; ValueError for an invalid date."""
+    if not EXPLICIT_OFFSETS.fullmatch(text):
+        try:
+            time_ms(text)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+    return text
+
+
+StartOffset = Annotated[str, Field(pattern=START_OFFSET_PATTERN), AfterValidator(require_start_offset)]
 
 
 class BatchSettings(MaintenanceSettings, TaskSettings):
@@ -48,8 +67,8 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
     value_column: str | None = Field(
         default=None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
     )
-    live_from: Place | None = Field(
-        default=None, description=f"with `files`: where in the topics the aggregator begins: {PLACES}"
+    live_from: StartOffset | None = Field(
+        default=None, description=f"with `files`: where in the topics the aggregator begins: {START_OFFSET_FORMATS}"
     )
     commit_records: Annotated[int, Field(gt=0)] = Field(
         default=COMMIT_RECORDS, description="source records between two commits of a task, which bound its memory"
@@ -95,7 +114,9 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
                 raise ValueError(f"{', '.join(given)}: only with files")
             return self
         if self.live_from is None:
-            raise ValueError(f"files also need live_from, where the aggregator begins in the topics: {PLACES}")
+            raise ValueError(
+                f"files also need live_from, where the aggregator begins in the topics: {START_OFFSET_FORMATS}"
+            )
         if given := [name for name in ("until", "every") if getattr(self, name) is not None]:
             raise ValueError(f"{', '.join(given)}: not with files, which are an application's first batch, once")
         return self
@@ -107,7 +128,7 @@ class BatchSettings(MaintenanceSettings, TaskSettings):
         return hadoop_uri(self.files)
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def spark_uris(self) -> tuple[str, ...]:
         return (self.tables,) if self.files is None else (self.tables, self.files_read)
 
     def streams(self) -> StreamsSettings:

@@ -57,8 +57,8 @@ STABLE_POLL_S = 0.01
 STABLE_MS_MAX = 10_000  # for the marks of the last transaction, which come after its answer
 
 
-class Job(NamedTuple):
-    """What every task of a batch goes by. `folder` is where the topology's module lies."""
+class TaskOptions(NamedTuple):
+    """Options of all tasks of a batch. `folder` has the topology's module."""
 
     kafka: KafkaSettings
     streams: StreamsSettings
@@ -71,8 +71,8 @@ class Job(NamedTuple):
     commit_bytes: int
 
 
-class Part(msgspec.Struct, frozen=True):
-    """A partition, and by source topic the offset before which it is read."""
+class PartitionRange(msgspec.Struct, frozen=True):
+    """A partition to read, and by source topic its end offset."""
 
     partition: int
     ends: dict[str, int]
@@ -93,8 +93,8 @@ class FileInput(msgspec.Struct, frozen=True):
         return BatchInput(self.fingerprint, rows, is_done, self.live_from)
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What a task did. `fenced` says by whom where a live instance has the partition now."""
+class TaskResult(msgspec.Struct, frozen=True):
+    """The result of a task. `fenced` names the live instance that has the partition now, if there is one."""
 
     partition: int
     read: int = 0
@@ -118,17 +118,17 @@ async def require_no_members(kafka: KafkaSettings, group: str) -> None:
         raise GroupHasMembers(f"the group {group} has members: {names}")
 
 
-def run_parts(job: Job) -> Callable[[bytes], Iterator[bytes]]:
-    """What a task does: a Part to its Outcome, both in the form of msgpack."""
+def run_range(options: TaskOptions) -> Callable[[bytes], Iterator[bytes]]:
+    """The function of a task: a PartitionRange to its TaskResult, both as msgpack."""
 
-    def run(part: bytes) -> Iterator[bytes]:
-        of = msgspec.msgpack.decode(part, type=Part)
-        yield msgspec.msgpack.encode(_run(job, of.partition, lambda batch: batch.read_topics(of.ends)))
+    def run(encoded: bytes) -> Iterator[bytes]:
+        of = msgspec.msgpack.decode(encoded, type=PartitionRange)
+        yield msgspec.msgpack.encode(_run(options, of.partition, lambda batch: batch.read_topics(of.ends)))
 
     return run
 
 
-def run_rows(job: Job, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def run_rows(options: TaskOptions, source: FileInput) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """For mapInArrow: a partition's rows (timestamp_ms, key, value) in order, to one row with its outcome."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
@@ -136,10 +136,10 @@ def run_rows(job: Job, source: FileInput) -> Callable[[Iterator[Any]], Iterator[
         assert context is not None
         partition = context.partitionId()
         if partition in source.done:
-            outcome = Outcome(partition)
+            result = TaskResult(partition)
         else:
-            outcome = _run(job, partition, lambda batch: batch.read_rows(source, batches))
-        yield pa.record_batch([pa.array([msgspec.msgpack.encode(outcome)], pa.binary())], names=["outcome"])
+            result = _run(options, partition, lambda batch: batch.read_rows(source, batches))
+        yield pa.record_batch([pa.array([msgspec.msgpack.encode(result)], pa.binary())], names=["outcome"])
 
     return run
 
@@ -147,38 +147,38 @@ def run_rows(job: Job, source: FileInput) -> Callable[[Iterator[Any]], Iterator[
 Work = Callable[["PartitionBatch"], Any]
 
 
-def _run(job: Job, partition: int, work: Work) -> Outcome:
-    configure(job.log, "batch")
-    return asyncio.run(_outcome(job, partition, work))
+def _run(options: TaskOptions, partition: int, work: Work) -> TaskResult:
+    configure(options.log, "batch")
+    return asyncio.run(_result(options, partition, work))
 
 
-async def _outcome(job: Job, partition: int, work: Work) -> Outcome:
-    group = job.streams.application_id
+async def _result(options: TaskOptions, partition: int, work: Work) -> TaskResult:
+    group = options.streams.application_id
     try:
-        await require_no_members(job.kafka, group)
-        async with PartitionBatch(job, partition).owned() as batch:
+        await require_no_members(options.kafka, group)
+        async with PartitionBatch(options, partition).owned() as batch:
             await work(batch)
-            return batch.outcome()
+            return batch.result()
     except GroupHasMembers as e:
-        return Outcome(partition, fenced=str(e))
+        return TaskResult(partition, fenced=str(e))
     except ProducerFenced as e:
         try:
-            await require_no_members(job.kafka, group)
+            await require_no_members(options.kafka, group)
         except GroupHasMembers as members:
-            return Outcome(partition, fenced=f"{members} ({e})")
+            return TaskResult(partition, fenced=f"{members} ({e})")
         raise  # another attempt at the same partition, or a transaction that took too long
     except PenstockError as e:
         if isinstance(e, RetriableError):
             raise
-        return Outcome(partition, failure=TaskFailure.of(e))
+        return TaskResult(partition, failure=TaskFailure.of(e))
 
 
 class PartitionBatch:
     """One partition's task from its takeover to its last commit."""
 
-    def __init__(self, job: Job, partition: int) -> None:
-        self._job, self._streams, self._partition = job, job.streams, partition
-        topology = load_topology(job.topology, job.topology_options, job.folder)
+    def __init__(self, options: TaskOptions, partition: int) -> None:
+        self._options, self._streams, self._partition = options, options.streams, partition
+        topology = load_topology(options.topology, options.topology_options, options.folder)
         self._topology = topology.of_application(self._streams.application_id)
         self._registry = CollectorRegistry()
         self._maker = TaskMaker(self._streams, self._topology, SYSTEM_CLOCK, self._registry)
@@ -186,7 +186,7 @@ class PartitionBatch:
         attempt = 0 if context is None else context.attemptNumber()
         instance = f"batch-{socket.gethostname()}-{os.getpid()}-{attempt}"
         self._changelog = ChangelogPartition(
-            job.kafka, self._streams, partition, instance, SYSTEM_CLOCK, job.refusal_bytes_max
+            options.kafka, self._streams, partition, instance, SYSTEM_CLOCK, options.refusal_bytes_max
         )
         self._group = GroupMetadata(self._streams.application_id)
         self._task: StreamTask
@@ -207,9 +207,9 @@ class PartitionBatch:
         finally:
             await self._changelog.close()
 
-    def outcome(self) -> Outcome:
+    def result(self) -> TaskResult:
         """What was done so far."""
-        return Outcome(
+        return TaskResult(
             self._partition,
             self._read,
             self._task.metrics.totals(),
@@ -223,33 +223,33 @@ class PartitionBatch:
         """Process the records before `ends`, from where the state is, and commit."""
         task = self._task
         require_whole_input(task)
-        places = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
-        reads = min(POLL_RECORDS, self._job.commit_records)
-        async with Consumer(self._job.kafka, _consumer_settings(self._streams.application_id)) as consumer:
-            consumer.assign(places.values())
-            positions = SourcePositions(self._job.kafka, self._streams, self._registry)
-            await positions.find(task, consumer, places.values())
-            for topic, at in places.items():
+        partitions = {topic: TopicPartition(topic, self._partition) for topic in self._topology.source_topics()}
+        reads = min(POLL_RECORDS, self._options.commit_records)
+        async with Consumer(self._options.kafka, _consumer_settings(self._streams.application_id)) as consumer:
+            consumer.assign(partitions.values())
+            positions = SourcePositions(self._options.kafka, self._streams, self._registry)
+            await positions.find(task, consumer, partitions.values())
+            for topic, at in partitions.items():
                 consumer.seek(at, task.sources[topic])
             self._maker.start(task, {})
             inputs = TaskInputs(task, self._topology, 0, self._streams.max_future_ms)
-            left = {topic: ends[topic] - task.sources[topic] for topic in places}
+            left = {topic: ends[topic] - task.sources[topic] for topic in partitions}
             moved_ms = SYSTEM_CLOCK.monotonic_ms()
             while any(lag > 0 for lag in left.values()):
-                _regulate(consumer, places, left, inputs)
+                _regulate(consumer, partitions, left, inputs)
                 for at, columns in (await consumer.poll(POLL_MS, reads)).items():
                     before_end = columns[: int(np.searchsorted(columns.offsets, ends[at.topic]))]
                     inputs.add(before_end)
                     self._count(before_end)
                 before, now_ms = left, SYSTEM_CLOCK.monotonic_ms()
-                left = {topic: ends[topic] - _position(consumer, at, task) for topic, at in places.items()}
+                left = {topic: ends[topic] - _position(consumer, at, task) for topic, at in partitions.items()}
                 inputs.process(SYSTEM_CLOCK.now_ms(), {topic: max(0, lag) for topic, lag in left.items()})
                 if left != before:
                     moved_ms = now_ms
                 elif now_ms - moved_ms > IDLE_MS_MAX:
                     raise KafkaTimeout(f"partition {self._partition}: {left} records do not come")
                 await self._commit_if_due()
-            for topic in places:
+            for topic in partitions:
                 task.advance(topic, ends[topic])
             await self._commit()
 
@@ -268,7 +268,7 @@ class PartitionBatch:
             row += len(columns)
             columns = columns[max(0, reached - (row - len(columns))) :]
             while len(columns):
-                part = columns[: max(1, self._job.commit_records - self._records)]
+                part = columns[: max(1, self._options.commit_records - self._records)]
                 process_in_time(task, part, SYSTEM_CLOCK.now_ms())
                 columns = columns[len(part) :]
                 self._count(part)
@@ -294,7 +294,7 @@ class PartitionBatch:
         self._bytes += int(columns.sizes().sum())
 
     def _is_due(self) -> bool:
-        return self._records >= self._job.commit_records or self._bytes >= self._job.commit_bytes
+        return self._records >= self._options.commit_records or self._bytes >= self._options.commit_bytes
 
     async def _commit_if_due(self) -> None:
         if self._is_due():
@@ -305,9 +305,9 @@ class PartitionBatch:
         if not self._task.needs_commit:
             return
         commit = self._task.prepare_commit(SYSTEM_CLOCK.now_ms())
-        place = await self._changelog.commit(commit, self._group)
-        self._task.commit_succeeded(place)
-        self._committed = place.covered_offset
+        committed = await self._changelog.commit(commit, self._group)
+        self._task.commit_succeeded(committed)
+        self._committed = committed.covered_offset
         self._commits += 1
 
     async def _until_stable(self) -> None:
@@ -315,7 +315,7 @@ class PartitionBatch:
         at, deadline_ms = self._changelog.topic_partition, SYSTEM_CLOCK.monotonic_ms() + STABLE_MS_MAX
         if self._committed < 0:
             return
-        async with changelog_consumer(self._job.kafka) as consumer:
+        async with changelog_consumer(self._options.kafka) as consumer:
             consumer.assign([at])
             while (await consumer.end_offsets([at]))[at] < self._committed:
                 if SYSTEM_CLOCK.monotonic_ms() > deadline_ms:
@@ -341,11 +341,11 @@ def _position(consumer: Consumer, at: TopicPartition, task: StreamTask) -> int:
 
 
 def _regulate(
-    consumer: Consumer, places: Mapping[str, TopicPartition], left: Mapping[str, int], inputs: TaskInputs
+    consumer: Consumer, partitions: Mapping[str, TopicPartition], left: Mapping[str, int], inputs: TaskInputs
 ) -> None:
     """Fetch where there is something left to read, and room for it."""
     paused = consumer.paused()
-    for topic, at in places.items():
+    for topic, at in partitions.items():
         stops = left[topic] <= 0 or inputs.is_full(topic)
         if stops and at not in paused:
             consumer.pause(at)

@@ -36,13 +36,13 @@ from pyspark.sql import SparkSession
 
 from penstock.services.spark.compaction import delta, fold
 from penstock.services.spark.compaction.delta import DataFile
-from penstock.services.spark.compaction.fold import Range, Where, lagging
+from penstock.services.spark.compaction.fold import ChangelogRange, FoldOptions, lagging
 from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
 from penstock.services.spark.compaction.settings import MaintenanceSettings
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance, call_after_hook
 from penstock.services.spark.compaction.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
 from penstock.services.spark.errors import translated
-from penstock.services.spark.topic_offsets import TopicOffsets, ask, topic_offsets
+from penstock.services.spark.topic_offsets import TopicOffsets, run_with_timeout, topic_offsets
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
@@ -64,8 +64,8 @@ WAY_OUT = (
 )
 
 
-class Summary(NamedTuple):
-    """What a run did. Offsets are by changelog partition: `to_offsets` are the covered ones now.
+class CompactionReport(NamedTuple):
+    """The result of a compaction. Offsets are by changelog partition: `to_offsets` are the covered ones now.
 
     It added `live_rows` windows that changed and `deleted_rows` tombstones to `state`, and so many `closed_rows` and
     `late_rows`. `remaining_records` of the changelog were there when it began, and are the next run's. `failed` says
@@ -96,7 +96,7 @@ class Plan(NamedTuple):
     offsets: TopicOffsets
     newest: dict[int, Row]
     tables: dict[str, DeltaTable]
-    ranges: list[Range]
+    ranges: list[ChangelogRange]
 
     @property
     def state_version(self) -> int | None:
@@ -118,7 +118,7 @@ class Compaction:
         """Where a table is: `state`, `closed/visits`."""
         return f"{self.settings.folder}/{table}"
 
-    def run(self) -> Summary:
+    def run(self) -> CompactionReport:
         """Compact once. What failed after the run counts is in `failed`, and `maintenance.require_done()` raises it.
 
         Raises CorruptRecord, ChangelogHole, SchemaMismatch (nothing was changed), CompactionConflict (another job was
@@ -126,12 +126,12 @@ class Compaction:
         """
         try:
             plan = self.plan()
-            summary = self._fold(plan)
+            report = self._fold(plan)
         except (Py4JError, PySparkException, ConnectionError) as e:
             raise translated(e) from e
-        summary = self._maintain(plan, summary)
+        report = self._maintain(plan, report)
         seconds = round(time.monotonic() - self._started, 3)
-        return summary._replace(failed=self.maintenance.failures(), seconds=seconds)
+        return report._replace(failed=self.maintenance.failures(), seconds=seconds)
 
     # --- plan ---
 
@@ -147,8 +147,10 @@ class Compaction:
         for row in newest.values():
             self._require_same_changelog(STATE, row["topic_id"], offsets)
         positions = {name: self._positions(name, table, offsets) for name, table in tables.items() if name != STATE}
-        begins = {p: self._first(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
-        return Plan(offsets, newest, tables, bounded(begins, newest, positions, offsets, settings.run_records_max))
+        begins = {p: self._start_of(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
+        return Plan(
+            offsets, newest, tables, bounded_ranges(begins, newest, positions, offsets, settings.run_records_max)
+        )
 
     def _stores(self, kind: str) -> list[str]:
         return delta.folders(self.path(kind), self.options)
@@ -172,7 +174,7 @@ class Compaction:
             self._require_same_changelog(name, row["topic_id"], offsets)
         return {row["partition"]: row["last"] for row in rows}
 
-    def _first(
+    def _start_of(
         self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
     ) -> tuple[int, Row | None]:
         """From where a partition is read, and the progress row there, None at the changelog's beginning."""
@@ -203,7 +205,7 @@ class Compaction:
 
     # --- fold ---
 
-    def _fold(self, plan: Plan) -> Summary:
+    def _fold(self, plan: Plan) -> CompactionReport:
         """Read, write and commit."""
         wanted = [one for one in plan.ranges if one.first < one.end]
         if not wanted:
@@ -211,22 +213,22 @@ class Compaction:
         self.say(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
         settings, offsets = self.settings, plan.offsets
         common = (settings.kafka_timeout_ms, settings.folder, self.options, self.job, settings.closed_retention_days)
-        where = Where(settings.kafka, offsets.topic, offsets.topic_id, *common)
-        done = self._in_tasks(wanted, lambda one: one.end - one.first, fold.fold(where))
-        found = [msgspec.msgpack.decode(one, type=fold.Found) for one in done]
+        options = FoldOptions(settings.kafka, offsets.topic, offsets.topic_id, *common)
+        done = self._run_tasks(wanted, lambda one: one.end - one.first, fold.fold(options))
+        found = [msgspec.msgpack.decode(one, type=fold.FoldResult) for one in done]
         for task in found:
             if task.failure is not None:
                 raise task.failure.to_error()
-        foreign = sum(one.foreign_records for task in found for one in task.ranges)
-        reached = {one.partition: one.read_to for task in found for one in task.ranges}
+        foreign = sum(one.foreign_records for task in found for one in task.partitions)
+        reached = {one.partition: one.read_to for task in found for one in task.partitions}
         left = sum(one.latest - reached[one.partition] for one in wanted)
-        moved = {one.partition: one for task in found for one in task.ranges if one.files}
+        moved = {one.partition: one for task in found for one in task.partitions if one.files}
         if not moved:
             return self._nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
-        summary = self._commit(plan, moved, _by_table(found))
-        return summary._replace(remaining_records=left, foreign_records=foreign)
+        report = self._commit(plan, moved, _by_table(found))
+        return report._replace(remaining_records=left, foreign_records=foreign)
 
-    def _in_tasks(
+    def _run_tasks(
         self, items: list[T], size: Callable[[T], int], step: Callable[[bytes], Iterable[bytes]]
     ) -> list[bytes]:
         """Have Spark's tasks carry out a step over items, each of about as much as the others; what they give."""
@@ -235,12 +237,14 @@ class Compaction:
         found: list[bytes] = self.spark.sparkContext.parallelize(parts, tasks).flatMap(step).collect()
         return found
 
-    def _nothing_new(self, plan: Plan) -> Summary:
+    def _nothing_new(self, plan: Plan) -> CompactionReport:
         self.say("nothing new")
         before = {one.partition: one.covered for one in plan.ranges}
-        return Summary(len(before), 0, 0, 0, 0, 0, before, before, plan.state_version, 0.0)
+        return CompactionReport(len(before), 0, 0, 0, 0, 0, before, before, plan.state_version, 0.0)
 
-    def _commit(self, plan: Plan, moved: Mapping[int, fold.Summary], appended: Mapping[str, list[DataFile]]) -> Summary:
+    def _commit(
+        self, plan: Plan, moved: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
+    ) -> CompactionReport:
         stores = stores_of(plan.newest, moved.values())
         require_lake_names(stores)
         self._behind = {one.partition for one in plan.ranges if one.partition in moved and is_behind(one, moved)}
@@ -274,7 +278,7 @@ class Compaction:
         version = delta.commit(state, files[STATE], (), run)
         after = before | {p: max(before[p], one.covered_offset) for p, one in moved.items()}
         counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
-        return Summary(len(before), *counts, before, after, version, 0.0)
+        return CompactionReport(len(before), *counts, before, after, version, 0.0)
 
     def _table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
         """A table as it was planned with, made or widened if it must be."""
@@ -285,19 +289,19 @@ class Compaction:
 
     # --- after the commit ---
 
-    def _maintain(self, plan: Plan, summary: Summary) -> Summary:
+    def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
         attempt, settings = self.maintenance.attempt, self.settings
-        if summary.state_version != plan.state_version:
+        if report.state_version != plan.state_version:
             rewritten = attempt("the rewrite of `state`", lambda: self._rewrite(plan), 0, may_conflict=True)
-            summary = summary._replace(rewritten_partitions=rewritten)
+            report = report._replace(rewritten_partitions=rewritten)
             if settings.delete_covered:
                 attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
             others = attempt("table maintenance", self._others, dict[str, str]())
-            summary = summary._replace(**self.maintenance.maintain(self.path(STATE), others))
+            report = report._replace(**self.maintenance.maintain(self.path(STATE), others))
         if settings.after is not None:
             hook = settings.after
             attempt(f"after={hook}", lambda: call_after_hook(self.spark, hook, settings.tables), None)
-        return summary
+        return report
 
     def _others(self) -> dict[str, str]:
         """The paths of `closed` and `late` tables by name."""
@@ -322,7 +326,7 @@ class Compaction:
             wanted.append(RewriteInput(p, paths, count, size, rows[:1] + kept[: PROGRESS_ROWS_MAX - 1]))
         self.say(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
         step = rewrite(self.path(STATE), self.options, f"{self.job}-r")
-        done = self._in_tasks(wanted, lambda one: one.rows, step)
+        done = self._run_tasks(wanted, lambda one: one.rows, step)
         added = [file for one in done for file in msgspec.msgpack.decode(one, type=list[DataFile])]
         now_ms = int(time.time() * 1000)
         removed = [
@@ -354,10 +358,10 @@ class Compaction:
                 async with Admin(self.settings.kafka) as admin:
                     await admin.delete_records(before)
 
-            ask(delete(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
+            run_with_timeout(delete(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
 
 
-def _by_table(found: Iterable[fold.Found]) -> dict[str, list[DataFile]]:
+def _by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
     """The files of `closed` and `late` that all tasks wrote."""
     files: dict[str, list[DataFile]] = {}
     for task in found:
@@ -371,7 +375,7 @@ def _rows_of(kind: str, files: Mapping[str, list[DataFile]]) -> int:
     return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
 
 
-def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.Summary]) -> tuple[StoreSchema, ...]:
+def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
     """The stores that the tables have columns of: those of the partition with the most aggregations.
 
     Instances are upgraded one after the other, so partitions may differ in the aggregations that were added.
@@ -385,7 +389,7 @@ def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.Summary]) -> tuple
     return widest
 
 
-def is_behind(one: Range, moved: Mapping[int, fold.Summary]) -> bool:
+def is_behind(one: ChangelogRange, moved: Mapping[int, fold.PartitionResult]) -> bool:
     """Whether tables lack rows of a partition after a run that was to catch up."""
     return bool(one.lagging) and moved[one.partition].covered_offset < one.covered
 
@@ -405,13 +409,13 @@ def spread(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[lis
     return parts
 
 
-def bounded(
+def bounded_ranges(
     begins: Mapping[int, tuple[int, Row | None]],
     newest: Mapping[int, Row],
     positions: Mapping[str, Mapping[int, int]],
     offsets: TopicOffsets,
     records_max: int,
-) -> list[Range]:
+) -> list[ChangelogRange]:
     """The ranges of a run, which are `records_max` records or few more; each partition has its share."""
     left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
     share, room = dict.fromkeys(left, 0), records_max
@@ -422,7 +426,9 @@ def bounded(
     for p, (start, row) in sorted(begins.items()):
         epoch, progress = (0, None) if row is None else (row["epoch"], row["progress"])
         there = {table: of[p] for table, of in positions.items() if p in of}
-        ranges.append(Range(p, start, start + share[p], offsets.latest[p], epoch, progress, newest.get(p), there))
+        ranges.append(
+            ChangelogRange(p, start, start + share[p], offsets.latest[p], epoch, progress, newest.get(p), there)
+        )
     return ranges
 
 

@@ -64,7 +64,7 @@ POLL_RECORDS = 50_000
 START_BYTES = 8
 
 
-class Range(NamedTuple):
+class ChangelogRange(NamedTuple):
     """What a task reads of one partition: from `first` to `end`, and on to `latest` until a commit has ended.
 
     The reader begins with `epoch` and `progress`, as the tables have them for `first`. `newest` is the partition's
@@ -98,25 +98,25 @@ def lagging(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> l
     return sorted(table for table, last in said.items() if positions.get(table, -1) < last)
 
 
-class Where(NamedTuple):
-    """What all tasks of a run go by: the changelog, and where and under which names files are written."""
+class FoldOptions(NamedTuple):
+    """Options of all tasks of a compaction: the changelog, and the folder and names of the files."""
 
     kafka: KafkaSettings
     topic: str
     topic_id: str
     idle_ms_max: int
     folder: str
-    options: Mapping[str, str]
+    storage_options: Mapping[str, str]
     job: str
     retention_days: int | None = None
 
     def files(self, table: str) -> Files:
         """Writes a table's files."""
-        return Files(f"{self.folder}/{table}", self.options, INDEXED[table.partition("/")[0]])
+        return Files(f"{self.folder}/{table}", self.storage_options, INDEXED[table.partition("/")[0]])
 
 
-class Summary(msgspec.Struct, frozen=True):
-    """What was found in a partition's range: where its last commit ends, and the files of `state`.
+class PartitionResult(msgspec.Struct, frozen=True):
+    """The result for one partition: the offset after its last commit, and the files of `state`.
 
     Without files nothing has moved. `deleted` of their rows are tombstones. `read_to` is how far the range was read,
     `stores` what the last commit was written with.
@@ -132,61 +132,63 @@ class Summary(msgspec.Struct, frozen=True):
     stores: tuple[StoreSchema, ...]
 
 
-class Found(msgspec.Struct, frozen=True):
-    """What a task found: its ranges, and by table the files of `closed` and `late`."""
+class FoldResult(msgspec.Struct, frozen=True):
+    """The result of a task: its partitions, and by table the files of `closed` and `late`."""
 
-    ranges: list[Summary]
+    partitions: list[PartitionResult]
     files: dict[str, list[DataFile]]
     failure: TaskFailure | None = None
 
 
-def fold(where: Where) -> Callable[[bytes], Iterator[bytes]]:
-    """What a task does: a list of ranges to a Found, both in the form of msgpack."""
+def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
+    """The function of a task: a list of ranges to a FoldResult, both as msgpack."""
 
     def run(ranges: bytes) -> Iterator[bytes]:
         try:
-            found = asyncio.run(fold_ranges(where, msgspec.msgpack.decode(ranges, type=list[Range])))
+            found = asyncio.run(fold_ranges(options, msgspec.msgpack.decode(ranges, type=list[ChangelogRange])))
         except RetriableError:
             raise
         except PenstockError as e:
-            found = Found([], {}, TaskFailure.of(e))
+            found = FoldResult([], {}, TaskFailure.of(e))
         yield msgspec.msgpack.encode(found)
 
     return run
 
 
-async def fold_ranges(where: Where, ranges: Sequence[Range]) -> Found:
+async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) -> FoldResult:
     """Read and write. KafkaTimeout, OffsetOutOfRange, CorruptRecord, LakeUnavailable."""
-    summaries, appended = [], defaultdict[str, list[pa.RecordBatch]](list)
+    results, appended = [], defaultdict[str, list[pa.RecordBatch]](list)
     for of in ranges:
         # Each with a consumer of its own: one that goes to another partition waits for its last fetch from that node.
-        async with changelog_consumer(where.kafka) as consumer:
-            folded = await read_range(consumer, where, of)
-        rows = folded.rows(where)
-        summaries.append(folded.summary(list(write_files(where, STATE, rows.pop(STATE, []), of.partition))))
+        async with changelog_consumer(options.kafka) as consumer:
+            folded = await read_range(consumer, options, of)
+        rows = folded.rows(options)
+        results.append(folded.result(list(write_files(options, STATE, rows.pop(STATE, []), of.partition))))
         for table, batches in rows.items():
             appended[table] += batches
     first = ranges[0].partition  # names the files: no other task has it
-    return Found(summaries, {table: list(write_files(where, table, of, first)) for table, of in appended.items()})
+    return FoldResult(results, {table: list(write_files(options, table, of, first)) for table, of in appended.items()})
 
 
-def write_files(where: Where, table: str, batches: Sequence[pa.RecordBatch], partition: int) -> Iterator[DataFile]:
+def write_files(
+    options: FoldOptions, table: str, batches: Sequence[pa.RecordBatch], partition: int
+) -> Iterator[DataFile]:
     """Write one table's rows, which may be of several layouts of its store: the last one is the widest."""
     if not batches:
         return
-    kind, files, nth = table.partition("/")[0], where.files(table), 0
+    kind, files, nth = table.partition("/")[0], options.files(table), 0
     by_time = {CLOSED: "window_start", LATE: "event_time"}.get(kind)
-    for own in in_parts(batches):
+    for own in sortable_chunks(batches):
         rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
         if by_time is not None:
             rows = rows.sort_by(by_time)
         for at in range(0, len(rows), FILE_ROWS):
-            name = f"part-{where.job}-{partition}-{nth}.parquet"
+            name = f"part-{options.job}-{partition}-{nth}.parquet"
             yield files.write(name, rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
             nth += 1
 
 
-def in_parts(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Batches in lists of SORT_BYTES and not much more, since Arrow sorts no column of over 2 GiB."""
     part, size = list[pa.RecordBatch](), 0
     for batch in batches:
@@ -199,10 +201,10 @@ def in_parts(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
         yield part
 
 
-class Folded:
-    """What was read of one partition's range."""
+class PartitionFold:
+    """The entries of one partition's range, folded as they are read."""
 
-    def __init__(self, topic: str, of: Range) -> None:
+    def __init__(self, topic: str, of: ChangelogRange) -> None:
         self.topic, self.range = topic, of
         progress = None if of.progress is None else decode_progress(of.progress.encode())
         self.reader = ChangelogReader(self._apply, epoch=of.epoch, progress=progress)
@@ -219,10 +221,10 @@ class Folded:
         try:
             self.reader.feed(offsets, keys, values)
         except CorruptEntry as e:
-            raise CorruptRecord(self.place(e.offset, f"{e.reason}. {WAYS_OUT}")) from None
+            raise CorruptRecord(self.error_at(e.offset, f"{e.reason}. {WAYS_OUT}")) from None
 
-    def place(self, offset: int, reason: str) -> str:
-        """A reason with where it is."""
+    def error_at(self, offset: int, reason: str) -> str:
+        """An error message: the partition, the offset and the reason."""
         return f"{self.topic}-{self.range.partition} at offset {offset}: {reason}"
 
     def _apply(self, confirmed: Confirmed) -> None:
@@ -236,20 +238,22 @@ class Folded:
                     check_schema(self.stores, one.progress.stores)
                 self.stores = one.progress.stores
 
-    def rows(self, where: Where) -> dict[str, list[pa.RecordBatch]]:
+    def rows(self, options: FoldOptions) -> dict[str, list[pa.RecordBatch]]:
         """By table its new rows; none where nothing has moved. CorruptRecord names an entry that cannot be read."""
         found = defaultdict[str, list[pa.RecordBatch]](list)
         if self.commit is None or not self._has_moved(self.commit):
             return found
-        for table, rows in self._rows(where):
+        for table, rows in self._rows(options):
             found[table].append(rows)
-        found[STATE].append(self._progress_row(where, self.commit, sum(map(len, found[STATE]))))
+        found[STATE].append(self._progress_row(options, self.commit, sum(map(len, found[STATE]))))
         return found
 
-    def summary(self, files: list[DataFile]) -> Summary:
+    def result(self, files: list[DataFile]) -> PartitionResult:
         """What was found, once the files of `state` are written."""
         counts = (self.reader.entries_applied, self.deleted, self.reader.foreign_records)
-        return Summary(self.range.partition, self.covered_offset, *counts, self.read_to, files, self.stores or ())
+        return PartitionResult(
+            self.range.partition, self.covered_offset, *counts, self.read_to, files, self.stores or ()
+        )
 
     def _has_moved(self, commit: Commit) -> bool:
         """Whether there is anything to write: not where nothing happened but wall-clock punctuation.
@@ -266,7 +270,7 @@ class Folded:
             before
         )
 
-    def _progress_row(self, where: Where, commit: Commit, rows: int) -> pa.RecordBatch:
+    def _progress_row(self, options: FoldOptions, commit: Commit, rows: int) -> pa.RecordBatch:
         newest = self.range.newest
         row = {
             "row": "progress",
@@ -274,24 +278,24 @@ class Folded:
             "changelog_offset": self.covered_offset,
             "epoch": commit.epoch,
             "progress": msgspec.json.encode(commit.progress).decode(),
-            "topic_id": where.topic_id,
+            "topic_id": options.topic_id,
             "previous_offset": 0 if newest is None else newest["changelog_offset"],
             "appended": json.dumps(self.appended),
             "rewritten_rows": rows if newest is None else newest["rewritten_rows"],
             "added_rows": 0 if newest is None else newest["added_rows"] + rows,
             "added_files": 0 if newest is None else newest["added_files"] + 1,
-            "expired_ms": self._expired_ms(where, commit.progress.stream_time_ms),
+            "expired_ms": self._expired_ms(options, commit.progress.stream_time_ms),
         }
         return pa.RecordBatch.from_pylist([row], PROGRESS)
 
-    def _expired_ms(self, where: Where, time_ms: int) -> int:
+    def _expired_ms(self, options: FoldOptions, time_ms: int) -> int:
         """Before which time closed windows are not kept; it never goes back. -1 for none."""
         expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
-        if where.retention_days is None or time_ms > TIME_MS_MAX:
+        if options.retention_days is None or time_ms > TIME_MS_MAX:
             return expired
-        return max(expired, time_ms - where.retention_days * DAY_MS)
+        return max(expired, time_ms - options.retention_days * DAY_MS)
 
-    def _rows(self, where: Where) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def _rows(self, options: FoldOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
         for part in self._live():
             yield STATE, self._batch(part, self._live_rows)
         for operation, kind, columns in ((FINAL, CLOSED, self._closed_rows), (fmt.LATE, LATE, self._late_rows)):
@@ -305,7 +309,7 @@ class Folded:
                     is_own &= part.offsets > self.range.positions.get(table, -1)
                     if is_own.any():
                         rows = self._batch(part.at(is_own), columns, number)
-                        topic_id = pa.array([where.topic_id] * len(rows), pa.string())
+                        topic_id = pa.array([options.topic_id] * len(rows), pa.string())
                         yield table, rows.append_column("topic_id", topic_id)
 
     def _live(self) -> Iterator[Confirmed]:
@@ -334,18 +338,18 @@ class Folded:
         try:
             found = columns(part, store)
         except (CorruptRecord, pa.ArrowInvalid) as e:
-            raise CorruptRecord(self._first_bad(part, store, columns, e)) from None
+            raise CorruptRecord(self._first_invalid(part, store, columns, e)) from None
         found["partition"] = pa.array(np.full(len(part), self.range.partition, np.int32))
         found["changelog_offset"] = pa.array(part.offsets)
         return pa.record_batch(list(found.values()), names=list(found))
 
-    def _first_bad(self, part: Confirmed, store: StoreSchema, columns: Any, error: Exception) -> str:
+    def _first_invalid(self, part: Confirmed, store: StoreSchema, columns: Any, error: Exception) -> str:
         for place in range(len(part)):
             try:
                 columns(part.at(np.array([place])), store)
             except (CorruptRecord, pa.ArrowInvalid) as e:
-                return self.place(int(part.offsets[place]), f"{e}. {WAYS_OUT}")
-        return self.place(int(part.offsets[0]), str(error))
+                return self.error_at(int(part.offsets[place]), f"{e}. {WAYS_OUT}")
+        return self.error_at(int(part.offsets[0]), str(error))
 
     def _live_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
         is_live = part.operations == LIVE[0]
@@ -390,9 +394,9 @@ class Folded:
         }
 
 
-async def read_range(consumer: Consumer, where: Where, of: Range) -> Folded:
+async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRange) -> PartitionFold:
     """Read a range. KafkaTimeout where no record comes in `idle_ms_max`, OffsetOutOfRange where its begin is gone."""
-    folded, at = Folded(where.topic, of), TopicPartition(where.topic, of.partition)
+    folded, at = PartitionFold(options.topic, of), TopicPartition(options.topic, of.partition)
     consumer.assign([at])
     consumer.seek(at, of.first)
     loop = asyncio.get_running_loop()
@@ -404,8 +408,8 @@ async def read_range(consumer: Consumer, where: Where, of: Range) -> Folded:
         before, position = position, await consumer.position(at)
         if position > before:
             moved = loop.time()
-        elif (loop.time() - moved) * 1000 > where.idle_ms_max:
-            raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {where.idle_ms_max} ms")
+        elif (loop.time() - moved) * 1000 > options.idle_ms_max:
+            raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {options.idle_ms_max} ms")
     folded.read_to = position
     return folded
 

@@ -203,8 +203,8 @@ def test_a_rewrite_that_another_job_overtakes(
     job(simulation).run()
 
     class Overtaken(Compaction):
-        def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
-            done = super()._in_tasks(items, size, step)
+        def _run_tasks(self, items: Any, size: Any, step: Any) -> Any:
+            done = super()._run_tasks(items, size, step)
             if type(items[0]).__name__ == "RewriteInput":
                 simulation.feed(60, 9)
                 topics.write(simulation)

@@ -19,7 +19,7 @@ from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.kafka import EmbeddedKafka
 from penstock.services.spark.audit.run import run_audit
 from penstock.services.spark.audit.settings import AuditSettings
-from penstock.services.spark.compaction.compact import Compaction, Summary
+from penstock.services.spark.compaction.compact import Compaction, CompactionReport
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.reading import closed, late, live
 from penstock.shared.clients.producer import Producer
@@ -88,7 +88,7 @@ async def test_what_was_refused_before_a_reset_counts_once(
     common: dict[str, Any] = {"application": topic_name, "lake": str(lake)}
     async with chain_of(kafka, topic_name) as chain:
 
-        def compact() -> Summary:
+        def compact() -> CompactionReport:
             return Compaction(spark, CompactSettings(**common, kafka=chain.kafka), print).run()
 
         await chain.send(600)

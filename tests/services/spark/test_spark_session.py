@@ -48,7 +48,7 @@ def test_given_settings_win_and_java_options_add_up(tmp_path: Path, monkeypatch:
     assert cluster["spark.jars"] == ",".join(jars)
     assert spark.CLASS_PATH not in cluster
     flags = ["--application=a", "--lake=lake", "--topology=m:f", "--files=S3://bucket/*.json", "--live-from=latest"]
-    with_files = spark.configuration(SparkSettings(), "scratch", BatchSettings.load(flags, environ={}).places)
+    with_files = spark.configuration(SparkSettings(), "scratch", BatchSettings.load(flags, environ={}).spark_uris)
     assert with_files["spark.jars"] == ",".join([*jars, *s3_jars])
     own = spark.configuration(SparkSettings(conf={spark.CLASS_PATH: "mine.jar"}), "scratch")
     assert (own[spark.CLASS_PATH], own["spark.jars"]) == ("mine.jar", ",".join(jars))

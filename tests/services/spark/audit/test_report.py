@@ -10,14 +10,16 @@ import pytest
 from rich.console import Console
 
 from penstock.services.spark.audit.report import as_object, print_report
-from penstock.services.spark.audit.run import CheckResult, Report
+from penstock.services.spark.audit.run import AuditReport, CheckResult
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 
 
-def report(differences: int) -> Report:
+def report(differences: int) -> AuditReport:
     shown = [{"partition": 0, "key": "[red]", "at_ms": 5, "detail": "0..9: lost"}] * min(differences, 1)
     checks = [CheckResult("windows", "no session is split", differences, shown), CheckResult("twice", "none", 0, [])]
-    return Report(9, 5 - differences, 1, 1, 1, 1, 0, 3, 1, 3, 1, checks, ["means: why"], ["grace: taken"], 2.5, "s")
+    return AuditReport(
+        9, 5 - differences, 1, 1, 1, 1, 0, 3, 1, 3, 1, checks, ["means: why"], ["grace: taken"], 2.5, "s"
+    )
 
 
 @pytest.mark.parametrize("differences", [0, 3])

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from penstock.services.spark.batch.run import (
+    batch_report,
     given_offsets,
+    next_offsets,
     partitions_done,
-    parts_of,
-    reached,
+    ranges_to_read,
     require_no_files_left,
     require_whole_partitions,
-    summary_of,
 )
-from penstock.services.spark.batch.task import Outcome, Part
+from penstock.services.spark.batch.task import PartitionRange, TaskResult
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.streams.aggregations import Count
@@ -48,8 +48,11 @@ def test_partitions_with_something_to_read_are_planned() -> None:
     """From where the tables say, else from the first offset; those with the most first, and others not at all."""
     ends = {"a": {0: 10, 1: 10, 2: 10, 3: 2}, "b": {0: 5, 1: 5, 2: 5, 3: 2}}
     known = {0: progress(sources={"a": 10, "b": 5}), 1: progress(sources={"a": 9}), 2: progress(sources={"a": 99})}
-    assert parts_of(ends, held(ends), known) == [Part(1, {"a": 10, "b": 5}), Part(2, {"a": 10, "b": 5})]
-    assert [part.partition for part in parts_of(ends, held(ends), {})] == [0, 1, 2]
+    assert ranges_to_read(ends, held(ends), known) == [
+        PartitionRange(1, {"a": 10, "b": 5}),
+        PartitionRange(2, {"a": 10, "b": 5}),
+    ]
+    assert [part.partition for part in ranges_to_read(ends, held(ends), {})] == [0, 1, 2]
 
 
 def test_a_topic_that_was_made_again_is_left_to_the_task() -> None:
@@ -60,14 +63,14 @@ def test_a_topic_that_was_made_again_is_left_to_the_task() -> None:
         1: progress(sources={"a": 10}, source_ids={"a": "other"}),
         2: progress(sources={"a": 10}, source_ids={"a": "id"}),
     }
-    assert [part.partition for part in parts_of(ends, held(ends), known)] == [0, 1]
+    assert [part.partition for part in ranges_to_read(ends, held(ends), known)] == [0, 1]
 
 
 def test_where_the_next_one_goes_on() -> None:
     """Where tasks have come, else where the tables say, else up to where was planned."""
     ends = {"a": {0: 10, 1: 10, 2: 10}}
-    outcomes = [Outcome(0, 10, sources={"a": 9})]
-    assert reached(outcomes, {0: progress(sources={"a": 3}), 1: progress(sources={"a": 12})}, ends) == {
+    outcomes = [TaskResult(0, 10, sources={"a": 9})]
+    assert next_offsets(outcomes, {0: progress(sources={"a": 3}), 1: progress(sources={"a": 12})}, ends) == {
         "a": {0: 9, 1: 12, 2: 10}
     }
 
@@ -108,6 +111,6 @@ def test_offsets_that_a_topic_does_not_have(text: str, said: str) -> None:
 
 def test_a_summary_adds_up() -> None:
     """Over the tasks; the ends are the plan's."""
-    outcomes = [Outcome(p, 10, Totals(10, 4, 1, 2, 3), 2) for p in (0, 1)]
-    found = summary_of(outcomes, {"a": {0: 10, 1: 10}}, 3.0, None)
+    outcomes = [TaskResult(p, 10, Totals(10, 4, 1, 2, 3), 2) for p in (0, 1)]
+    found = batch_report(outcomes, {"a": {0: 10, 1: 10}}, 3.0, None)
     assert found[:7] == (2, 20, 8, 2, 4, 6, 4)

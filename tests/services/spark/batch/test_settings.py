@@ -55,5 +55,5 @@ def test_tasks_go_by_the_streams_settings() -> None:
 def test_places_that_spark_needs() -> None:
     """The lake's, and the files' as Hadoop calls them."""
     settings = load("--files=s3://history/*.json", "--live-from=latest")
-    assert settings.places == (settings.tables, "s3a://history/*.json")
-    assert load().places == (settings.tables,)
+    assert settings.spark_uris == (settings.tables, "s3a://history/*.json")
+    assert load().spark_uris == (settings.tables,)

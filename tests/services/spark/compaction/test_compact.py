@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.services.spark.compaction.compact import Compaction, bounded, spread, stores_of
-from penstock.services.spark.compaction.fold import Summary
+from penstock.services.spark.compaction.compact import Compaction, bounded_ranges, spread, stores_of
+from penstock.services.spark.compaction.fold import PartitionResult
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.topic_offsets import TopicOffsets
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
@@ -35,7 +35,7 @@ def row(covered: int, **appended: int) -> dict[str, Any]:
 
 
 def first(rows: list[dict[str, Any]], there: dict[str, int], held: TopicOffsets) -> Any:
-    return job()._first(0, rows, {name: {0: at} for name, at in there.items()}, held)
+    return job()._start_of(0, rows, {name: {0: at} for name, at in there.items()}, held)
 
 
 def test_a_partition_is_read_from_where_the_tables_end() -> None:
@@ -83,7 +83,7 @@ def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[
     """A run reads no more than it may, all of what is short, as much of one long partition as of the other."""
     begins: Any = {p: (begin, None) for p, (begin, _) in enumerate(ranges)}
     held = TopicOffsets("log", "id", dict.fromkeys(begins, 0), {p: a + n for p, (a, n) in enumerate(ranges)})
-    found = bounded(begins, {}, {}, held, most)
+    found = bounded_ranges(begins, {}, {}, held, most)
     taken = [one.end - one.first for one in found]
     assert all(one.first <= one.end <= one.latest == held.latest[one.partition] for one in found)
     assert sum(taken) <= max(most, len(ranges))
@@ -116,8 +116,8 @@ def known(*stores: StoreSchema) -> dict[str, Any]:
     return {"progress": msgspec.json.encode(progress).decode()}
 
 
-def moved(partition: int, *stores: StoreSchema) -> Summary:
-    return Summary(partition, 9, 1, 0, 0, 9, [], stores)
+def moved(partition: int, *stores: StoreSchema) -> PartitionResult:
+    return PartitionResult(partition, 9, 1, 0, 0, 9, [], stores)
 
 
 def test_the_tables_have_what_the_widest_partition_has() -> None:

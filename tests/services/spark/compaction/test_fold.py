@@ -15,7 +15,14 @@ import pyarrow.parquet
 import pytest
 
 from penstock.services.spark.compaction import fold
-from penstock.services.spark.compaction.fold import Folded, Range, Where, fold_ranges, read_range, write_files
+from penstock.services.spark.compaction.fold import (
+    ChangelogRange,
+    FoldOptions,
+    PartitionFold,
+    fold_ranges,
+    read_range,
+    write_files,
+)
 from penstock.services.spark.compaction.tables import TIME_MS_MAX
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
@@ -82,14 +89,14 @@ def progress(
     return None, log.encode_progress(epoch, commit, said)
 
 
-def where(folder: str = "unused", kafka: KafkaSettings | None = None, idle_ms_max: int = 1_000) -> Where:
-    return Where(kafka or KafkaSettings(), "log", TOPIC_ID, idle_ms_max, folder, {}, "job")
+def options(folder: str = "unused", kafka: KafkaSettings | None = None, idle_ms_max: int = 1_000) -> FoldOptions:
+    return FoldOptions(kafka or KafkaSettings(), "log", TOPIC_ID, idle_ms_max, folder, {}, "job")
 
 
-def range_of(count: int, first: int = 0, newest: dict[str, Any] | None = None, **positions: int) -> Range:
+def range_of(count: int, first: int = 0, newest: dict[str, Any] | None = None, **positions: int) -> ChangelogRange:
     said = None if newest is None else newest["progress"]
     at = {f"closed/{store}": offset for store, offset in positions.items()}
-    return Range(3, first, count, count, 0 if newest is None else newest["epoch"], said, newest, at)
+    return ChangelogRange(3, first, count, count, 0 if newest is None else newest["epoch"], said, newest, at)
 
 
 def row_sets(tables: Mapping[str, Sequence[pa.RecordBatch]]) -> dict[str, list[dict[str, Any]]]:
@@ -97,10 +104,10 @@ def row_sets(tables: Mapping[str, Sequence[pa.RecordBatch]]) -> dict[str, list[d
     return {table: [row for batch in of for row in batch.to_pylist()] for table, of in tables.items()}
 
 
-def folded(entries: Sequence[Entry], of: Range | None = None, at_once: int = 1_000) -> Folded:
+def folded(entries: Sequence[Entry], of: ChangelogRange | None = None, at_once: int = 1_000) -> PartitionFold:
     """What is made of entries that come so many at once."""
     of = of or range_of(len(entries))
-    found = Folded("log", of)
+    found = PartitionFold("log", of)
     for first in range(0, len(entries), at_once):
         own = entries[first : first + at_once]
         offsets = np.arange(of.first + first, of.first + first + len(own))
@@ -108,14 +115,14 @@ def folded(entries: Sequence[Entry], of: Range | None = None, at_once: int = 1_0
     return found
 
 
-def windows_of(found: Folded) -> list[dict[str, Any]]:
+def windows_of(found: PartitionFold) -> list[dict[str, Any]]:
     """The rows of windows in `state`."""
-    return [row for row in row_sets(found.rows(where()))["state"] if row["row"] == "window"]
+    return [row for row in row_sets(found.rows(options()))["state"] if row["row"] == "window"]
 
 
-def progress_of(found: Folded) -> dict[str, Any]:
+def progress_of(found: PartitionFold) -> dict[str, Any]:
     """The progress row."""
-    (row,) = (row for row in row_sets(found.rows(where()))["state"] if row["row"] == "progress")
+    (row,) = (row for row in row_sets(found.rows(options()))["state"] if row["row"] == "progress")
     return row
 
 
@@ -123,7 +130,7 @@ def test_each_operation_has_its_table() -> None:
     """A live window and a tombstone go to `state`, a closed window to `closed`, a late record to `late`."""
     entries = [takeover(), live(b"a", 10, 20, 2), final(b"b", 1, 5, 3), gone(b"c", 7), late(b"d", 4, [4], 1)]
     found = folded([*entries, progress()])
-    rows = row_sets(found.rows(where()))
+    rows = row_sets(found.rows(options()))
     assert {table: len(of) for table, of in rows.items()} == {"state": 4, "closed/s": 1, "late/s": 1}
     by_key = {row["key"]: row for row in rows["state"] if row["row"] == "window"}
     told = {key: (row["start_ms"], row["end_ms"], row["live"], row["s"]) for key, row in by_key.items()}
@@ -145,7 +152,7 @@ def test_a_late_record_without_state_or_source_has_nulls() -> None:
     """One that an aggregation refused; and one of no source record. Those beside them keep their own."""
     entries = [takeover(), late(b"a", 4, [4, 5], None), late(b"b", 6, [], 9, offset=-1)]
     entries += [late(b"c", 7, [], 1, offset=0), progress()]
-    rows = row_sets(folded(entries).rows(where()))["late/s"]
+    rows = row_sets(folded(entries).rows(options()))["late/s"]
     assert [(row["key"], row["n"], row["state"], row["source_offset"]) for row in rows] == [
         ("a", None, None, 5),
         ("b", 9, {"n_n": 9}, None),
@@ -164,7 +171,7 @@ def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
     told = [(row["start_ms"], row["end_ms"], row["s"]["n_n"], row["changelog_offset"]) for row in windows_of(found)]
     assert sorted(told) == [(10, 25, 4, 8), (50, 60, 7, 2)]
     assert found.deleted == 0
-    assert (found.covered_offset, found.summary([]).stores) == (len(entries), STORES)
+    assert (found.covered_offset, found.result([]).stores) == (len(entries), STORES)
 
 
 def test_stores_are_told_apart() -> None:
@@ -177,7 +184,7 @@ def test_stores_are_told_apart() -> None:
         ("t", b"a", True),
         ("t", b"b", False),
     ]
-    rows = row_sets(found.rows(where()))
+    rows = row_sets(found.rows(options()))
     assert {table: [row["key"] for row in rows[table]] for table in ("closed/s", "closed/t")} == {
         "closed/s": ["c"],
         "closed/t": ["b"],
@@ -214,14 +221,14 @@ def test_later_commits_may_have_further_aggregations() -> None:
     entries = [takeover(), live(b"a", 1, 2, 5), progress(), live(b"a", 1, 3, 6, 1), progress(1)]
     found = folded([*entries, progress(2, stores=wider)])
     assert [(row["store"], row["end_ms"]) for row in windows_of(found)] == [("s", 3)]
-    assert found.summary([]).stores == wider
+    assert found.result([]).stores == wider
 
 
 def test_a_store_without_windows_closes_none() -> None:
     """What its changelog calls final is a row that is gone, in `state` alone."""
     joined = (msgspec.structs.replace(STORES[0], kind="join"),)
     found = folded([takeover(), final(b"a", 1, 2, 5), progress(stores=joined)])
-    assert list(found.rows(where())) == ["state"]
+    assert list(found.rows(options())) == ["state"]
     assert [(row["key"], row["live"]) for row in windows_of(found)] == [(b"a", False)]
 
 
@@ -229,7 +236,7 @@ def test_keys_are_text_or_bytes() -> None:
     """As the store has them: what is no text has a column of its own name."""
     of_bytes = (msgspec.structs.replace(STORES[0], key="bytes"),)
     entries = [takeover(), final(b"\xff", 1, 2, 5), late(b"\xfe", 4, [4], 1), progress(stores=of_bytes)]
-    rows = row_sets(folded(entries).rows(where()))
+    rows = row_sets(folded(entries).rows(options()))
     assert [rows[table][0]["key_bytes"] for table in ("closed/s", "late/s")] == [b"\xff", b"\xfe"]
     assert "key" not in rows["closed/s"][0]
 
@@ -238,24 +245,24 @@ def test_what_no_commit_confirmed_is_not_there() -> None:
     """Entries after the last progress record are the next run's, and those of an epoch that is over are nobody's."""
     entries = [takeover(), live(b"a", 1, 1, 1), progress(), live(b"b", 1, 1, 1, 1)]
     found = folded(entries)
-    rows = row_sets(found.rows(where()))["state"]
+    rows = row_sets(found.rows(options()))["state"]
     assert [row["key"] for row in rows if row["row"] == "window"] == [b"a"]
     assert (found.covered_offset, found.commit is None) == (3, False)
     old = folded([takeover(), live(b"a", 1, 1, 1), takeover(2), progress(0, epoch=1)])
-    assert (old.rows(where()), old.covered_offset, old.commit) == ({}, 0, None)
+    assert (old.rows(options()), old.covered_offset, old.commit) == ({}, 0, None)
     assert folded(entries[:2]).commit is None
 
 
 def test_a_progress_row_says_how_far_the_tables_are() -> None:
     """The next offset, by table the last row, and how much came since the last rewrite."""
     entries = [takeover(), final(b"a", 1, 2, 1), live(b"b", 1, 2, 1), final(b"c", 1, 2, 1), progress()]
-    (row,) = [r for r in row_sets(folded(entries).rows(where()))["state"] if r["row"] == "progress"]
+    (row,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
     assert (row["changelog_offset"], row["previous_offset"], row["epoch"], row["topic_id"]) == (5, 0, 1, TOPIC_ID)
     assert json.loads(row["appended"]) == {"closed/s": 3}
     assert (row["rewritten_rows"], row["added_rows"], row["added_files"]) == (3, 0, 0)  # a first run needs no rewrite
     more = [live(b"d", 1, 2, 1, 1), progress(1, 2)]
     second = folded(more, range_of(7, 5, row, s=3))
-    (after,) = [r for r in row_sets(second.rows(where()))["state"] if r["row"] == "progress"]
+    (after,) = [r for r in row_sets(second.rows(options()))["state"] if r["row"] == "progress"]
     assert (after["changelog_offset"], after["previous_offset"]) == (7, 5)
     assert json.loads(after["appended"]) == {"closed/s": 3}
     assert (after["rewritten_rows"], after["added_rows"], after["added_files"]) == (3, 1, 1)
@@ -268,12 +275,12 @@ def test_a_progress_row_says_how_far_the_tables_are() -> None:
 def test_a_table_gets_only_what_it_has_not() -> None:
     """A table that was put back is behind, one of a run that died is ahead: each goes on from its own position."""
     entries = [takeover(), final(b"a", 1, 2, 1), final(b"b", 1, 2, 1), live(b"c", 1, 2, 1), progress()]
-    ahead = row_sets(folded(entries, range_of(5, s=1)).rows(where()))
+    ahead = row_sets(folded(entries, range_of(5, s=1)).rows(options()))
     assert [row["key"] for row in ahead["closed/s"]] == ["b"]
     assert json.loads(progress_of(folded(entries, range_of(5, s=1)))["appended"]) == {"closed/s": 2}
-    (newest,) = [r for r in row_sets(folded(entries).rows(where()))["state"] if r["row"] == "progress"]
-    behind = Range(3, 0, 5, 5, 0, None, newest, {})
-    rows = row_sets(folded([*entries], behind).rows(where()))
+    (newest,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
+    behind = ChangelogRange(3, 0, 5, 5, 0, None, newest, {})
+    rows = row_sets(folded([*entries], behind).rows(options()))
     assert len(rows["closed/s"]) == 2
     assert [row["row"] for row in rows["state"]] == ["progress"]  # `state` has these changes already
 
@@ -281,13 +288,13 @@ def test_a_table_gets_only_what_it_has_not() -> None:
 def test_commits_in_which_nothing_happened_write_nothing() -> None:
     """Wall-clock punctuation alone does not; a source offset that moved does."""
     entries = [takeover(), live(b"a", 1, 1, 1), progress()]
-    (row,) = [r for r in row_sets(folded(entries).rows(where()))["state"] if r["row"] == "progress"]
+    (row,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
     idle = folded([progress(1, 1, wall_ms=9)], range_of(4, 3, row))
-    assert (idle.rows(where()), idle.summary([]).covered_offset) == ({}, 4)
+    assert (idle.rows(options()), idle.result([]).covered_offset) == ({}, 4)
     scheduled = folded([progress(1, 1, wall_ms=9, grids_ms={"tick": 7})], range_of(4, 3, row))
-    assert scheduled.rows(where()) == {}
+    assert scheduled.rows(options()) == {}
     moved = folded([progress(1, 2, wall_ms=9)], range_of(4, 3, row))
-    assert list(moved.rows(where())) == ["state"]
+    assert list(moved.rows(options())) == ["state"]
     taken = folded([takeover(2), progress(1, 1, epoch=2)], range_of(5, 3, row))
     assert progress_of(taken)["epoch"] == 2  # or the next run would take an old owner's entries
 
@@ -297,7 +304,7 @@ def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fold, "IDLE_RECORDS_MAX", 2)
     row = progress_of(folded([takeover(), live(b"a", 1, 1, 1), progress()]))
     idle = [progress(1 + i) for i in range(3)]
-    assert folded(idle[:2], range_of(5, 3, row)).rows(where()) == {}
+    assert folded(idle[:2], range_of(5, 3, row)).rows(options()) == {}
     assert progress_of(folded(idle, range_of(6, 3, row)))["changelog_offset"] == 6
 
 
@@ -307,29 +314,29 @@ def test_an_entry_that_cannot_be_read_is_named() -> None:
         folded([takeover(), (b"a", log.encode_live(0, 1, 0, 1, 1, b"")[:5])])
     bad = folded([takeover(), live(b"a", 1, 1, 1), (b"b", log.encode_live(0, 1, 0, 1, 1, b"\1")), progress()])
     with pytest.raises(CorruptRecord, match="log-3 at offset 2"):
-        bad.rows(where())
+        bad.rows(options())
     for start, end in ((0, 10**15), (0, TIME_MS_MAX + 1), (10**15, 0), (-1, 5)):
         beyond = folded([takeover(), final(b"a", 0, 1, 1), final(b"b", start, end, 1), progress()])
         with pytest.raises(CorruptRecord, match=f"log-3 at offset 2: a closed window from {start} to"):
-            beyond.rows(where())
+            beyond.rows(options())
     last = folded([takeover(), final(b"a", 0, TIME_MS_MAX, 1), progress()])
-    (closed,) = row_sets(last.rows(where()))["closed/s"]
+    (closed,) = row_sets(last.rows(options()))["closed/s"]
     assert (closed["window_end"].year, closed["closed_at"]) == (9999, None)
 
 
 def test_files_are_ordered_by_time(tmp_path: Any) -> None:
     """So that readers skip files; a file of `state` lies in its partition's folder."""
     entries = [takeover(), *(final(b"k", start, start, 1) for start in (9, 3, 6)), live(b"a", 1, 1, 1), progress()]
-    rows = folded(entries).rows(where())
-    (closed,) = write_files(where(str(tmp_path)), "closed/s", rows["closed/s"], 3)
-    (of_state,) = write_files(where(str(tmp_path)), "state", rows["state"], 3)
+    rows = folded(entries).rows(options())
+    (closed,) = write_files(options(str(tmp_path)), "closed/s", rows["closed/s"], 3)
+    (of_state,) = write_files(options(str(tmp_path)), "state", rows["state"], 3)
     assert (closed.path, closed.rows, closed.partition) == ("part-job-3-0.parquet", 3, None)
     assert (of_state.path, of_state.rows, of_state.partition) == ("partition=3/part-job-3-0.parquet", 5, 3)
     times = pa.parquet.read_table(tmp_path / "closed/s" / closed.path).column("window_start").to_pylist()
     assert [round(at.timestamp() * 1000) for at in times] == [3, 6, 9]
-    assert list(write_files(where(str(tmp_path)), "late/s", [], 3)) == []
+    assert list(write_files(options(str(tmp_path)), "late/s", [], 3)) == []
     entries = [takeover(), *(late(b"k", at, [at], 1) for at in (9, 3, 6)), progress()]
-    (missed,) = write_files(where(str(tmp_path)), "late/s", folded(entries).rows(where())["late/s"], 3)
+    (missed,) = write_files(options(str(tmp_path)), "late/s", folded(entries).rows(options())["late/s"], 3)
     times = pa.parquet.read_table(tmp_path / "late/s" / missed.path).column("event_time").to_pylist()
     assert [round(at.timestamp() * 1000) for at in times] == [3, 6, 9]
 
@@ -338,7 +345,7 @@ def test_a_file_has_no_more_rows_than_it_may(tmp_path: Any, monkeypatch: pytest.
     """What is left comes in further files of other names."""
     monkeypatch.setattr(fold, "FILE_ROWS", 2)
     entries = [takeover(), *(final(b"k", start, start, 1) for start in range(5)), progress()]
-    files = list(write_files(where(str(tmp_path)), "closed/s", folded(entries).rows(where())["closed/s"], 3))
+    files = list(write_files(options(str(tmp_path)), "closed/s", folded(entries).rows(options())["closed/s"], 3))
     assert [(file.path, file.rows) for file in files] == [
         (f"part-job-3-{i}.parquet", n) for i, n in enumerate((2, 2, 1))
     ]
@@ -362,11 +369,11 @@ async def broker(*partitions: Sequence[Entry]) -> AsyncIterator[KafkaSettings]:
         yield kafka
 
 
-async def read(kafka: KafkaSettings, end: int, latest: int, idle_ms_max: int = 10_000) -> Folded:
+async def read(kafka: KafkaSettings, end: int, latest: int, idle_ms_max: int = 10_000) -> PartitionFold:
     """Partition 0 from its beginning."""
     async with changelog_consumer(kafka) as consumer, asyncio.timeout(TIMEOUT_S):
-        of = Range(0, 0, end, latest, 0, None, None, {})
-        return await read_range(consumer, where(kafka=kafka, idle_ms_max=idle_ms_max), of)
+        of = ChangelogRange(0, 0, end, latest, 0, None, None, {})
+        return await read_range(consumer, options(kafka=kafka, idle_ms_max=idle_ms_max), of)
 
 
 async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
@@ -389,7 +396,7 @@ async def test_records_that_count_for_nobody_are_read_past() -> None:
         found = await read(kafka, 5, 43)
         assert (found.covered_offset, found.reader.foreign_records >= 20) == (23, True)
         none = await read(kafka, 5, 20)
-        assert (none.commit, none.read_to, none.summary([]).read_to) == (None, 20, 20)
+        assert (none.commit, none.read_to, none.result([]).read_to) == (None, 20, 20)
 
 
 def test_a_range_moves_where_another_follows() -> None:
@@ -399,7 +406,7 @@ def test_a_range_moves_where_another_follows() -> None:
     idle = [progress(n, grids_ms={"w": n}) for n in range(1, 6)]
     for latest, covered, moves in ((8, 3, False), (9, 3, True), (8, 9, True)):
         of = range_of(8, 3, newest | {"changelog_offset": covered})._replace(latest=latest)
-        assert bool(folded(idle, of).rows(where())) is moves
+        assert bool(folded(idle, of).rows(options())) is moves
 
 
 async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,7 +427,7 @@ def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
     size = batches[0].nbytes
     for most, rows in ((1, [2] * 5), (2 * size, [4, 4, 2]), (100 * size, [10])):
         monkeypatch.setattr(fold, "SORT_BYTES", most)
-        files = list(write_files(where(str(tmp_path)), "closed/s", batches, 0))
+        files = list(write_files(options(str(tmp_path)), "closed/s", batches, 0))
         assert [file.rows for file in files] == rows
         starts = [pa.parquet.read_table(tmp_path / "closed/s" / file.path)["window_start"] for file in files]
         assert all(own.to_pylist() == sorted(own.to_pylist()) for own in starts)
@@ -431,10 +438,10 @@ async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> No
     """Files of `state` are of one partition; those of `closed` have the rows of all, and the first one's name."""
     entries = [takeover(), live(b"a", 1, 1, 1), final(b"b", 1, 2, 1), progress()]
     async with broker(entries, [], [*entries, takeover(2)]) as kafka:
-        ranges = [Range(p, 0, n, n, 0, None, None, {}) for p, n in ((2, 5), (0, 4))]
-        found = await fold_ranges(where(str(tmp_path), kafka, 10_000), ranges)
-    assert [(one.partition, one.covered_offset, one.deleted) for one in found.ranges] == [(2, 4, 1), (0, 4, 1)]
-    assert [[file.path for file in one.files] for one in found.ranges] == [
+        ranges = [ChangelogRange(p, 0, n, n, 0, None, None, {}) for p, n in ((2, 5), (0, 4))]
+        found = await fold_ranges(options(str(tmp_path), kafka, 10_000), ranges)
+    assert [(one.partition, one.covered_offset, one.deleted) for one in found.partitions] == [(2, 4, 1), (0, 4, 1)]
+    assert [[file.path for file in one.files] for one in found.partitions] == [
         ["partition=2/part-job-2-0.parquet"],
         ["partition=0/part-job-0-0.parquet"],
     ]

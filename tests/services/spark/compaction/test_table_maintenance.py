@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.spark.compaction.compact import Compaction, Plan, Summary
+from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
 from penstock.services.spark.compaction.delta import CompactionConflict
 from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.compaction.table_maintenance import TableMaintenance, is_optimize_due, is_vacuum_due
@@ -16,7 +16,7 @@ from penstock.shared.common.errors import AuthorizationFailed
 RUN = {"operation": "WRITE", "kind": "compaction"}
 REWRITE = {"operation": "WRITE", "kind": "rewrite"}
 STARTED, ENDED, OPTIMIZED = ({"operation": name} for name in ("VACUUM START", "VACUUM END", "OPTIMIZE"))
-DONE = Summary(1, 5, 4, 1, 2, 0, {0: 0}, {0: 9}, 7, 0.0)
+DONE = CompactionReport(1, 5, 4, 1, 2, 0, {0: 0}, {0: 9}, 7, 0.0)
 
 
 class Steps(TableMaintenance):
@@ -37,7 +37,7 @@ class Job(Compaction):
     def plan(self) -> Plan:
         return Plan(TopicOffsets("t", "id", {0: 0}, {0: 9}), {}, {}, [])
 
-    def _fold(self, plan: Plan) -> Summary:
+    def _fold(self, plan: Plan) -> CompactionReport:
         return DONE
 
     def _rewrite(self, plan: Plan) -> int:
