@@ -24,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.compaction.tables import TIME_MS_MAX
+from penstock.services.spark.compaction.tables import CLOSED, LATE, TIME_MS_MAX, rows_schema, state_schema
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
 from penstock.services.spark.spark_session import pickled_by_value, spark_session
-from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, state_type
+from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, sql_columns
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.lake_place import lake_root
 from penstock.shared.streams.changelog.format import (
@@ -108,13 +108,11 @@ class Tables:
 
     def closed(self, store: StoreSchema) -> DataFrame:
         """The store's closed windows that `state` covers, with the columns of the table."""
-        head = f"{_key_type(store)}, window_start TIMESTAMP, window_end TIMESTAMP"
-        return self._read("closed", store, head, "closed_at TIMESTAMP")
+        return self._read(CLOSED, store)
 
     def late(self, store: StoreSchema) -> DataFrame:
         """The store's late records that `state` covers, with the columns of the table."""
-        head = f"{_key_type(store)}, event_time TIMESTAMP, missed ARRAY<TIMESTAMP>"
-        return self._read("late", store, head, "source_offset BIGINT")
+        return self._read(LATE, store)
 
     def live(self, store: StoreSchema) -> DataFrame:
         """The store's live windows: the key, window_start, window_end, the results, state, partition."""
@@ -125,20 +123,17 @@ class Tables:
             newest = windows.groupBy("partition", "key", "start_ms").agg(F.max("changelog_offset").alias("newest"))
             newest = newest.select("partition", F.col("newest").alias("changelog_offset"))
             rows = windows.join(newest, ["partition", "changelog_offset"], "left_semi").filter("live")
-            rows = rows.withColumn("state", F.col(quoted(store.name)))
         else:
-            columns = f"partition INT, key BINARY, start_ms BIGINT, end_ms BIGINT, state {state_type(store)}"
-            rows = empty(self._spark, columns)
+            rows = empty(self._spark, sql_columns(state_schema([store])))
+        rows = rows.withColumn("state", F.col(quoted(store.name)))
         rows = rows.withColumn("state", _widened(rows, store))
         bounds = (_time("start_ms").alias("window_start"), _time("end_ms").alias("window_end"))
         return rows.select(key, *bounds, *results(store).values(), "state", "partition")
 
-    def _read(self, kind: str, store: StoreSchema, head: str, tail: str) -> DataFrame:
-        rows = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}")
-        end = "partition INT, changelog_offset BIGINT, topic_id STRING"
+    def _read(self, kind: str, store: StoreSchema) -> DataFrame:
+        rows, schema = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}"), rows_schema(kind, store)
         if rows is None:
-            columns = empty(self._spark, f"{head}, {tail}, state {state_type(store)}, {end}")
-            rows = columns.select("*", *results(store).values())
+            rows = empty(self._spark, sql_columns(schema))
         else:
             topics = {partition: covered.topic_id for partition, covered in self.covered.items()}
             is_of_topic = F.col("topic_id").eqNullSafe(by_partition(topics, "string"))
@@ -146,9 +141,11 @@ class Tables:
             # Rows of an earlier changelog topic are covered: offsets of another topic say nothing about them.
             rows = rows.filter(~is_of_topic | (F.col("changelog_offset") < by_partition(offsets, "bigint")))
         rows = rows.withColumn("state", _widened(rows, store))
-        own = [c.split()[0] for c in head.split(", ")]
-        values = [F.col(quoted(n)) if n in rows.columns else result for n, result in results(store).items()]
-        return rows.select(*own, *values, tail.split()[0], "state", *(c.split()[0] for c in end.split(", ")))
+        names = [name for name in schema.names if name != "state"]
+        names.insert(names.index("partition"), "state")
+        # An aggregation that was added later may have no column yet.
+        computed = {name: column for name, column in results(store).items() if name not in rows.columns}
+        return rows.select(*(computed.get(name, F.col(quoted(name))) for name in names))
 
 
 @contextmanager
@@ -257,10 +254,6 @@ def _covered(state: DataFrame) -> dict[int, Coverage]:
         progress = decode_progress(row.progress.encode())
         found[row.partition] = Coverage(row.changelog_offset, row.topic_id, progress, row.expired_ms)
     return found
-
-
-def _key_type(store: StoreSchema) -> str:
-    return "key STRING" if store.key == "string" else "key_bytes BINARY"
 
 
 def _widened(rows: DataFrame, store: StoreSchema) -> SparkColumn:

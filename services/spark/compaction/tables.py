@@ -4,7 +4,8 @@ All are only appended to. `state` is a log-structured snapshot: of the rows of o
 start) the one with the highest changelog offset counts; `live` is false where the window is gone. Each run appends one
 progress row a partition as well, so that what is live and how far it goes change in one commit.
 
-Below the columns: times, states and typed results as Arrow arrays, without a Python object per value.
+The columns are defined here, as Arrow schemas; Spark SQL's are derived from them (`sql.sql_columns`). Below them are
+times, states and typed results as Arrow arrays, without a Python object per value.
 """
 
 from __future__ import annotations
