@@ -44,7 +44,7 @@ def compact_main(arguments: list[str]) -> int:
     try:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "compact")
     # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
     from penstock.services.spark.compaction.compact import Compaction
@@ -57,20 +57,20 @@ def compact_main(arguments: list[str]) -> int:
         with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
-                job, counts = Compaction(spark, settings, _say), ""
+                job, counts = Compaction(spark, settings, _log), ""
                 summary = job.run()
                 print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 counts = "the run counts, but not all that comes after it was done: "
                 job.maintenance.require_done()
                 if not summary.remaining_records or run == settings.runs_max:
                     break
-                _say(f"{summary.remaining_records} records are left")
+                _log(f"{summary.remaining_records} records are left")
     except CompactionConflict as e:
-        return _say(f"{counts}{e}", CONFLICT)
+        return _log(f"{counts}{e}", CONFLICT)
     except ConfigError as e:
-        return _say(f"{counts}{e}", WRONG_SETTINGS)
+        return _log(f"{counts}{e}", WRONG_SETTINGS)
     except PenstockError as e:
-        return _say(f"{counts}{type(e).__name__}: {e}", FAILED)
+        return _log(f"{counts}{type(e).__name__}: {e}", FAILED)
     return DONE
 
 
@@ -79,7 +79,7 @@ def batch_main(arguments: list[str]) -> int:
     try:
         settings = BatchSettings.load(arguments, program="penstock batch")
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "batch")
     from penstock.services.spark.batch.run import Batch, BatchFenced
     from penstock.services.spark.spark_session import spark_session
@@ -91,7 +91,7 @@ def batch_main(arguments: list[str]) -> int:
         started = time.monotonic()
         with spark_session(settings.spark, f"penstock batch {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
-            batch = Batch(spark, settings, _say)
+            batch = Batch(spark, settings, _log)
             while not stop.is_set():
                 began = time.monotonic()
                 with _cancelled_by(stop, spark):
@@ -102,13 +102,13 @@ def batch_main(arguments: list[str]) -> int:
                     break
                 stop.wait(max(0.0, parse_ms(settings.every) / 1000 - (time.monotonic() - began)))
     except BatchFenced as e:
-        return _say(str(e), FENCED)
+        return _log(str(e), FENCED)
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     except PenstockError as e:
         if stop.is_set():  # what was committed counts, and the next batch goes on from there
-            return _say(f"stopped in a batch: {e}")
-        return _say(f"{type(e).__name__}: {e}", FAILED)
+            return _log(f"stopped in a batch: {e}")
+        return _log(f"{type(e).__name__}: {e}", FAILED)
     return DONE
 
 
@@ -139,7 +139,7 @@ def audit_main(arguments: list[str]) -> int:
             ["--json-line" if argument == "--json" else argument for argument in arguments], program="penstock audit"
         )
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "audit")
     from penstock.services.spark.audit.report import print_report
     from penstock.services.spark.audit.run import run_audit
@@ -147,11 +147,11 @@ def audit_main(arguments: list[str]) -> int:
 
     try:
         with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.spark_uris) as spark:
-            report = run_audit(spark, settings, _say)
+            report = run_audit(spark, settings, _log)
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     except PenstockError as e:
-        return _say(f"{type(e).__name__}: {e}", AUDIT_FAILED)
+        return _log(f"{type(e).__name__}: {e}", AUDIT_FAILED)
     print_report(report, as_json=settings.json_line)
     return status_of(report)
 
@@ -163,7 +163,7 @@ def status_of(report: AuditReport) -> int:
     return AUDIT_FAILED if report.is_empty else AUDIT_OK
 
 
-def _say(text: str, status: int = DONE) -> int:
+def _log(text: str, status: int = DONE) -> int:
     print(text, file=sys.stderr, flush=True)
     return status
 
@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> int:
     """`python -m penstock.services.spark.main compact|batch|audit …`."""
     commands = {"compact": compact_main, "batch": batch_main, "audit": audit_main}
     if not arguments or arguments[0] not in commands:
-        return _say(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
+        return _log(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
     return commands[arguments[0]](arguments[1:])
 
 

@@ -54,7 +54,7 @@ _MEANINGS = {
     "stopped SparkContext": "its master does not answer, or takes no application",
     "JAVA_GATEWAY_EXITED": "Java ended at once, see what it said before (spark.driver_memory, spark.conf?)",
 }
-"""Of what is said once Spark, or its launcher, has given up."""
+"""Of the messages with which Spark, or its launcher, gives up."""
 TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters
 STANDALONE_SCHEME = "spark://"
 S3_SCHEME = "s3a://"
@@ -107,9 +107,9 @@ def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iter
             with properties_file(hidden, work) if hidden else nullcontext():
                 spark = builder.getOrCreate()
         except (PySparkException, Py4JError, RuntimeError, OSError) as e:
-            said = last_cause(e)
-            said = next((meaning for sign, meaning in _MEANINGS.items() if sign in said), said)
-            raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): {said}") from e
+            cause = last_cause(e)
+            cause = next((meaning for sign, meaning in _MEANINGS.items() if sign in cause), cause)
+            raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): {cause}") from e
         try:
             yield spark
         finally:

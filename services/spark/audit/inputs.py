@@ -77,14 +77,14 @@ class Read(NamedTuple):
     assumed: list[str]
 
 
-def read_inputs(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> Read:
+def read_inputs(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> Read:
     """Everything that is compared. ConfigError if there is no such lake or store; NotAuditable."""
     found = Tables(spark, settings.tables)
     store = found.store(settings.store)
     require_auditable(store)
     require_no_files(found)
     shape = f"gap {store.gap_ms} ms" if store.kind == "session" else f"{store.kind}, {store.size_ms} ms"
-    say(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
+    log(f"store {store.name}: {shape}, grace {store.grace_ms} ms, source {store.source}")
     source = topic_offsets(settings.kafka, [store.source], settings.kafka_timeout_ms)[store.source]
     require_readable(settings, source)
     covered = covered_offsets(found, store, source)

@@ -198,13 +198,13 @@ def _field(name: str, type_: str) -> SparkColumn:
 
 def contradictions(all_measures: list[Measure]) -> SparkColumn:
     """What differs between the columns `<name>` (expected) and `found_<name>`, as text; empty where nothing does."""
-    said = []
+    differences = []
     for measure in all_measures:
         if not measure.shown:
             continue
         a, b = F.col(measure.name), F.col(f"found_{measure.name}")
         if measure.is_sketch:
-            said.append(_sketches_differ(measure.label, a, b))
+            differences.append(_sketches_differ(measure.label, a, b))
             continue
         differs = ~a.eqNullSafe(b)
         if measure.is_float:
@@ -212,8 +212,8 @@ def contradictions(all_measures: list[Measure]) -> SparkColumn:
             against = F.col(measure.magnitude) if measure.magnitude else F.greatest(F.abs(a), F.abs(b))
             differs &= ~F.coalesce(F.abs(a - b) <= against * RELATIVE_ERROR, F.lit(False))
         text = F.concat(F.lit(f"{measure.label}: expected "), _shown(a), F.lit(", found "), _shown(b))
-        said.append(F.when(differs, text))
-    return F.concat_ws("; ", *said) if said else F.lit("")
+        differences.append(F.when(differs, text))
+    return F.concat_ws("; ", *differences) if differences else F.lit("")
 
 
 def _sketches_differ(label: str, a: SparkColumn, b: SparkColumn) -> SparkColumn:

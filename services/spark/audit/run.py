@@ -95,14 +95,14 @@ class AuditReport(msgspec.Struct, frozen=True):
         return not self.differs and not self.is_empty
 
 
-def run_audit(spark: SparkSession, settings: AuditSettings, say: Callable[[str], Any]) -> AuditReport:
+def run_audit(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> AuditReport:
     """Read everything, compare it, and report what differs.
 
     Raises ConfigError (a store or topic that does not exist), NotAuditable, or an error of Kafka's or Spark's.
     """
     started = time.monotonic()
     try:
-        read = read_inputs(spark, settings, say)
+        read = read_inputs(spark, settings, log)
         is_session = read.inputs.store.kind == "session"
         compared = compare(read.inputs) if is_session else compare_windows(read.inputs)
         report = summarize(compared, read, settings)

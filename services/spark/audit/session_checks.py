@@ -247,7 +247,7 @@ def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> Dat
 
 
 def unknown_coordinates(inputs: Inputs) -> DataFrame:
-    """Late records and dead letters that are no covered source record, or are said to be another than they are."""
+    """Late records and dead letters that are no covered source record, or name another than they are."""
     known = inputs.records.select(*COORDINATES, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
     known = known.withColumn("_known", F.lit(True))
     dead = inputs.dead.withColumn("what", F.lit("dead letter"))
@@ -255,14 +255,14 @@ def unknown_coordinates(inputs: Inputs) -> DataFrame:
     both = both.join(known, COORDINATES, "left").withColumn("at", F.col("timestamp_ms"))
     own = F.array_except("missed", starts_of(inputs.store))
     another = (F.col("key") != F.col("_key")) | (F.col("timestamp_ms") != F.col("_ms"))
-    said = (
+    reason = (
         F.when(F.col("_known").isNull(), "is not a covered source record")
         .when(F.col("what") == "dead letter", None)
         .when(another, "has another key or time in the source")
         .when((F.size(own) > 0) | (F.size("missed") == 0), "cannot have missed these windows")
     )
-    detail = F.format_string("%s: offset %s %s", "what", "offset", "said")
-    return difference(both.withColumn("said", said).filter("said IS NOT NULL"), "unknown", "at", detail)
+    detail = F.format_string("%s: offset %s %s", "what", "offset", "reason")
+    return difference(both.withColumn("reason", reason).filter("reason IS NOT NULL"), "unknown", "at", detail)
 
 
 def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
@@ -285,8 +285,8 @@ def unbalanced(contained: DataFrame, batch: DataFrame, numbers: list[Measure]) -
     )
     both = batch.join(merged, [*KEY, "start_ms"], "left").withColumn("wrong", contradictions(numbers))
     lost = F.col("sessions").isNull()
-    said = F.when(lost, "no session of the stream").otherwise(F.col("wrong"))
-    detail = F.concat(F.format_string("%s..%s, %s records: ", "start_ms", "end_ms", "records"), said)
+    reason = F.when(lost, "no session of the stream").otherwise(F.col("wrong"))
+    detail = F.concat(F.format_string("%s..%s, %s records: ", "start_ms", "end_ms", "records"), reason)
     return difference(both.filter(lost | (F.col("wrong") != "")), "unbalanced", "start_ms", detail)
 
 
@@ -318,14 +318,16 @@ def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> D
     )
     wanted = expected.withColumn("wanted", F.lit(True))
     both = wanted.join(found, list(WINDOW), "full").withColumn("wrong", contradictions(numbers))
-    said = (
+    reason = (
         F.when(F.col("times").isNull(), "expected, and the stream does not have it")
         .when(F.col("wanted").isNull(), "the stream has it, and it is not expected")
         .when(F.col("times") > 1, F.format_string("the stream has it %s times", "times"))
         .when(F.col("wrong") != "", F.col("wrong"))
     )
-    detail = F.concat(F.format_string("%s..%s: ", "start_ms", "end_ms"), F.col("said"))
-    return difference(both.withColumn("said", said).filter(F.col("said").isNotNull()), "windows", "start_ms", detail)
+    detail = F.concat(F.format_string("%s..%s: ", "start_ms", "end_ms"), F.col("reason"))
+    return difference(
+        both.withColumn("reason", reason).filter(F.col("reason").isNotNull()), "windows", "start_ms", detail
+    )
 
 
 def closing(stream: DataFrame, store: StoreSchema) -> DataFrame:

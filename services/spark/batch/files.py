@@ -145,8 +145,8 @@ def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: i
     kind, at = found.typed(settings.timestamp_column)
     at_ms = times(kind, at, settings.time_unit)
     if at_ms is None:
-        said = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
-        raise ConfigError(f"timestamp_column: {said}, which is neither a time nor a number nor text")
+        column = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
+        raise ConfigError(f"timestamp_column: {column}, which is neither a time nor a number nor text")
     records = found.rows.select(
         at_ms.alias("timestamp_ms"),
         found.as_bytes(settings.key_column).alias("key"),

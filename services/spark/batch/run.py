@@ -54,7 +54,7 @@ from penstock.shared.streams.topics import Prepared, prepare_topics
 from penstock.shared.streams.topology import Topology
 from penstock.shared.streams.topology_loading import load_topology
 
-Say = Callable[[str], object]
+Log = Callable[[str], object]
 T = TypeVar("T")
 Held = Mapping[str, TopicOffsets]
 """By source topic."""
@@ -90,11 +90,11 @@ class BatchReport(NamedTuple):
 class Batch:
     """Batches of one application. Give it a Spark session, then `run()`, as often as you like."""
 
-    def __init__(self, spark: SparkSession, settings: BatchSettings, say: Say) -> None:
+    def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
         """ConfigError where the topology cannot be run partition by partition, or the lake cannot have its names."""
-        self.spark, self.settings, self.say = spark, settings, say
+        self.spark, self.settings, self.log = spark, settings, log
         self.streams = settings.streams()
-        self.maintenance = TableMaintenance(settings, say)
+        self.maintenance = TableMaintenance(settings, log)
         """Of the last compaction."""
         self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
         require_whole_partitions(self.topology)
@@ -155,7 +155,7 @@ class Batch:
         """Compact until nothing is left; the last run's report. `with_hook`: call the after hook after each run."""
         settings = self.settings if with_hook else self.settings.model_copy(update={"after": None})
         while True:
-            job = Compaction(self.spark, settings, self.say)
+            job = Compaction(self.spark, settings, self.log)
             report, self.maintenance = job.run(), job.maintenance
             if not report.remaining_records:
                 return report
@@ -204,9 +204,9 @@ class Batch:
 
     def _run_ranges(self, prepared: Prepared, ranges: list[PartitionRange]) -> list[TaskResult]:
         if not ranges:
-            self.say("nothing new")
+            self.log("nothing new")
             return []
-        self.say(f"reading {len(ranges)} of {prepared.partitions} partitions")
+        self.log(f"reading {len(ranges)} of {prepared.partitions} partitions")
         encoded = [msgspec.msgpack.encode(one) for one in ranges]
         rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_range(self._options(prepared)))
         return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
@@ -223,7 +223,7 @@ class Batch:
         fingerprint = fingerprint_of(self.spark, settings, topic, prepared.partitions)
         done = partitions_done(settings.application, known, fingerprint)
         if len(done) == prepared.partitions:
-            self.say("these files were read to their end already: the aggregator can be started")
+            self.log("these files were read to their end already: the aggregator can be started")
             return []
         rows = partitioned_rows(self.spark, settings, prepared.partitions)
         source = FileInput(fingerprint, topic, live_from, {t: of.topic_id for t, of in held.items()}, done)
@@ -315,8 +315,8 @@ def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Ma
     """
     given = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}
     if wrong := sorted(given.keys() ^ latest.keys()):
-        said = "an offset for each partition is needed, and no other"
-        raise ConfigError(f"live_from: {topic}: {text}: {said} (partitions {wrong})")
+        rule = "an offset for each partition is needed, and no other"
+        raise ConfigError(f"live_from: {topic}: {text}: {rule} (partitions {wrong})")
     for partition, offset in sorted(given.items()):
         if not earliest[partition] <= offset <= latest[partition]:
             held = f"the topic holds {earliest[partition]} to {latest[partition]}"

@@ -51,7 +51,7 @@ from penstock.shared.streams.changelog.format import StoreSchema, decode_progres
 from penstock.shared.streams.changelog.reader import check_schema
 from penstock.shared.streams.lake_names import require_lake_names
 
-Say = Callable[[str], object]
+Log = Callable[[str], object]
 T = TypeVar("T")
 Row = dict[str, Any]
 
@@ -106,11 +106,11 @@ class Plan(NamedTuple):
 class Compaction:
     """One run for one application. Give it a Spark session, then `run()`."""
 
-    def __init__(self, spark: SparkSession, settings: MaintenanceSettings, say: Say) -> None:
-        self.spark, self.settings, self.say = spark, settings, say
+    def __init__(self, spark: SparkSession, settings: MaintenanceSettings, log: Log) -> None:
+        self.spark, self.settings, self.log = spark, settings, log
         self.options = settings.storage_options
         self.job = uuid.uuid4().hex
-        self.maintenance = TableMaintenance(settings, say)
+        self.maintenance = TableMaintenance(settings, log)
         self._behind = set[int]()
         self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
 
@@ -168,7 +168,7 @@ class Compaction:
         if (found := delta.positions(table)) is not None:
             self._require_same_changelog(name, found["topic_id"], offsets)
             return {int(p): int(at) for p, at in found["positions"].items()}
-        self.say(f"{name}: its positions are read from its rows")
+        self.log(f"{name}: its positions are read from its rows")
         rows = lake.rows(table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2")
         for row in rows:
             self._require_same_changelog(name, row["topic_id"], offsets)
@@ -189,7 +189,7 @@ class Compaction:
             row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
             start = 0 if row is None else int(row["changelog_offset"])
             lacks = f" {', '.join(behind)} lacks rows from offset {lowest + 1} on."
-            self.say(f"partition {partition}:{lacks} It is read from offset {start}")
+            self.log(f"partition {partition}:{lacks} It is read from offset {start}")
         if earliest > start:
             raise ChangelogHole(
                 f"{offsets.topic}-{partition}: offsets {start} to {earliest - 1} were deleted, and the tables at "
@@ -210,7 +210,7 @@ class Compaction:
         wanted = [one for one in plan.ranges if one.first < one.end]
         if not wanted:
             return self._nothing_new(plan)
-        self.say(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
+        self.log(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
         settings, offsets = self.settings, plan.offsets
         common = (settings.kafka_timeout_ms, settings.folder, self.options, self.job, settings.closed_retention_days)
         options = FoldOptions(settings.kafka, offsets.topic, offsets.topic_id, *common)
@@ -238,7 +238,7 @@ class Compaction:
         return found
 
     def _nothing_new(self, plan: Plan) -> CompactionReport:
-        self.say("nothing new")
+        self.log("nothing new")
         before = {one.partition: one.covered for one in plan.ranges}
         return CompactionReport(len(before), 0, 0, 0, 0, 0, before, before, plan.state_version, 0.0)
 
@@ -257,9 +257,14 @@ class Compaction:
                     positions = {one.partition: one.positions[name] for one in plan.ranges if name in one.positions}
                     for p, one in moved.items():
                         positions[p] = max(positions.get(p, -1), one.covered_offset - 1)
-                    said = {"job": self.job, "kind": kind, "topic_id": plan.offsets.topic_id, "positions": positions}
-                    delta.commit(table, appended.get(name, ()), (), said)
-                    self.say(f"{name}: {sum(file.rows for file in appended.get(name, ()))} rows")
+                    metadata = {
+                        "job": self.job,
+                        "kind": kind,
+                        "topic_id": plan.offsets.topic_id,
+                        "positions": positions,
+                    }
+                    delta.commit(table, appended.get(name, ()), (), metadata)
+                    self.log(f"{name}: {sum(file.rows for file in appended.get(name, ()))} rows")
         before = {one.partition: one.covered for one in plan.ranges}
         files = {**appended, STATE: [file for one in moved.values() for file in one.files]}
         rows = {kind: _rows_of(kind, files) for kind in (STATE, CLOSED, LATE)}
@@ -324,7 +329,7 @@ class Compaction:
             kept = [row for row in rows[1:] if row["changelog_offset"] >= plan.offsets.earliest[p]]
             paths = [file["path"] for file in own]
             wanted.append(RewriteInput(p, paths, count, size, rows[:1] + kept[: PROGRESS_ROWS_MAX - 1]))
-        self.say(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
+        self.log(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
         step = rewrite(self.path(STATE), self.options, f"{self.job}-r")
         done = self._run_tasks(wanted, lambda one: one.rows, step)
         added = [file for one in done for file in msgspec.msgpack.decode(one, type=list[DataFile])]
@@ -352,7 +357,7 @@ class Compaction:
             if row["changelog_offset"] > offsets.earliest.get(p, 0) and p not in self._behind
         }
         if before:
-            self.say(f"deleting changelog records of {len(before)} partitions")
+            self.log(f"deleting changelog records of {len(before)} partitions")
 
             async def delete() -> None:
                 async with Admin(self.settings.kafka) as admin:

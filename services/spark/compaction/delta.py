@@ -40,7 +40,7 @@ class CompactionConflict(PenstockError):
 
 
 class DataFile(NamedTuple):
-    """A file that was written below a table's folder: what a commit has to say of it."""
+    """A file that was written below a table's folder: what a commit records about it."""
 
     path: str
     size: int
@@ -166,7 +166,7 @@ def _lacks(there: pa.Schema, wanted: pa.Schema) -> bool:
 
 
 def commit(
-    table: DeltaTable, added: Iterable[DataFile], removed: Iterable[RemoveAction], said: Mapping[str, Any]
+    table: DeltaTable, added: Iterable[DataFile], removed: Iterable[RemoveAction], metadata: Mapping[str, Any]
 ) -> int:
     """Add files to a table, and take others out, as the version after the one it was opened at; which one that is.
 
@@ -179,7 +179,7 @@ def commit(
         actions.append(AddAction(one.path, one.size, values, now_ms, True, one.stats))
     version = table.version()
     by = table.metadata().partition_columns or None
-    properties = CommitProperties(custom_metadata=metadata_of(said), max_commit_retries=0)
+    properties = CommitProperties(custom_metadata=metadata_of(metadata), max_commit_retries=0)
     try:
         table.create_write_transaction(actions, "append", table.schema(), partition_by=by, commit_properties=properties)
     except CommitFailedError as e:
@@ -192,15 +192,15 @@ def commit(
 
 
 def history(table: DeltaTable, limit: int) -> list[dict[str, Any]]:
-    """What the newest commits say, newest first: version, timestamp, operation, and what a compaction `said`."""
+    """The newest commits, newest first: version, timestamp, operation, and the metadata of a compaction."""
     try:
         found = table.history(limit)
     except DELTA_ERRORS as e:
         raise LakeUnavailable(f"{table.table_uri} cannot be read: {one_line(e)}") from e
-    return [{**commit, **_said(commit.get("userMetadata"))} for commit in found]
+    return [{**commit, **_decoded_metadata(commit.get("userMetadata"))} for commit in found]
 
 
-def _said(text: str | None) -> dict[str, Any]:
+def _decoded_metadata(text: str | None) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
     except ValueError:
@@ -222,9 +222,9 @@ def positions(table: DeltaTable) -> dict[str, Any] | None:
     return None
 
 
-def metadata_of(said: Mapping[str, Any] | None) -> dict[str, str] | None:
+def metadata_of(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
     """What a commit says, as Delta keeps it."""
-    return None if said is None else {"userMetadata": json.dumps(said)}
+    return None if metadata is None else {"userMetadata": json.dumps(metadata)}
 
 
 def progress_rows(state: DeltaTable) -> dict[int, list[dict[str, Any]]]:

@@ -94,8 +94,8 @@ class ChangelogRange(NamedTuple):
 
 def lagging(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
     """The tables that lack rows of a partition which they had by its newest progress row."""
-    said = {} if newest is None else json.loads(newest["appended"])
-    return sorted(table for table, last in said.items() if positions.get(table, -1) < last)
+    appended = {} if newest is None else json.loads(newest["appended"])
+    return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
 
 
 class FoldOptions(NamedTuple):

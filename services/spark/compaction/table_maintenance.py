@@ -44,8 +44,8 @@ class AfterHookFailed(FatalError):
 class TableMaintenance:
     """The steps after one compaction; `failed` has each step that failed, with its error."""
 
-    def __init__(self, settings: MaintenanceSettings, say: Callable[[str], object]) -> None:
-        self.settings, self.say = settings, say
+    def __init__(self, settings: MaintenanceSettings, log: Callable[[str], object]) -> None:
+        self.settings, self.log = settings, log
         self.failed: list[tuple[str, PenstockError]] = []
 
     def __repr__(self) -> str:
@@ -71,9 +71,9 @@ class TableMaintenance:
         except (PenstockError, Py4JError, PySparkException, ConnectionError) as e:
             error = e if isinstance(e, PenstockError) else translated(e)
         if may_conflict and isinstance(error, CompactionConflict):
-            self.say(f"{name}: another job was first; it is left to the next run")
+            self.log(f"{name}: another job was first; it is left to the next run")
         else:
-            self.say(f"{name} failed: {error}")
+            self.log(f"{name} failed: {error}")
             self.failed.append((name, error))
         return otherwise
 
@@ -115,7 +115,7 @@ class TableMaintenance:
         ):
             return False
         optimize(table)
-        self.say(f"optimized {path}")
+        self.log(f"optimized {path}")
         return True
 
     def _vacuum(self, path: str, hours: int) -> bool:
@@ -134,7 +134,7 @@ class TableMaintenance:
             column, before_ms = limits[name.partition("/")[0]]
             own = self._open(path) if before_ms > 0 else None
             if own is not None and (expired := expire(own, column, before_ms)):
-                self.say(f"{name}: {expired} rows deleted: retention is {days} days")
+                self.log(f"{name}: {expired} rows deleted: retention is {days} days")
 
 
 # --- policies ---
