@@ -1,7 +1,7 @@
 """Names, types and tables in Spark SQL, and the results of windows computed from their states.
 
-Compactions write results with Arrow (`results`); these are for what Spark has merged, and for live windows, which have
-a state alone. Tests hold the two to each other.
+Compactions write results with Arrow (`compaction.tables.result_columns`). The expressions here are for merged windows
+and for live windows, which only have a state. Tests compare the two.
 """
 
 from __future__ import annotations
