@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from bench._changelogs import ChangelogWriter, Kind
 from bench._processes import own_tree_cpu_s
-from penstock.services.spark.compact import Compaction, Plan, Summary
-from penstock.services.spark.rewrite import RewriteInput
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
+from penstock.services.spark.compaction.rewrite import RewriteInput
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.changelog.partition import ChangelogPartition
 from penstock.shared.streams.changelog.restore_io import RestoreReport
@@ -47,7 +47,7 @@ class Timed(NamedTuple):
     cpu_s: float
     rewrite_rows: int
     rewrite_s: float
-    runs: list[Summary]
+    runs: list[CompactionReport]
 
 
 class _Observed(Compaction):
@@ -61,10 +61,10 @@ class _Observed(Compaction):
         self.rewrite_s = time.monotonic() - started
         return done
 
-    def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
+    def _run_tasks(self, items: Any, size: Any, step: Any) -> Any:
         if isinstance(items[0], RewriteInput):
             self.rewrite_rows = sum(map(size, items))
-        return super()._in_tasks(items, size, step)
+        return super()._run_tasks(items, size, step)
 
 
 class Compactions:
@@ -115,7 +115,7 @@ class Compactions:
 
     def _compact(self, application: str) -> Timed:
         settings = CompactSettings(application=application, lake=self.lake, kafka=self.kafka)
-        started, cpu_s, runs = time.monotonic(), own_tree_cpu_s(self.broker_pid), list[Summary]()
+        started, cpu_s, runs = time.monotonic(), own_tree_cpu_s(self.broker_pid), list[CompactionReport]()
         while not runs or runs[-1].remaining_records:
             job = _Observed(self.spark, settings, lambda text: None)
             runs.append(job.run())

@@ -30,8 +30,8 @@ from bench._asked import missed, show
 from bench._changelogs import NUMBERS, ChangelogWriter
 from bench._compactions import Compactions
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.session import spark_session
 from penstock.services.spark.settings import SparkSettings
+from penstock.services.spark.spark_session import spark_session
 from penstock.shared.common.settings import KafkaSettings
 
 PARTS = ("fold", "delta", "history", "partitions")

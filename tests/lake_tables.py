@@ -19,8 +19,16 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from penstock.services.spark.arrow_columns import MICROSECONDS, TIME_MS_MAX, TIMESTAMP
-from penstock.services.spark.tables import CLOSED, LATE, STATE, rows_schema, state_schema
+from penstock.services.spark.tables import (
+    CLOSED,
+    LATE,
+    MICROSECONDS,
+    STATE,
+    TIME_MS_MAX,
+    TIMESTAMP,
+    rows_schema,
+    state_schema,
+)
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count
 from penstock.shared.streams.aggregations.latest import LATEST
 from penstock.shared.streams.changelog import format as log

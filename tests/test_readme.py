@@ -28,9 +28,9 @@ from penstock.services.consumer.settings import ConsumerServiceSettings
 from penstock.services.local.demo import main as demo
 from penstock.services.local.up import UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.batch_settings import BatchSettings
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.setting_names import ENV_PREFIX
 from penstock.shared.common.settings import CommandSettings
 from tests.documents import DOCS, README, ROOT, blocks

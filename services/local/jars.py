@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         print(asyncio.run(fetch_jars(wanted)), flush=True)
     if not given.class_archive:
         return 0
-    from penstock.services.spark.session import make_archive
+    from penstock.services.spark.spark_session import make_archive
 
     archive = make_archive()
     print(archive or "no class archive")
@@ -67,6 +67,5 @@ def _jar_set(name: str) -> JarSet:
     if name == "kafka":
         return KAFKA_JARS
     with needs(f"penstock jars {name}", "spark"):
-        from penstock.services.spark.s3 import S3_JARS
-        from penstock.services.spark.session import SPARK_JARS
+        from penstock.services.spark.spark_session import S3_JARS, SPARK_JARS
     return SPARK_JARS if name == "spark" else S3_JARS

@@ -2,8 +2,8 @@
 
 Progress goes to standard error, the result to standard output (of `compact` and `batch` a line a run). Exit statuses of
 `compact`: 0 done (also when there was nothing new), 1 refused or failed, 2 wrong settings, 3 another job compacted at
-the same time and won. A run whose line of output is there counts, whatever the status: then something after it
-(deletion, upkeep, the user's own step) was not done.
+the same time and won. A run whose line of output is there counts, whatever the status: then a step after it
+(deletion, table maintenance, the after hook) failed.
 Of `batch`: 0 done, 1 refused or failed, 2 wrong settings, 3 fenced by a live instance that started meanwhile. What
 fails after a run does not end `--every`: the line of output lists it (`failed`).
 Of `audit`: 0 no differences, 1 differences, 2 wrong settings, 3 it could not be carried out (also where nodes before
@@ -23,15 +23,15 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.batch_settings import BatchSettings
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.durations import parse_ms
 from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.log import configure
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit import Report
+    from penstock.services.spark.audit.run import AuditReport
 
 DONE, FAILED, WRONG_SETTINGS, CONFLICT = 0, 1, 2, 3
 FENCED = 3
@@ -44,33 +44,33 @@ def compact_main(arguments: list[str]) -> int:
     try:
         settings = CompactSettings.load(arguments, program="penstock compact")
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "compact")
     # Imported late: pyspark takes a second, which --help and a wrong setting need not wait for.
-    from penstock.services.spark.compact import Compaction
-    from penstock.services.spark.delta import CompactionConflict
-    from penstock.services.spark.session import spark_session
+    from penstock.services.spark.compaction.compact import Compaction
+    from penstock.services.spark.compaction.delta import CompactionConflict
+    from penstock.services.spark.spark_session import spark_session
 
     counts = ""
     try:
         started = time.monotonic()
-        with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.places) as spark:
+        with spark_session(settings.spark, f"penstock compact {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
             for run in itertools.count(1):
-                job, counts = Compaction(spark, settings, _say), ""
+                job, counts = Compaction(spark, settings, _log), ""
                 summary = job.run()
                 print(json.dumps({**summary._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 counts = "the run counts, but not all that comes after it was done: "
-                job.after.require_done()
+                job.maintenance.require_done()
                 if not summary.remaining_records or run == settings.runs_max:
                     break
-                _say(f"{summary.remaining_records} records are left")
+                _log(f"{summary.remaining_records} records are left")
     except CompactionConflict as e:
-        return _say(f"{counts}{e}", CONFLICT)
+        return _log(f"{counts}{e}", CONFLICT)
     except ConfigError as e:
-        return _say(f"{counts}{e}", WRONG_SETTINGS)
+        return _log(f"{counts}{e}", WRONG_SETTINGS)
     except PenstockError as e:
-        return _say(f"{counts}{type(e).__name__}: {e}", FAILED)
+        return _log(f"{counts}{type(e).__name__}: {e}", FAILED)
     return DONE
 
 
@@ -79,36 +79,36 @@ def batch_main(arguments: list[str]) -> int:
     try:
         settings = BatchSettings.load(arguments, program="penstock batch")
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "batch")
-    from penstock.services.spark.batch import Batch, BatchFenced
-    from penstock.services.spark.session import spark_session
+    from penstock.services.spark.batch.run import Batch, BatchFenced
+    from penstock.services.spark.spark_session import spark_session
 
     stop = Event()
     if settings.every is not None:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
         started = time.monotonic()
-        with spark_session(settings.spark, f"penstock batch {settings.application}", *settings.places) as spark:
+        with spark_session(settings.spark, f"penstock batch {settings.application}", *settings.spark_uris) as spark:
             start_seconds = round(time.monotonic() - started, 3)
-            batch = Batch(spark, settings, _say)
+            batch = Batch(spark, settings, _log)
             while not stop.is_set():
                 began = time.monotonic()
                 with _cancelled_by(stop, spark):
                     done = batch.run()
                 print(json.dumps({**done._asdict(), "spark_start_seconds": start_seconds}), flush=True)
                 if settings.every is None:
-                    batch.after.require_done()
+                    batch.maintenance.require_done()
                     break
                 stop.wait(max(0.0, parse_ms(settings.every) / 1000 - (time.monotonic() - began)))
     except BatchFenced as e:
-        return _say(str(e), FENCED)
+        return _log(str(e), FENCED)
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     except PenstockError as e:
         if stop.is_set():  # what was committed counts, and the next batch goes on from there
-            return _say(f"stopped in a batch: {e}")
-        return _say(f"{type(e).__name__}: {e}", FAILED)
+            return _log(f"stopped in a batch: {e}")
+        return _log(f"{type(e).__name__}: {e}", FAILED)
     return DONE
 
 
@@ -139,31 +139,31 @@ def audit_main(arguments: list[str]) -> int:
             ["--json-line" if argument == "--json" else argument for argument in arguments], program="penstock audit"
         )
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     configure(settings.log, "audit")
-    from penstock.services.spark.audit import run_audit
-    from penstock.services.spark.audit_report import print_report
-    from penstock.services.spark.session import spark_session
+    from penstock.services.spark.audit.report import print_report
+    from penstock.services.spark.audit.run import run_audit
+    from penstock.services.spark.spark_session import spark_session
 
     try:
-        with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.places) as spark:
-            report = run_audit(spark, settings, _say)
+        with spark_session(settings.spark, f"penstock audit {settings.application}", *settings.spark_uris) as spark:
+            report = run_audit(spark, settings, _log)
     except ConfigError as e:
-        return _say(str(e), WRONG_SETTINGS)
+        return _log(str(e), WRONG_SETTINGS)
     except PenstockError as e:
-        return _say(f"{type(e).__name__}: {e}", AUDIT_FAILED)
+        return _log(f"{type(e).__name__}: {e}", AUDIT_FAILED)
     print_report(report, as_json=settings.json_line)
     return status_of(report)
 
 
-def status_of(report: Report) -> int:
+def status_of(report: AuditReport) -> int:
     """The exit status of an audit that was carried out."""
     if report.differs:
         return AUDIT_DIFFERENCES
     return AUDIT_FAILED if report.is_empty else AUDIT_OK
 
 
-def _say(text: str, status: int = DONE) -> int:
+def _log(text: str, status: int = DONE) -> int:
     print(text, file=sys.stderr, flush=True)
     return status
 
@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> int:
     """`python -m penstock.services.spark.main compact|batch|audit …`."""
     commands = {"compact": compact_main, "batch": batch_main, "audit": audit_main}
     if not arguments or arguments[0] not in commands:
-        return _say(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
+        return _log(f"usage: {'|'.join(commands)} [flags]; --help lists them", WRONG_SETTINGS)
     return commands[arguments[0]](arguments[1:])
 
 

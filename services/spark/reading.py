@@ -12,20 +12,22 @@ session [0, 8], a late record at 15 and the live session [24, 30] are one sessio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import msgspec
+import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import Window as SparkWindow
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark import collected_sets
-from penstock.services.spark.arrow_columns import TIME_MS_MAX
-from penstock.services.spark.session import pickled_by_value, spark_session
 from penstock.services.spark.settings import SparkSettings, hadoop_uri
-from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, state_type
+from penstock.services.spark.spark_session import pickled_by_value, spark_session
+from penstock.services.spark.sql import SQL_TYPES, empty, quoted, results, snapshot, sql_columns
+from penstock.services.spark.tables import CLOSED, LATE, TIME_MS_MAX, rows_schema, state_schema
 from penstock.shared.common.errors import ConfigError, SchemaMismatch
 from penstock.shared.common.lake_place import lake_root
 from penstock.shared.streams.aggregations.latest import Latest
@@ -106,13 +108,11 @@ class Tables:
 
     def closed(self, store: StoreSchema) -> DataFrame:
         """The store's closed windows that `state` covers, with the columns of the table."""
-        head = f"{_key_type(store)}, window_start TIMESTAMP, window_end TIMESTAMP"
-        return self._read("closed", store, head, "closed_at TIMESTAMP")
+        return self._read(CLOSED, store)
 
     def late(self, store: StoreSchema) -> DataFrame:
         """The store's late records that `state` covers, with the columns of the table."""
-        head = f"{_key_type(store)}, event_time TIMESTAMP, missed ARRAY<TIMESTAMP>"
-        return self._read("late", store, head, "source_offset BIGINT")
+        return self._read(LATE, store)
 
     def live(self, store: StoreSchema) -> DataFrame:
         """The store's live windows: the key, window_start, window_end, the results, state, partition."""
@@ -123,20 +123,17 @@ class Tables:
             newest = windows.groupBy("partition", "key", "start_ms").agg(F.max("changelog_offset").alias("newest"))
             newest = newest.select("partition", F.col("newest").alias("changelog_offset"))
             rows = windows.join(newest, ["partition", "changelog_offset"], "left_semi").filter("live")
-            rows = rows.withColumn("state", F.col(quoted(store.name)))
         else:
-            columns = f"partition INT, key BINARY, start_ms BIGINT, end_ms BIGINT, state {state_type(store)}"
-            rows = empty(self._spark, columns)
+            rows = empty(self._spark, sql_columns(state_schema([store])))
+        rows = rows.withColumn("state", F.col(quoted(store.name)))
         rows = rows.withColumn("state", _widened(rows, store))
         bounds = (_time("start_ms").alias("window_start"), _time("end_ms").alias("window_end"))
         return rows.select(key, *bounds, *results(store).values(), "state", "partition")
 
-    def _read(self, kind: str, store: StoreSchema, head: str, tail: str) -> DataFrame:
-        rows = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}")
-        end = "partition INT, changelog_offset BIGINT, topic_id STRING"
+    def _read(self, kind: str, store: StoreSchema) -> DataFrame:
+        rows, schema = snapshot(self._spark, f"{self._folder}/{kind}/{store.name}"), rows_schema(kind, store)
         if rows is None:
-            columns = empty(self._spark, f"{head}, {tail}, state {state_type(store)}, {end}")
-            rows = columns.select("*", *results(store).values())
+            rows = empty(self._spark, sql_columns(schema))
         else:
             topics = {partition: covered.topic_id for partition, covered in self.covered.items()}
             is_of_topic = F.col("topic_id").eqNullSafe(by_partition(topics, "string"))
@@ -144,9 +141,11 @@ class Tables:
             # Rows of an earlier changelog topic are covered: offsets of another topic say nothing about them.
             rows = rows.filter(~is_of_topic | (F.col("changelog_offset") < by_partition(offsets, "bigint")))
         rows = rows.withColumn("state", _widened(rows, store))
-        own = [c.split()[0] for c in head.split(", ")]
-        values = [F.col(quoted(n)) if n in rows.columns else result for n, result in results(store).items()]
-        return rows.select(*own, *values, tail.split()[0], "state", *(c.split()[0] for c in end.split(", ")))
+        names = [name for name in schema.names if name != "state"]
+        names.insert(names.index("partition"), "state")
+        # An aggregation that was added later may have no column yet.
+        computed = {name: column for name, column in results(store).items() if name not in rows.columns}
+        return rows.select(*(computed.get(name, F.col(quoted(name))) for name in names))
 
 
 @contextmanager
@@ -156,8 +155,8 @@ def session(settings: SparkSettings | None = None, lake: str | None = None) -> I
     Name the `lake` if it is on S3: Spark then loads the connector. Raises ConfigError without Java or the connectors'
     jars, SparkFailed if Spark does not start.
     """
-    places = () if lake is None else (hadoop_uri(lake_root(lake)),)
-    with spark_session(settings or SparkSettings(), "penstock.spark", *places) as spark:
+    uris = () if lake is None else (hadoop_uri(lake_root(lake)),)
+    with spark_session(settings or SparkSettings(), "penstock.spark", *uris) as spark:
         yield spark
 
 
@@ -257,10 +256,6 @@ def _covered(state: DataFrame) -> dict[int, Coverage]:
     return found
 
 
-def _key_type(store: StoreSchema) -> str:
-    return "key STRING" if store.key == "string" else "key_bytes BINARY"
-
-
 def _widened(rows: DataFrame, store: StoreSchema) -> SparkColumn:
     """`state` with all fields that the store has now: an aggregation that was appended later is null in older rows."""
     there: Any = rows.schema["state"].dataType
@@ -316,10 +311,10 @@ def _merged(rows: DataFrame, store: StoreSchema) -> DataFrame:
     own = F.col("session" if store.kind == "session" else "start").alias("own")
     merged = rows.groupBy("partition", key, own).agg(*bounds, *(column for _, column in fields))
     if limits := {f"m{i}_json": int(a.parameters[0]) for i, a in enumerate(store.aggregations) if a.function == _SET}:
-        with pickled_by_value(collected_sets):
+        with pickled_by_value(sys.modules[__name__]):
             types = [(f.name, f.dataType.simpleString()) for f in merged.schema.fields]
             schema = ", ".join(f"{quoted(n)} {'binary' if n in limits else type_}" for n, type_ in types)
-            merged = merged.mapInArrow(collected_sets.merged(limits), schema)
+            merged = merged.mapInArrow(merge_sets(limits), schema)
     names = [
         F.col(f"m{i}_{name}").alias(f"{a.name}_{name}") for i, a in enumerate(store.aggregations) for name, _ in a.state
     ]
@@ -365,3 +360,43 @@ def _merge(aggregation: AggregationSchema) -> list[tuple[str, SparkColumn]]:
         nothing = F.lit(None).cast("double")
         number = F.reduce(values, nothing, lambda sum_, one: F.coalesce(sum_ + one, one))
     return [known(name, F.coalesce(number, F.lit(0).cast(SQL_TYPES[type_]))), known("n", F.sum(of("n")))]
+
+
+def union(sets: Sequence[bytes], limit: int) -> bytes:
+    """The first `limit` distinct values of several states of CollectSet, which are JSON arrays.
+
+    Values are equal if their JSON is, whatever the order of an object's fields. The text of a value is kept.
+
+    >>> union([b'[1,{"a":1,"b":2}]', b'[{"b":2,"a":1},"x",1]'], 3)
+    b'[1,{"a":1,"b":2},"x"]'
+    """
+    found: dict[bytes, bytes] = {}
+    for values in sets:
+        for value in msgspec.json.decode(values, type=list[msgspec.Raw]):
+            identity = msgspec.json.encode(msgspec.json.decode(value), order="deterministic")
+            found.setdefault(identity, bytes(value))
+    return b"[" + b",".join(list(found.values())[:limit]) + b"]"
+
+
+def merge_sets(limits: Mapping[str, int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: columns that are lists of states in order (structs with a `value`) become one state each.
+
+    Runs in Spark's Python workers, which need pyarrow and msgspec, but not Penstock: the function is pickled by value.
+    """
+
+    def merge(states: Sequence[Mapping[str, Any]] | None, limit: int) -> bytes | None:
+        if states is None:
+            return None
+        return states[0]["value"] if len(states) == 1 else union([state["value"] for state in states], limit)
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            columns = [
+                pa.array([merge(states, limits[name]) for states in batch.column(name).to_pylist()], pa.binary())
+                if name in limits
+                else batch.column(name)
+                for name in batch.schema.names
+            ]
+            yield pa.record_batch(columns, names=batch.schema.names)
+
+    return run

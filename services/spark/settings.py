@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake_place import lake_root, require_place
-from penstock.shared.common.points_in_time import time_ms
 from penstock.shared.common.settings import CommandSettings, KafkaSettings, PositiveMs, Section
 from penstock.shared.common.topic_names import changelog_topic
 from penstock.shared.streams.settings import (
-    RETENTION_DAYS_MAX,
-    RETENTION_HOURS_MIN,
     SPARK_MASTER,
     SparkConf,
 )
-from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 DELTA_NAME = r"^[^\s,;{}()=/\\]+$"  # what a folder and a Delta column can both be called
-PLACE = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
-NO_TIME = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")
-PLACES = "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
-
-RUN_RECORDS_MAX = 10_000_000  # minutes of work for two cores, and a few GB of Spark's scratch space
 
 
 def hadoop_uri(place: str) -> str:
@@ -50,19 +39,6 @@ class SparkSettings(Section):
     )
     shuffle_partitions: Annotated[int, Field(ge=1)] = 4
     conf: SparkConf = Field(default={}, description="passed on as it is, such as spark.hadoop.fs.s3a.endpoint=…")
-
-
-def require_place_or_time(text: str) -> str:
-    """`text`, where it is one of PLACES; ValueError for a day that there is not."""
-    if not NO_TIME.fullmatch(text):
-        try:
-            time_ms(text)
-        except ConfigError as e:
-            raise ValueError(str(e)) from None
-    return text
-
-
-Place = Annotated[str, Field(pattern=PLACE), AfterValidator(require_place_or_time)]
 
 
 class JobSettings(CommandSettings):
@@ -104,40 +80,6 @@ class JobSettings(CommandSettings):
         return {name: value for name, value in os.environ.items() if name.startswith("AWS_")} | self.lake_options
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """What Spark reads and writes beside Kafka, as it calls it."""
+    def spark_uris(self) -> tuple[str, ...]:
+        """The folders and files that Spark reads and writes, as it names them."""
         return (self.tables,)
-
-
-class UpkeepSettings(JobSettings):
-    """What a compaction reads, and the upkeep of the tables after it."""
-
-    run_records_max: Annotated[int, Field(gt=0)] = Field(
-        default=RUN_RECORDS_MAX, description="changelog records to read in one run"
-    )
-    delete_covered: bool = Field(
-        default=False, description="delete changelog records up to the previous run's covered offset"
-    )
-    optimize_files_max: Annotated[int, Field(ge=0)] = Field(
-        default=20,
-        description="after more than this many appends, OPTIMIZE a table or rewrite a partition of `state`; 0: never",
-    )
-    retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
-        default=None,
-        description="remove files that no version younger than this needs from the tables; default: never",
-    )
-    closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
-        default=None, description="delete closed windows that end so many days before the newest event; default: never"
-    )
-    vacuum_every: Annotated[int, Field(ge=1)] = Field(default=1, description="run VACUUM after this many compactions")
-    after: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
-        default=None, description="module:function that is called as function(spark, tables) after a run"
-    )
-
-
-class CompactSettings(UpkeepSettings):
-    """`penstock compact`: fold the changelog into Delta tables."""
-
-    runs_max: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="stop after this many runs; 0: run until no records are left"
-    )

@@ -1,23 +1,36 @@
 """Names, types and tables in Spark SQL, and the results of windows computed from their states.
 
-Compactions write results with Arrow (`results`); these are for what Spark has merged, and for live windows, which have
-a state alone. Tests hold the two to each other.
+Compactions write results with Arrow (`compaction.tables.result_columns`). The expressions here are for merged windows
+and for live windows, which only have a state. Tests compare the two.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
-from penstock.services.spark.session import jvm
+from penstock.services.spark.spark_session import jvm
+from penstock.services.spark.tables import TIMESTAMP
+from penstock.shared.common.arrow_arrays import ARROW_TYPES
 from penstock.shared.common.errors import SchemaMismatch
 from penstock.shared.streams.aggregations.latest import shown
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
-SQL_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "binary": "BINARY"}
+SQL_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+    pa.float64(): "DOUBLE",
+    pa.string(): "STRING",
+    pa.binary(): "BINARY",
+    TIMESTAMP: "TIMESTAMP",
+}
+SQL_TYPES = {name: SQL_NAMES[type_] for name, type_ in ARROW_TYPES.items()}
+"""By the type of a state's column."""
 
 
 def quoted(name: str) -> str:
@@ -43,9 +56,26 @@ def snapshot(spark: SparkSession, path: str) -> DataFrame | None:
     return spark.read.format("delta").option("versionAsOf", log.update(False, none, none).version()).load(path)
 
 
-def state_type(store: StoreSchema) -> str:
-    """The struct of a store's state columns."""
-    return f"STRUCT<{', '.join(f'{quoted(c.name)}: {SQL_TYPES[c.type]}' for c in store.state_columns())}>"
+def sql_type(type_: pa.DataType) -> str:
+    """An Arrow type in Spark SQL.
+
+    >>> sql_type(pa.struct([("n", pa.int64()), ("at", pa.list_(TIMESTAMP))]))
+    'STRUCT<`n`: BIGINT, `at`: ARRAY<TIMESTAMP>>'
+    """
+    if pa.types.is_list(type_):
+        return f"ARRAY<{sql_type(type_.value_type)}>"
+    if pa.types.is_struct(type_):
+        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {sql_type(field.type)}' for field in type_)}>"
+    return SQL_NAMES[type_]
+
+
+def sql_columns(schema: pa.Schema) -> str:
+    """The columns of an Arrow schema in Spark SQL.
+
+    >>> sql_columns(pa.schema([("key", pa.string()), ("partition", pa.int32())]))
+    '`key` STRING, `partition` INT'
+    """
+    return ", ".join(f"{quoted(field.name)} {sql_type(field.type)}" for field in schema)
 
 
 def results(store: StoreSchema) -> dict[str, SparkColumn]:

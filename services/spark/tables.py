@@ -3,19 +3,33 @@
 All are only appended to. `state` is a log-structured snapshot: of the rows of one window (partition, store, key and
 start) the one with the highest changelog offset counts; `live` is false where the window is gone. Each run appends one
 progress row a partition as well, so that what is live and how far it goes change in one commit.
+
+The columns are defined here, as Arrow schemas; Spark SQL's are derived from them (`sql.sql_columns`). Below them are
+times, states and typed results as Arrow arrays, without a Python object per value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import datasketches
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.services.spark.arrow_columns import TIMESTAMP
-from penstock.services.spark.results import RESULT_TYPES
-from penstock.shared.common.arrow_arrays import ARROW_TYPES
+from penstock.shared.common.arrow_arrays import ARROW_TYPES, binary_array
+from penstock.shared.common.errors import SchemaMismatch
+from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.streams.aggregations.latest import shown
-from penstock.shared.streams.changelog.format import StoreSchema
+from penstock.shared.streams.changelog.format import AggregationSchema, StateCodec, StoreSchema
+from penstock.shared.streams.changelog.states import packed_columns
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+DAY_MS = 86_400_000
+TIME_MS_MAX = 253_402_300_799_999  # the end of year 9999: the last time that timestamps of all engines can hold
+MICROSECONDS = 1_000  # in a millisecond
+RESULT_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "json": pa.string()}
 
 STATE, CLOSED, LATE = "state", "closed", "late"
 INDEXED = {
@@ -63,3 +77,65 @@ def rows_schema(kind: str, store: StoreSchema) -> pa.Schema:
         return pa.schema([key, *times, *own, ("closed_at", TIMESTAMP), state, *tail])
     times = [("event_time", TIMESTAMP), ("missed", pa.list_(TIMESTAMP))]
     return pa.schema([key, *times, *own, state, ("source_offset", pa.int64()), *tail])
+
+
+# --- Arrow arrays ---
+
+
+def time_array(times_ms: Any) -> pa.Array:
+    """Times in ms as timestamps; null for negative times and those from the year 10000 on.
+
+    >>> [str(time) for time in time_array(np.array([0, 10**18]))]
+    ['1970-01-01 00:00:00+00:00', 'None']
+    """
+    beyond = (times_ms < 0) | (times_ms > TIME_MS_MAX)
+    micros = np.where(beyond, 0, times_ms) * MICROSECONDS
+    return pa.array(micros, pa.int64(), mask=beyond if beyond.any() else None).cast(TIMESTAMP)
+
+
+def state_array(codec: StateCodec, states: PackedBytes) -> pa.StructArray:
+    """Encoded states as structs of their columns; CorruptRecord names the first invalid state."""
+    columns = [
+        binary_array(column) if isinstance(column, PackedBytes) else pa.array(column)
+        for column in packed_columns(codec, states)
+    ]
+    return pa.StructArray.from_arrays(columns, names=[column.name for column in codec.columns])
+
+
+def result_columns(store: StoreSchema, states: pa.StructArray) -> dict[str, pa.Array]:
+    """Typed results by aggregation; null for a null state, or for one that lacks the aggregation."""
+    found = {}
+    for aggregation in shown(store):
+        columns = {name: pc.struct_field(states, f"{aggregation.name}_{name}") for name, _ in aggregation.state}
+        found[aggregation.name] = _result(aggregation, columns).cast(RESULT_TYPES[aggregation.result])
+    return found
+
+
+def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
+    match aggregation.function:
+        case "count":
+            return state["n"]
+        case "sum" | "min" | "max" as function:
+            return _only_if(pc.greater(state["n"], 0), state[function])
+        case "mean":
+            some = pc.greater(state["n"], 0)
+            total, n = (state[name].cast(pa.float64(), safe=False) for name in ("sum", "n"))
+            return _only_if(some, pc.divide(total, pc.if_else(some, n, 1.0)))
+        case "first" | "last" if aggregation.result != "json":
+            return _only_if(pc.greater_equal(state["at_ms"], 0), state["value"])
+        case "count_distinct":
+            return pa.array([_estimate(sketch) for sketch in state["hll"].to_pylist()], pa.int64())
+        case "aggregate" | "collect_list" | "collect_set" | "quantiles" | "first" | "last":
+            text = state["json"].cast(pa.string())
+            return _only_if(pc.greater(pc.binary_length(text), 0), text)
+    raise SchemaMismatch(
+        f"aggregation {aggregation.name!r}: this release does not know the function {aggregation.function!r}"
+    )
+
+
+def _only_if(condition: Any, values: Any) -> Any:
+    return pc.if_else(condition, values, pa.scalar(None, values.type))
+
+
+def _estimate(sketch: bytes | None) -> int | None:
+    return None if not sketch else round(datasketches.hll_sketch.deserialize(sketch).get_estimate())

@@ -14,7 +14,7 @@ from penstock.shared.common.errors import KafkaTimeout, RetriableError
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 
-SETTLE_POLL_SECONDS = 0.05
+DECIDED_POLL_SECONDS = 0.05
 T = TypeVar("T")
 Offsets = dict[str, dict[int, int]]
 """By topic and partition."""
@@ -33,12 +33,12 @@ class TopicOffsets(NamedTuple):
     latest: dict[int, int]
 
 
-def ask(asked: Awaitable[T], kafka: KafkaSettings, timeout_ms: int, about: str = "") -> T:
-    """What Kafka answers; KafkaTimeout, which says `about` what, where it does not within that time."""
+def run_with_timeout(coroutine: Awaitable[T], kafka: KafkaSettings, timeout_ms: int, about: str = "") -> T:
+    """The result of a request to Kafka; KafkaTimeout names `about` if there is none within the time."""
 
     async def within() -> T:
         async with asyncio.timeout(timeout_ms / 1000):
-            return await asked
+            return await coroutine
 
     try:
         return asyncio.run(within())
@@ -54,12 +54,12 @@ def topic_offsets(kafka: KafkaSettings, topics: Iterable[str], timeout_ms: int) 
     async def find() -> dict[str, TopicOffsets]:
         async with Admin(kafka) as admin:
             described = await admin.describe_topics(names)
-            places = [TopicPartition(name, one.partition) for name in names for one in described[name].partitions]
-            first = _by_topic(names, await admin.list_offsets(dict.fromkeys(places, "earliest")))
-            end = _by_topic(names, await admin.list_offsets(dict.fromkeys(places, "latest"), "read_committed"))
+            partitions = [TopicPartition(name, one.partition) for name in names for one in described[name].partitions]
+            first = _by_topic(names, await admin.list_offsets(dict.fromkeys(partitions, "earliest")))
+            end = _by_topic(names, await admin.list_offsets(dict.fromkeys(partitions, "latest"), "read_committed"))
         return {name: TopicOffsets(name, described[name].topic_id, first[name], end[name]) for name in names}
 
-    return ask(find(), kafka, timeout_ms, ", ".join(names))
+    return run_with_timeout(find(), kafka, timeout_ms, ", ".join(names))
 
 
 def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms: int) -> TopicOffsets:
@@ -72,7 +72,7 @@ def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms
     ends: dict[TopicPartition, Literal["latest"]] = {TopicPartition(topic, p): "latest" for p in found.latest}
     open_: dict[TopicPartition, int] = {}
 
-    async def settle() -> dict[TopicPartition, int]:
+    async def wait_until_decided() -> dict[TopicPartition, int]:
         nonlocal open_
         async with Admin(kafka) as admin:
             written = await admin.list_offsets(ends)
@@ -80,10 +80,10 @@ def offsets_after_open_transactions(kafka: KafkaSettings, topic: str, timeout_ms
                 latest = await admin.list_offsets(ends, "read_committed")
                 if not (open_ := undecided(written, latest)):
                     return latest
-                await asyncio.sleep(SETTLE_POLL_SECONDS)
+                await asyncio.sleep(DECIDED_POLL_SECONDS)
 
     try:
-        latest = ask(settle(), kafka, timeout_ms, topic)
+        latest = run_with_timeout(wait_until_decided(), kafka, timeout_ms, topic)
     except KafkaTimeout:
         if not open_:
             raise
@@ -110,7 +110,7 @@ def offsets_at(kafka: KafkaSettings, held: Mapping[str, TopicOffsets], time_ms: 
         async with Admin(kafka) as admin:
             return await admin.list_offsets(times)
 
-    found = ask(find(), kafka, timeout_ms, ", ".join(held))
+    found = run_with_timeout(find(), kafka, timeout_ms, ", ".join(held))
     return _by_topic(held, {at: min(offset, held[at.topic].latest[at.partition]) for at, offset in found.items()})
 
 

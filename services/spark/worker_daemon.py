@@ -1,12 +1,23 @@
-"""What Spark forks its Python workers from: what the jobs need is imported already, which would take two seconds."""
+"""Spark forks its Python workers from this process, which has imported all that the jobs need (two seconds)."""
 
-# ruff: noqa: E402, F401 - the path comes before what is imported by it, and imported is what forked workers are to have
+# ruff: noqa: E402, F401 - the import path is set before the imports; forked workers inherit the imported modules
 from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from penstock.services.spark.import_path import without_archives
+
+def without_archives(path: Sequence[str]) -> list[str]:
+    """An import path without the archives of a pyspark that is on it as a folder as well, as pip installs it.
+
+    Spark puts its zip files and a jar first. Before every task a worker reads the tables of contents of all archives
+    that it has looked into, which took a tenth of a second.
+    """
+    folders = [Path(one) for one in path if (Path(one) / "pyspark" / "__init__.py").is_file() and Path(one).is_dir()]
+    return [one for one in path if not any(folder / "pyspark" in Path(one).parents for folder in folders)]
+
 
 for archive in set(sys.path).difference(without_archives(sys.path)):
     sys.path.remove(archive)
@@ -15,9 +26,9 @@ for archive in set(sys.path).difference(without_archives(sys.path)):
 import pyspark.worker
 from pyspark.daemon import manager
 
-import penstock.services.spark.batch_task
-import penstock.services.spark.fold
-import penstock.services.spark.rewrite
+import penstock.services.spark.batch.task
+import penstock.services.spark.compaction.fold
+import penstock.services.spark.compaction.rewrite
 from penstock.shared.streams.changelog.reader import compile_kernels
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.spark.session import SPARK_JARS
+from penstock.services.spark.spark_session import SPARK_JARS
 from penstock.shared.common.jars import cache_root
 from tests.integration.environments import (
     LOCK,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.spark.scratch import sweep
+from penstock.services.spark.spark_session import remove_abandoned
 
 JOB = """
 import sys, time
 from pathlib import Path
-from penstock.services.spark.scratch import scratch_folder
+from penstock.services.spark.spark_session import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as work:
     (Path(work) / "blockmgr").mkdir()
     print("there", flush=True)
@@ -29,12 +29,12 @@ def test_what_a_job_that_was_stopped_leaves_the_next_one_removes(tmp_path: Path,
     try:
         assert job.stdout is not None
         assert job.stdout.readline() == b"there\n"
-        assert sweep(tmp_path) == []
+        assert remove_abandoned(tmp_path) == []
         job.send_signal(how)
         assert job.wait(30) == -how
     finally:
         job.kill()
         job.wait()
     assert len(list(tmp_path.iterdir())) == 1
-    assert len(sweep(tmp_path)) == 1
+    assert len(remove_abandoned(tmp_path)) == 1
     assert list(tmp_path.iterdir()) == []

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.batch_settings import BatchSettings
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import AUDIT_FAILED, status_of
-from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.services.spark.audit import Report
+    from penstock.services.spark.audit.run import AuditReport
 
 ATTEMPTS_MAX = 3  # at a compaction: a job that outlived the aggregator which had started it may win the first
 SUFFIX = "-of-batch"  # of the batch's application and topics, so that nothing of the aggregator's is touched
@@ -61,13 +61,13 @@ def main(arguments: list[str]) -> int:
     except PenstockError as e:
         _say(f"{type(e).__name__}: {e}")
         return AUDIT_FAILED
-    from penstock.services.spark.audit_report import print_report
+    from penstock.services.spark.audit.report import print_report
 
     print_report(report, as_json=True)
     return status_of(report)
 
 
-def run(jobs: Jobs) -> Report:
+def run(jobs: Jobs) -> AuditReport:
     """All jobs, one after the other; what the audit found. Raises what they raise."""
     common = ["--lake", jobs.lake, "--spark.conf", msgspec.json.encode(jobs.spark_conf).decode()]
     own = ["--application", jobs.application, *common]
@@ -76,11 +76,11 @@ def run(jobs: Jobs) -> Report:
     compact = CompactSettings.load([*own, "--delete-covered"], program="penstock compact")
     batch = BatchSettings.load(["--application", jobs.batch, *common, *topology], program="penstock batch")
     audit = AuditSettings.load([*own, "--expect-records", str(jobs.records)], program="penstock audit")
-    from penstock.services.spark.audit import run_audit
-    from penstock.services.spark.batch import Batch
-    from penstock.services.spark.session import spark_session
+    from penstock.services.spark.audit.run import run_audit
+    from penstock.services.spark.batch.run import Batch
+    from penstock.services.spark.spark_session import spark_session
 
-    with spark_session(audit.spark, "penstock demo", *compact.places, *batch.places) as spark:
+    with spark_session(audit.spark, "penstock demo", *compact.spark_uris, *batch.spark_uris) as spark:
         _compact(spark, compact)
         _print(Batch(spark, batch, _say).run())
         _print(compared(spark, jobs))
@@ -88,14 +88,14 @@ def run(jobs: Jobs) -> Report:
 
 
 def _compact(spark: Any, settings: CompactSettings) -> None:
-    from penstock.services.spark.compact import Compaction
-    from penstock.services.spark.delta import CompactionConflict
+    from penstock.services.spark.compaction.compact import Compaction
+    from penstock.services.spark.compaction.delta import CompactionConflict
 
     for attempt in range(ATTEMPTS_MAX):
         try:
             job = Compaction(spark, settings, _say)
             _print(job.run())
-            job.after.require_done()
+            job.maintenance.require_done()
             return
         except CompactionConflict as e:
             if attempt == ATTEMPTS_MAX - 1:

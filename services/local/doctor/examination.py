@@ -95,7 +95,7 @@ def examine_machine(data_dir: Path) -> list[Finding]:
     """Java, the jars that Kafka and Spark need, and room on the disks of the cache and of `data_dir`."""
     findings = [_examine_java(), _examine_jars(KAFKA_JARS, "penstock jars kafka")]
     try:
-        from penstock.services.spark.session import SPARK_JARS  # imports pyspark, which takes a second
+        from penstock.services.spark.spark_session import SPARK_JARS  # imports pyspark, which takes a second
     except ModuleNotFoundError:
         findings.append(Finding("ok", "Spark", 'not installed; its jobs need: pip install "penstock[spark]"'))
     else:

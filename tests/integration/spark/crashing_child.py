@@ -13,12 +13,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.services.spark import aftercare, compact
-from penstock.services.spark.compact import Compaction, Plan, Summary
+from penstock.services.spark.compaction import compact, table_maintenance
+from penstock.services.spark.compaction.compact import Compaction, CompactionReport, Plan
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import DONE, compact_main
-from penstock.services.spark.session import spark_session
-from penstock.services.spark.settings import CompactSettings
-from penstock.services.spark.topic_offsets import ask
+from penstock.services.spark.spark_session import spark_session
+from penstock.services.spark.topic_offsets import run_with_timeout
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.records import TopicPartition
 
@@ -33,7 +33,7 @@ def die() -> None:
 class BeforeRead(Compaction):
     """Killed with the plan made and nothing read."""
 
-    def _fold(self, plan: Plan) -> Summary:
+    def _fold(self, plan: Plan) -> CompactionReport:
         die()
         return super()._fold(plan)
 
@@ -41,7 +41,7 @@ class BeforeRead(Compaction):
 class BeforeCommit(Compaction):
     """Killed with all files written and none committed."""
 
-    def _commit(self, *given: Any) -> Summary:
+    def _commit(self, *given: Any) -> CompactionReport:
         die()
         return super()._commit(*given)
 
@@ -75,8 +75,8 @@ class BeforeRewrite(Compaction):
 class DuringRewrite(Compaction):
     """Killed with the files of a rewrite written and not committed."""
 
-    def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
-        done = super()._in_tasks(items, size, step)
+    def _run_tasks(self, items: Any, size: Any, step: Any) -> Any:
+        done = super()._run_tasks(items, size, step)
         if type(items[0]).__name__ == "RewriteInput":
             die()
         return done
@@ -100,17 +100,17 @@ class DuringDelete(Compaction):
             async with Admin(self.settings.kafka) as admin:
                 await admin.delete_records(before)
 
-        ask(delete(), self.settings.kafka, self.settings.kafka_timeout_ms)
+        run_with_timeout(delete(), self.settings.kafka, self.settings.kafka_timeout_ms)
         die()
 
 
 class DuringOptimize(Compaction):
     """Killed in OPTIMIZE."""
 
-    def _after(self, plan: Plan, summary: Summary) -> Summary:
-        aftercare.upkeep.optimize = lambda table: die()
-        aftercare.upkeep.is_optimize_due = lambda history, appends_max: True
-        return super()._after(plan, summary)
+    def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+        table_maintenance.optimize = lambda table: die()
+        table_maintenance.is_optimize_due = lambda history, appends_max: True
+        return super()._maintain(plan, report)
 
 
 def wait() -> None:

@@ -13,10 +13,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit import Report, run_audit
-from penstock.services.spark.audit_inputs import NotAuditable
-from penstock.services.spark.audit_report import as_object, print_report
-from penstock.services.spark.audit_settings import AuditSettings
+from penstock.services.spark.audit.inputs import NotAuditable
+from penstock.services.spark.audit.report import as_object, print_report
+from penstock.services.spark.audit.run import AuditReport, run_audit
+from penstock.services.spark.audit.settings import AuditSettings
 from penstock.services.spark.main import AUDIT_DIFFERENCES, AUDIT_FAILED, AUDIT_OK, status_of
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Mean, Sum
@@ -98,7 +98,7 @@ class Lake(NamedTuple):
         writer = LakeWriter(self.folder / APPLICATION, forge=forge)
         writer.run({p: one.changelog for p, one in enumerate(played)})
 
-    def audit(self, **more: Any) -> Report:
+    def audit(self, **more: Any) -> AuditReport:
         settings = AuditSettings(application=APPLICATION, lake=str(self.folder), kafka=self.kafka, **more)
         report = run_audit(self.spark, settings, print)
         print_report(report, as_json=True)
@@ -111,7 +111,7 @@ def lake(kafka: EmbeddedKafka, topic_name: str, tmp_path: Path, spark: Any, topi
     return Lake(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), topic_name, tmp_path, spark, topics)
 
 
-def differences(report: Report) -> dict[str, int]:
+def differences(report: AuditReport) -> dict[str, int]:
     return {check.name: check.differences for check in report.checks if check.differences}
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from penstock import spark as lake
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit import run_audit
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.audit.run import run_audit
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.streams.aggregations.aggregation import Count, CountDistinct, Max, Sum
 from penstock.shared.streams.dsl.builder import StreamsBuilder
 from penstock.shared.streams.topology import Topology

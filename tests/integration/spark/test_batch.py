@@ -16,13 +16,13 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit import run_audit
-from penstock.services.spark.audit_inputs import NotAuditable
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.batch import Batch, BatchFenced, BatchRefused, Summary
-from penstock.services.spark.batch_settings import BatchSettings
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.audit.inputs import NotAuditable
+from penstock.services.spark.audit.run import run_audit
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.batch.run import Batch, BatchFenced, BatchRefused, BatchReport
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer.partitioner import for_key
 from penstock.shared.common.errors import ConfigError, ProcessingFailed
@@ -165,7 +165,7 @@ def settings_of(chain: Chain, folder: Path, build: str = "sessions", **given: An
     )
 
 
-async def batch(spark: Any, settings: BatchSettings) -> Summary:
+async def batch(spark: Any, settings: BatchSettings) -> BatchReport:
     """One batch, in a thread: a driver has a loop of its own."""
     return await asyncio.to_thread(lambda: Batch(spark, settings, print).run())
 

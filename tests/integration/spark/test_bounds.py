@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.session import ARROW_BATCH_BYTES
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.services.spark.spark_session import ARROW_BATCH_BYTES
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count

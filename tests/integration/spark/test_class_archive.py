@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.spark import session as spark
+from penstock.services.spark import spark_session as spark
 from penstock.shared.common.jars import cache_root
 
 JOB = """
 import sys
 from penstock.services.spark.settings import SparkSettings
-from penstock.services.spark.session import JAVA_OPTIONS, spark_session
+from penstock.services.spark.spark_session import JAVA_OPTIONS, spark_session
 conf = {JAVA_OPTIONS: f"-Xlog:class+load:file={sys.argv[1]}"}
 with spark_session(SparkSettings(master="local[1]", conf=conf), "test") as session:
     session.range(3).write.format("delta").save(sys.argv[2])

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.services.local import ports
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.session import use_java
+from penstock.services.spark.spark_session import use_java
 from penstock.shared.common import lake
 from penstock.shared.common.java import find_java
 

@@ -20,10 +20,10 @@ from penstock.services.aggregator.backlog import Backlog, BacklogWatch, measure
 from penstock.services.aggregator.compaction import CompactionSupervisor
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark import delta
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.own_step import AfterHookFailed
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.services.spark.compaction.table_maintenance import AfterHookFailed
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
@@ -196,15 +196,15 @@ def test_a_rewrite_that_another_job_overtakes(
     simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is left to the next run, and both runs count."""
-    monkeypatch.setattr("penstock.services.spark.compact.REWRITE_ROWS_MIN", 0)
+    monkeypatch.setattr("penstock.services.spark.compaction.compact.REWRITE_ROWS_MIN", 0)
     simulation = simulate()
     simulation.feed(60, 1)
     topics.write(simulation)
     job(simulation).run()
 
     class Overtaken(Compaction):
-        def _in_tasks(self, items: Any, size: Any, step: Any) -> Any:
-            done = super()._in_tasks(items, size, step)
+        def _run_tasks(self, items: Any, size: Any, step: Any) -> Any:
+            done = super()._run_tasks(items, size, step)
             if type(items[0]).__name__ == "RewriteInput":
                 simulation.feed(60, 9)
                 topics.write(simulation)
@@ -335,9 +335,7 @@ def test_twenty_years_of_event_time_are_few_files(simulate: Any, topics: Any, jo
     assert (np.diff(starts.astype(np.int64)) >= 0).all()
 
 
-def test_the_users_own_step(
-    simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_after_hook(simulate: Any, topics: Any, job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It gets the tables as the run left them; that it failed is told and raised, and the run counts."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "steps_after_compactions.py").write_text(
@@ -353,7 +351,7 @@ def test_the_users_own_step(
     first = first_job.run()
     assert "AssertionError: too few" in first.failed[0]
     with pytest.raises(AfterHookFailed, match="AssertionError: too few"):
-        first_job.after.require_done()
+        first_job.maintenance.require_done()
     assert is_right(tmp_path, simulation)
     simulation.feed(200, seed=2)
     topics.write(simulation)

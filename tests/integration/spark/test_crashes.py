@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compact import Compaction
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.main import CONFLICT, DONE
-from penstock.services.spark.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from tests.integration.spark.crashing_child import OVERTAKEN, POINTS
 from tests.integration.spark.test_compact import is_right

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compact import Compaction, Summary
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction, CompactionReport
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord
 from tests.integration.test_stream_worker import chain_of, offline, running
 from tests.integration.test_stream_worker_losses import FOREIGN, fails, put
@@ -22,7 +22,7 @@ def test_a_compaction_over_foreign_and_corrupt_records(
     """Foreign records are counted and cost nothing; a corrupt one stops every reader and is named by its place."""
     changelog = f"{topic_name}-changelog"
 
-    def compact() -> Summary:
+    def compact() -> CompactionReport:
         broker = {"bootstrap_servers": kafka.bootstrap_servers}
         settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=broker)
         return Compaction(spark, settings, print).run()

@@ -11,9 +11,9 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark import delta, upkeep
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction import delta, table_maintenance
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common import lake
 from penstock.shared.common.errors import ChangelogHole
 from penstock.shared.common.settings import KafkaSettings
@@ -39,7 +39,7 @@ class Lake:
         self.said = []
         job = Compaction(self.spark, self.settings.model_copy(update=more), self.said.append)
         summary = job.run()
-        job.after.require_done()
+        job.maintenance.require_done()
         return summary
 
     def copy(self, table: str, to: str) -> None:
@@ -197,14 +197,14 @@ def test_a_table_that_is_older_than_a_rewrite_catches_up(tables_of: Callable[[],
 
 
 def test_windows_that_retention_deleted_are_not_missing(tables_of: Callable[[], Lake]) -> None:
-    """Neither after many deletions, nor OPTIMIZE and VACUUM: each commit of the upkeep says the positions again."""
+    """Neither after many deletions, nor OPTIMIZE and VACUUM: each of these commits repeats the positions."""
     of = tables_of()
     of.compact(delete_covered=True)
     table = of.table(CLOSED)
     for before_ms in (1, 2_000_000_000_000):
-        upkeep.expire(table, "window_end", before_ms)
-        upkeep.optimize(table)
-        upkeep.vacuum(table, 24)
+        table_maintenance.expire(table, "window_end", before_ms)
+        table_maintenance.optimize(table)
+        table_maintenance.vacuum(table, 24)
     assert lake.rows(of.table(CLOSED), "SELECT * FROM t") == []
     before = delta.positions(of.table(CLOSED))
     assert before is not None

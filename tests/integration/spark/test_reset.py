@@ -17,11 +17,11 @@ from penstock.services.aggregator.main import Aggregator
 from penstock.services.aggregator.reset import main as reset_main
 from penstock.services.aggregator.settings import AggregatorSettings
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.audit import run_audit
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.compact import Compaction, Summary
+from penstock.services.spark.audit.run import run_audit
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.compaction.compact import Compaction, CompactionReport
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.services.spark.reading import closed, late, live
-from penstock.services.spark.settings import CompactSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import ProducerRecord
 from tests.integration.test_stream_worker import Chain, chain_of
@@ -88,7 +88,7 @@ async def test_what_was_refused_before_a_reset_counts_once(
     common: dict[str, Any] = {"application": topic_name, "lake": str(lake)}
     async with chain_of(kafka, topic_name) as chain:
 
-        def compact() -> Summary:
+        def compact() -> CompactionReport:
             return Compaction(spark, CompactSettings(**common, kafka=chain.kafka), print).run()
 
         await chain.send(600)

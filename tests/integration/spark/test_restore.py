@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.records import Columns, TopicPartition

@@ -11,8 +11,8 @@ import pytest
 
 from penstock import spark as penstock_spark
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compact import Compaction
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.streams.aggregations.aggregation import Count
 from penstock.shared.streams.dsl.builder import StreamsBuilder

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from penstock.services.spark import delta
-from penstock.services.spark.delta import CompactionConflict, DataFile, Files
+from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction.delta import CompactionConflict, DataFile, Files
 from penstock.shared.common import lake
 from tests.integration.s3_server import MOTO, s3_server
 

@@ -16,9 +16,9 @@ from deltalake import DeltaTable, QueryBuilder
 from penstock.services.aggregator.sessions import Query
 from penstock.services.aggregator.settings import SessionsSettings
 from penstock.services.local.kafka import EmbeddedKafka
-from penstock.services.spark.compact import Compaction, Summary
-from penstock.services.spark.rewrite import live_rows
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.compact import Compaction, CompactionReport
+from penstock.services.spark.compaction.rewrite import live_rows
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import CorruptRecord, SchemaMismatch
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Count, Max, Sum
 from penstock.shared.streams.changelog import format as log
@@ -38,10 +38,10 @@ def topology(topic: str, aggregations: dict[str, Aggregation[Any]]) -> Topology:
 
 
 @pytest.fixture
-def compact(spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Callable[..., Summary]:
+def compact(spark: Any, kafka: EmbeddedKafka, topic_name: str, tmp_path: Path) -> Callable[..., CompactionReport]:
     """Runs a compaction of the test's application."""
 
-    def run(**more: Any) -> Summary:
+    def run(**more: Any) -> CompactionReport:
         settings = CompactSettings(application=topic_name, lake=str(tmp_path), kafka=kafka_of(kafka), **more)
         return Compaction(spark, settings, print).run()
 
@@ -78,7 +78,7 @@ async def sessions_are_published(chain: Chain, lake: Path) -> None:
 
 @pytest.mark.soak
 async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
-    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
+    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., CompactionReport], tmp_path: Path
 ) -> None:
     """Windows go on with their counts and sums and begin the new aggregation anew, in store, log and lake."""
     async with chain_of(kafka, topic_name) as chain:
@@ -109,7 +109,7 @@ async def test_an_added_aggregation_is_migrated_and_a_removed_one_refused(
 
 
 async def test_corrupt_records_stop_a_compaction(
-    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., Summary], tmp_path: Path
+    kafka: EmbeddedKafka, topic_name: str, compact: Callable[..., CompactionReport], tmp_path: Path
 ) -> None:
     """A state that cannot be read is named by its place."""
     async with chain_of(kafka, topic_name, 1) as chain:

@@ -12,7 +12,7 @@ from penstock.api.streams.routes import CompactionState
 from penstock.services.aggregator.backlog import Backlog, BacklogWatch
 from penstock.services.aggregator.compaction import BEHIND_INTERVALS, CompactionSupervisor, command, environment
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.lake import Compaction
 from penstock.shared.testing.manual_clock import ManualClock
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.services.aggregator.compaction import environment
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import ConfigError
 
 TOPOLOGY = "--topology=my.topologies:build"

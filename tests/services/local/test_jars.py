@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from penstock.services.cli import app
 from penstock.services.local.jars import KAFKA_JARS, KAFKA_VERSION
-from penstock.services.spark.s3 import S3_JARS
-from penstock.services.spark.session import SPARK_JARS
+from penstock.services.spark.spark_session import S3_JARS, SPARK_JARS
 from penstock.shared.common.jars import cache_root
 
 

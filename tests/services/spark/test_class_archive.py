@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.services.spark import class_archive
-from penstock.services.spark import session as spark
+from penstock.services.spark import spark_session as spark
 from penstock.services.spark.settings import SparkSettings
 from penstock.shared.common.java import Java
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.aggregator.settings import AggregatorSettings
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.lake import table_uri
 from penstock.shared.common.lake_place import lake_root

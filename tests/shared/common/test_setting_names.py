@@ -14,9 +14,9 @@ from penstock.services.local.connect_worker import ConnectWorkerSettings
 from penstock.services.local.gateway import GatewaySettings
 from penstock.services.local.up import UpSettings
 from penstock.services.producer.settings import ProducerServiceSettings
-from penstock.services.spark.audit_settings import AuditSettings
-from penstock.services.spark.batch_settings import BatchSettings
-from penstock.services.spark.settings import CompactSettings
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.compaction.settings import CompactSettings
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import (
     OTHER_VARIABLES,

@@ -1,0 +1,230 @@
+"""What the audit compares beside windows' bounds: counts, sums, least and greatest values, sketches of distinct texts.
+
+A measure is one column of an aggregation's state. It can be computed from source records by Spark's own functions,
+merged from the state of several windows, and compared. Two sketches are the same if their union says no more than
+either. A user's own aggregates cannot be made anew this way and are left out, and so is what JSON does not have as the
+aggregation takes it (`AggregationSchema.verbatim`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from penstock.services.spark.sql import SQL_TYPES, quoted
+from penstock.shared.streams.aggregations.aggregation import DISTINCT_LG_K, EMPTY_TEXT, INT64_MAX, INT64_MIN
+from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
+
+RELATIVE_ERROR = 1e-9  # what two orders of adding the same floats may differ by, of the sum of their magnitudes
+FIELDS = "fields"
+TEXT, OTHER = "text", "other"
+_TYPES = {**SQL_TYPES, TEXT: "STRING", OTHER: "BOOLEAN"}
+_ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), TEXT: pa.string(), OTHER: pa.bool_()}
+
+
+class Measure(NamedTuple):
+    """One number or sketch: `name` is its column, `label` what a person calls it.
+
+    `of_records` aggregates it from source records, `of_state` reads it from a window's state, `merge` aggregates it
+    from several windows. `magnitude` names the measure of a float sum's magnitudes; that one itself is not `shown`.
+    """
+
+    name: str
+    label: str
+    of_records: SparkColumn
+    of_state: SparkColumn
+    merge: Any
+    is_float: bool = False
+    is_sketch: bool = False
+    magnitude: str | None = None
+    shown: bool = True
+
+
+def measures(store: StoreSchema) -> list[Measure]:
+    """All measures of a store that can be checked."""
+    return [m for i, aggregation in enumerate(store.aggregations) for m in _of(aggregation, f"m{i}")]
+
+
+def unchecked(store: StoreSchema) -> list[str]:
+    """The aggregations of which nothing can be checked."""
+    return [a.name for a in store.aggregations if not _of(a, "m")]
+
+
+class Field(NamedTuple):
+    """A field of the source values that is needed, as `type`: int64, float64, TEXT, or OTHER: whether it is no text."""
+
+    name: str
+    type: str
+
+    @property
+    def column(self) -> str:
+        """What it is called in the struct `fields`."""
+        return f"{self.name} {self.type}"
+
+    def of(self, value: Any) -> Any:
+        """A record's value as the engine adds it; None for what it refuses. A boolean is 1 or 0.
+
+        >>> Field("n", "int64").of(True), Field("n", "float64").of(2), Field("n", "int64").of("2")
+        (1, 2.0, None)
+        """
+        if self.type == TEXT:
+            return value if isinstance(value, str) else None
+        if self.type == OTHER:
+            return not (value is None or isinstance(value, str))
+        if self.type == "int64":
+            return int(value) if isinstance(value, int) and INT64_MIN <= value <= INT64_MAX else None
+        if not isinstance(value, int | float):
+            return None
+        try:
+            return float(value)
+        except OverflowError:
+            return None
+
+
+def fields(store: StoreSchema) -> list[Field]:
+    """The fields that the measures of a store need, each type of each once."""
+    found = [
+        Field(a.field, a.state[0][1]) for a in store.aggregations if a.field and a.verbatim and a.function in _NUMBERS
+    ]
+    for name in _distinct(store):
+        found += [Field(name, TEXT), Field(name, OTHER)]
+    return list(dict.fromkeys(found))
+
+
+def texts_alone(records: DataFrame, store: StoreSchema) -> StoreSchema:
+    """The store without the distinct counts of fields that hold other values than text.
+
+    How Python hashes those is not known to Spark.
+    """
+    if not (names := _distinct(store)):
+        return store
+    holds_other = (F.max(F.col(f"{FIELDS}.{quoted(Field(name, OTHER).column)}")).alias(name) for name in names)
+    found = records.agg(*holds_other).first()
+    others = {name for name in names if found is not None and found[name]}
+    return msgspec.structs.replace(
+        store,
+        aggregations=tuple(
+            msgspec.structs.replace(a, verbatim=False) if a.function == _DISTINCT and a.field in others else a
+            for a in store.aggregations
+        ),
+    )
+
+
+def parsed(records: DataFrame, store: StoreSchema, is_wanted: SparkColumn) -> DataFrame:
+    """Records with the struct `fields`, what measures need of the JSON of those wanted, and without the value.
+
+    Python parses the JSON: Spark's `from_json` took four times as long.
+    """
+    if not (wanted := fields(store)):
+        return records.withColumn(FIELDS, F.lit(None).cast("string")).drop("value")
+    struct = ", ".join(f"{quoted(one.column)}: {_TYPES[one.type]}" for one in wanted)
+    others = ", ".join(f"{column} {type_}" for column, type_ in records.drop("value").dtypes)
+    read = records.withColumn("value", F.when(is_wanted, F.col("value")))
+    return read.mapInArrow(_parse(wanted), f"{others}, {FIELDS} STRUCT<{struct}>")
+
+
+def _parse(wanted: list[Field]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        decode = msgspec.json.Decoder().decode
+        for batch in batches:
+            objects = [_object(decode, value) for value in batch.column("value").to_pylist()]
+            columns = [pa.array([one.of(of.get(one.name)) for of in objects], _ARROW_TYPES[one.type]) for one in wanted]
+            struct = pa.StructArray.from_arrays(columns, [one.column for one in wanted])
+            rest = batch.drop_columns("value")
+            yield pa.RecordBatch.from_arrays([*rest.columns, struct], [*rest.schema.names, FIELDS])
+
+    return run
+
+
+def _object(decode: Callable[[bytes], Any], value: bytes | None) -> dict[str, Any]:
+    """A value's fields; none where it is no JSON object."""
+    if value is None:
+        return {}
+    try:
+        found = decode(value)
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _distinct(store: StoreSchema) -> list[str]:
+    found = (a.field for a in store.aggregations if a.field and a.verbatim and a.function == _DISTINCT)
+    return list(dict.fromkeys(found))
+
+
+_NUMBERS = ("sum", "mean", "min", "max")
+_DISTINCT = "count_distinct"
+
+
+def _of(aggregation: AggregationSchema, name: str) -> list[Measure]:
+    label = aggregation.name
+
+    def state(column: str) -> SparkColumn:
+        return F.col(f"state.{quoted(f'{label}_{column}')}")
+
+    if aggregation.function == "count":
+        return [Measure(name, label, F.count(F.lit(1)), state("n"), F.sum)]
+    if aggregation.function == "latest":
+        return [Measure(name, label, F.max("timestamp_ms"), state("ms"), F.max)]
+    if aggregation.field is None or not aggregation.verbatim:
+        return []
+    if aggregation.function == _DISTINCT:
+        text = _field(aggregation.field, TEXT)
+        of_records = F.hll_sketch_agg(F.when(text == "", EMPTY_TEXT).otherwise(text), F.lit(DISTINCT_LG_K))
+        return [Measure(name, f"{label} (distinct)", of_records, state("hll"), F.hll_union_agg, is_sketch=True)]
+    if aggregation.function not in _NUMBERS:
+        return []
+    column, type_ = aggregation.state[0]
+    value = _field(aggregation.field, type_)
+    own = F.when(state("n") > 0, state(column))
+    function = {"sum": F.sum, "mean": F.sum, "min": F.min, "max": F.max}[aggregation.function]
+    number = Measure(name, f"{label} ({column})", function(value), own, function, is_float=type_ == "float64")
+    count = Measure(f"{name}_n", f"{label} (values)", F.count(value), state("n"), F.sum)
+    if function is not F.sum or not number.is_float:
+        return [number, count]
+    magnitude = Measure(f"{name}_magnitude", label, F.sum(F.abs(value)), F.abs(own), F.sum, shown=False)
+    return [number._replace(magnitude=magnitude.name), magnitude, count]
+
+
+def _field(name: str, type_: str) -> SparkColumn:
+    return F.col(f"{FIELDS}.{quoted(Field(name, type_).column)}")
+
+
+def contradictions(all_measures: list[Measure]) -> SparkColumn:
+    """What differs between the columns `<name>` (expected) and `found_<name>`, as text; empty where nothing does."""
+    differences = []
+    for measure in all_measures:
+        if not measure.shown:
+            continue
+        a, b = F.col(measure.name), F.col(f"found_{measure.name}")
+        if measure.is_sketch:
+            differences.append(_sketches_differ(measure.label, a, b))
+            continue
+        differs = ~a.eqNullSafe(b)
+        if measure.is_float:
+            # A sum's error is measured against the magnitudes added: values of both signs may cancel.
+            against = F.col(measure.magnitude) if measure.magnitude else F.greatest(F.abs(a), F.abs(b))
+            differs &= ~F.coalesce(F.abs(a - b) <= against * RELATIVE_ERROR, F.lit(False))
+        text = F.concat(F.lit(f"{measure.label}: expected "), _shown(a), F.lit(", found "), _shown(b))
+        differences.append(F.when(differs, text))
+    return F.concat_ws("; ", *differences) if differences else F.lit("")
+
+
+def _sketches_differ(label: str, a: SparkColumn, b: SparkColumn) -> SparkColumn:
+    # A union's estimate depends on its registers alone, not on the order in which they were filled.
+    ours, theirs, both = (F.hll_sketch_estimate(F.hll_union(x, y)) for x, y in ((a, a), (b, b), (a, b)))
+    # Most are the same bytes: a union costs more than all other numbers together.
+    is_same = a.eqNullSafe(b)
+    differs = ~F.when(is_same, True).otherwise(F.coalesce((both == ours) & (both == theirs), F.lit(False)))
+    text = F.concat(F.lit(f"{label}: expected "), _shown(ours), F.lit(", found "), _shown(theirs))
+    return F.when(differs, F.concat(text, F.lit(", together "), _shown(both)))
+
+
+def _shown(value: SparkColumn) -> SparkColumn:
+    return F.coalesce(value.cast("string"), F.lit("none"))

@@ -1,0 +1,208 @@
+"""`penstock audit`: a store's windows against Spark's own over the source topic.
+
+Two things are proven. Conservation: each record is, for each of its windows, in exactly one of the window, the late
+records, the dead letters, or skipped for want of a key. Recomputation: windows, and what came too late for them, are
+those that the rule makes. The windows come from the lake, the records from Kafka; none of the engine's code takes part.
+See `session_checks` for sessions, `window_checks` for the other kinds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Window as SparkWindow
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from penstock.services.spark.audit.inputs import Read, read_inputs
+from penstock.services.spark.audit.session_checks import (
+    ACCEPTED,
+    CHECKS,
+    DEAD,
+    LATE,
+    LEFT_OUT,
+    NULL_KEY,
+    OF_WINDOWS,
+    RECOMPUTED,
+    Compared,
+    compare,
+)
+from penstock.services.spark.audit.settings import AuditSettings
+from penstock.services.spark.audit.window_checks import compare_windows
+from penstock.services.spark.errors import translated
+
+
+class CheckResult(NamedTuple):
+    """One check: what holds if there are no differences, how many there are, and the first few."""
+
+    name: str
+    claim: str
+    differences: int
+    shown: list[dict[str, Any]]
+
+
+class AuditReport(msgspec.Struct, frozen=True):
+    """What an audit found. Every record that was read is in one of six places, so their numbers add up to `records`.
+
+    `in_windows` is counted by the stream's windows themselves. Where they count nothing or overlap, it is the number
+    of records in none of the other places, and conservation is not checked. `skipped` had no key, `uncovered` lie
+    beyond what the lake covers, and `left_out` may share windows with records that are gone. `not_compared` names what
+    could not be compared, and why; `assumed` what was taken for granted.
+    """
+
+    records: int
+    in_windows: int
+    late: int
+    dead_letters: int
+    skipped: int
+    uncovered: int
+    left_out: int
+    windows_closed: int
+    windows_open: int
+    spark_windows: int
+    split_sessions: int
+    checks: list[CheckResult]
+    not_compared: list[str]
+    assumed: list[str]
+    seconds: float
+    store: str
+    kind: str = "session"
+    sample: float = 1.0
+
+    @property
+    def unaccounted(self) -> int:
+        """Records that are in no place; below zero where some are in two."""
+        others = self.late + self.dead_letters + self.skipped + self.uncovered + self.left_out
+        return self.records - self.in_windows - others
+
+    @property
+    def differs(self) -> bool:
+        return any(check.differences for check in self.checks)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no window to compare, on either side, and nothing else differed."""
+        return not self.differs and not (self.windows_closed or self.windows_open or self.spark_windows)
+
+    @property
+    def ok(self) -> bool:
+        """Whether windows were compared, and nothing differed."""
+        return not self.differs and not self.is_empty
+
+
+def run_audit(spark: SparkSession, settings: AuditSettings, log: Callable[[str], Any]) -> AuditReport:
+    """Read everything, compare it, and report what differs.
+
+    Raises ConfigError (a store or topic that does not exist), NotAuditable, or an error of Kafka's or Spark's.
+    """
+    started = time.monotonic()
+    try:
+        read = read_inputs(spark, settings, log)
+        is_session = read.inputs.store.kind == "session"
+        compared = compare(read.inputs) if is_session else compare_windows(read.inputs)
+        report = summarize(compared, read, settings)
+    except (Py4JError, PySparkException, ConnectionError) as e:
+        raise translated(e) from e
+    finally:
+        spark.catalog.clearCache()
+    return msgspec.structs.replace(report, seconds=round(time.monotonic() - started, 3))
+
+
+def summarize(compared: Compared, read: Read, settings: AuditSettings) -> AuditReport:
+    """Count and list the differences; the checks that need no window are made here."""
+    inputs = read.inputs
+    fates = {row.fate: row["count"] for row in compared.labelled.groupBy("fate").count().collect()}
+    kinds = {row.closed: row["count"] for row in compared.stream.groupBy("closed").count().collect()}
+    is_session = inputs.store.kind == "session"
+    needs_times = RECOMPUTED if inputs.store.kind in ("session", "sliding") else RECOMPUTED - {"windows"}
+    claims = {
+        name: claim
+        for name, claim in (CHECKS if is_session else OF_WINDOWS).items()
+        if inputs.recomputes or name not in needs_times
+    }
+    # Of a sample nobody knows how many of the records that were not read would be in it.
+    uncovered = read.uncovered if settings.sample == 1 else 0
+    report = AuditReport(
+        records=sum(fates.values()) + uncovered,
+        in_windows=_counted(compared, read, fates.get(ACCEPTED, 0)),
+        late=fates.get(LATE, 0),
+        dead_letters=fates.get(DEAD, 0),
+        skipped=fates.get(NULL_KEY, 0),
+        uncovered=uncovered,
+        left_out=fates.get(LEFT_OUT, 0),
+        windows_closed=kinds.get(True, 0),
+        windows_open=kinds.get(False, 0),
+        spark_windows=compared.batch.count(),
+        split_sessions=_split(compared),
+        checks=_listed(compared.differences, claims, settings.differences_max),
+        not_compared=[*read.not_compared, *compared.not_compared],
+        assumed=read.assumed,
+        seconds=0.0,
+        store=inputs.store.name,
+        kind=inputs.store.kind,
+        sample=settings.sample,
+    )
+    expected = _expected(read.records, settings.expect_records)
+    conserved = [_conserved(report)] if _count_of(read) is not None else []
+    checks = [*conserved, *([] if expected is None else [expected]), *report.checks]
+    return msgspec.structs.replace(report, checks=checks)
+
+
+def _counted(compared: Compared, read: Read, accepted: int) -> int:
+    """How many records the stream's windows say they hold; `accepted` if they do not count or overlap."""
+    if (count := _count_of(read)) is None:
+        return accepted
+    return int(compared.stream.agg(F.coalesce(F.sum(f"m{count}"), F.lit(0)).alias("n")).collect()[0].n)
+
+
+def _count_of(read: Read) -> int | None:
+    """Which aggregation counts the records, each of which is in one window; None if none does."""
+    store = read.inputs.store
+    if store.kind not in ("session", "tumbling"):
+        return None
+    return next((i for i, a in enumerate(store.aggregations) if a.function == "count"), None)
+
+
+def _conserved(report: AuditReport) -> CheckResult:
+    claim = "records = in windows + late + dead letters + skipped + not covered yet"
+    claim += " + left out" if report.left_out else ""
+    n = report.unaccounted
+    shown = [_plain(f"{n} records are in no place" if n > 0 else f"{-n} records too many")] if n else []
+    return CheckResult("conserved", claim, abs(n), shown)
+
+
+def _listed(differences: DataFrame, checks: Mapping[str, str], shown_max: int) -> list[CheckResult]:
+    order = SparkWindow.partitionBy("check").orderBy("partition", "at_ms", "key", "detail")
+    total = F.count(F.lit(1)).over(SparkWindow.partitionBy("check"))
+    ranked = differences.withColumn("nth", F.row_number().over(order)).withColumn("total", total)
+    rows = ranked.filter(F.col("nth") <= max(1, shown_max)).orderBy("check", "nth").collect()
+    results = []
+    for name, claim in checks.items():
+        own = [row for row in rows if row.check == name]
+        shown = [{k: row[k] for k in ("partition", "key", "at_ms", "detail")} for row in own[:shown_max]]
+        results.append(CheckResult(name, claim, own[0].total if own else 0, shown))
+    return results
+
+
+def _split(compared: Compared) -> int:
+    """Batch sessions that are more than one session of the stream."""
+    if compared.contained is None:
+        return 0
+    held = compared.contained.filter(F.col("batch_ms").isNotNull())
+    return int(held.groupBy("partition", "key", "batch_ms").count().filter("count > 1").count())
+
+
+def _expected(records: int, expected: int | None) -> CheckResult | None:
+    if expected is None:
+        return None
+    shown = [] if records == expected else [_plain(f"the source holds {records} records, {expected} were expected")]
+    return CheckResult("records", f"the source topic holds {expected} records", len(shown), shown)
+
+
+def _plain(detail: str) -> dict[str, Any]:
+    return {"partition": None, "key": None, "at_ms": None, "detail": detail}

@@ -1,0 +1,345 @@
+"""The audit's checks of sessions, as DataFrames in and differences out: nothing here reads Kafka or a table.
+
+Sessions are computed from the source records by Spark's own `session_window`. Spark, like Kafka, lets records at a
+distance of exactly the gap share a session. Since Spark knows nothing of closing, one of its sessions ("batch session")
+can be several of the stream:
+
+1. Conservation. A batch session is made of the records that are neither late nor dead letters nor without a key. The
+   stream's sessions within it must have the same numbers together, and every session of the stream lies in one.
+2. Recomputation. The plain rule, record by record (`session_rule`), says which records are late and which sessions
+   there are; Spark computes their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import Window as SparkWindow
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+
+from penstock.services.spark.audit import session_rule
+from penstock.services.spark.audit.inputs import COORDINATES, KEY, WINDOW, Inputs, in_sample
+from penstock.services.spark.audit.measures import (
+    FIELDS,
+    Measure,
+    contradictions,
+    measures,
+)
+from penstock.shared.streams.changelog.format import StoreSchema
+
+ACCEPTED, LATE, DEAD, NULL_KEY, LEFT_OUT = "accepted", "late", "dead", "null key", "left out"
+CHECKS = {
+    "unknown": "every late record and dead letter is a covered source record",
+    "twice": "no source record is late or a dead letter twice, or both",
+    "unbalanced": "every batch session's records are in the stream's sessions within it, once",
+    "outside": "every session of the stream lies in a batch session",
+    "windows": "no session is split, kept or closed but where the rule says so",
+    "closing": "no window was closed before its end and the grace had passed",
+    "lateness": "every late record was late, and no other was",
+}
+"""The checks of sessions, by name what must hold."""
+RECOMPUTED = frozenset(("windows", "closing", "lateness"))
+"""Those that need the time at which records came."""
+OF_WINDOWS = {
+    **{name: CHECKS[name] for name in ("unknown", "twice")},
+    "windows": "every window holds the records that lie in it, but those that missed it",
+    **{name: CHECKS[name] for name in ("closing", "lateness")},
+}
+"""The checks of windows that do not merge. What tumbling and hopping windows hold does not depend on time."""
+
+
+class Compared(NamedTuple):
+    """All differences (check, partition, key, at_ms, detail), and what there was to compare.
+
+    `contained` are the stream's sessions, each with the batch session that holds it.
+    """
+
+    differences: DataFrame
+    labelled: DataFrame
+    batch: DataFrame
+    stream: DataFrame
+    not_compared: Sequence[str] = ()
+    contained: DataFrame | None = None
+
+
+def compare(inputs: Inputs) -> Compared:
+    """All checks over all inputs; lazy, except for what is materialized."""
+    store = inputs.store
+    numbers = measures(store)
+    labelled = materialized(label(inputs))
+    # Where every session is recomputed, sketches are compared there: they cost more than all other numbers.
+    is_all_recomputed = inputs.recomputes and not inputs.idled
+    kept = [m for m in numbers if not (m.is_sketch and is_all_recomputed)]
+    batch = materialized(batch_sessions(labelled, store, kept))
+    stream = materialized(stream_sessions(inputs, numbers))
+    if inputs.gone_until_ms:
+        labelled, batch, stream = (
+            materialized(rows) for rows in sessions_after_gone_records(inputs, labelled, batch, stream)
+        )
+    contained = materialized(within(stream, batch))
+    found = [
+        unknown_coordinates(inputs),
+        repeated_coordinates(labelled, inputs.exactly_once),
+        unbalanced(contained, batch, kept),
+        outside(contained),
+    ]
+    if inputs.recomputes:
+        placed = materialized(placed_records(labelled, store))
+        recomputed = [
+            windows(rule_sessions(placed, numbers), stream, numbers),
+            closing(stream, store),
+            lateness(placed),
+        ]
+        found += [after_gone_records(inputs, one) for one in recomputed]
+    return Compared(all_differences(found), labelled, batch, stream, contained=contained)
+
+
+def sessions_after_gone_records(
+    inputs: Inputs, labelled: DataFrame, batch: DataFrame, stream: DataFrame
+) -> tuple[DataFrame, DataFrame, DataFrame]:
+    """What no record that is gone can have to do with, of records, batch sessions and the stream's sessions.
+
+    Records up to `gone_until` may be gone. A batch session that begins within the gap of that may hold some: it is left
+    out, with the records and sessions up to the gap behind its end.
+    """
+    gap, gone_until = inputs.store.gap_ms, inputs.gone_until()
+    near = batch.filter(F.col("start_ms") <= gone_until + gap)
+    ends = near.groupBy(*KEY).agg(F.max("end_ms").alias("_end"))
+
+    def bounded(rows: DataFrame) -> DataFrame:
+        low = F.greatest(gone_until, F.coalesce(F.col("_end"), gone_until)) + gap
+        return rows.join(ends, list(KEY), "left").withColumn("_low", F.when(gone_until >= 0, low).otherwise(-1))
+
+    is_left_out = (F.col("timestamp_ms") <= F.col("_low")) & F.col("fate").isin(ACCEPTED, LATE)
+    fate = F.when(is_left_out, LEFT_OUT).otherwise(F.col("fate"))
+    own = bounded(labelled).withColumn("fate", fate)
+    behind = (bounded(rows).filter(F.col("start_ms") > F.col("_low")) for rows in (batch, stream))
+    labelled, batch, stream = (rows.drop("_low", "_end") for rows in (own, *behind))
+    return labelled, batch, stream
+
+
+def materialized(rows: DataFrame) -> DataFrame:
+    """The same rows, computed now and kept on the executors, in memory or on disk, without the plan they came by.
+
+    Spark goes through a whole plan again at each step that is built on it: with the checks' steps on top of each other,
+    that took most of an audit's time. If an executor is lost, so are its rows, and the audit has to be run again.
+    """
+    return rows.localCheckpoint()
+
+
+def after_gone_records(inputs: Inputs, differences: DataFrame) -> DataFrame:
+    """The differences of partitions whose time moved with their records alone."""
+    return differences.filter(~F.col("partition").isin(*inputs.idled)) if inputs.idled else differences
+
+
+def all_differences(found: Sequence[DataFrame]) -> DataFrame:
+    """The differences of all checks."""
+    differences = found[0]
+    for more in found[1:]:
+        differences = differences.unionByName(more)
+    return differences
+
+
+def label(inputs: Inputs) -> DataFrame:
+    """Source records with their fate, the fields to sum, and the close time that each met on arrival (`close_ms`).
+
+    A record is late if it missed all of its windows.
+    """
+    store = inputs.store
+    late = inputs.late.filter(F.col("offset").isNotNull()).groupBy(*COORDINATES)
+    late = late.agg(F.count(F.lit(1)).alias("late_times"), F.first("missed").alias("missed"))
+    dead = inputs.dead.dropna().groupBy(*COORDINATES).agg(F.count(F.lit(1)).alias("dead_times"))
+    records = inputs.records.join(late, COORDINATES, "left").join(dead, COORDINATES, "left")
+    records = records.fillna(0, ["late_times", "dead_times"])
+    fate = F.when(F.col("dead_times") > 0, DEAD).when(F.size("missed") >= windows_of(store), LATE)
+    records = records.withColumn("fate", fate.when(F.col("key").isNull(), NULL_KEY).otherwise(ACCEPTED))
+    # Neither a record without a key nor a dead letter moves the operator's time; a late one does.
+    reached = F.when(F.col("fate").isin(ACCEPTED, LATE), F.col("timestamp_ms"))
+    so_far = SparkWindow.partitionBy("partition").orderBy("offset").rowsBetween(SparkWindow.unboundedPreceding, 0)
+    close = F.max(reached).over(so_far) - store.grace_ms - store.gap_ms
+    # Only now: the close time is that of all records.
+    return (
+        records.withColumn("close_ms", close)
+        .filter(in_sample(inputs.sample))
+        .select(
+            *("partition", "offset", "timestamp_ms", "key", "fate", "missed", "late_times", "dead_times"),
+            *(FIELDS, "close_ms"),
+        )
+    )
+
+
+def windows_of(store: StoreSchema) -> SparkColumn:
+    """How many windows a record at `timestamp_ms` lies in, as far as a late record names them."""
+    if store.kind != "hopping":
+        return F.lit(1)
+    return F.size(starts_of(store))
+
+
+def starts_of(store: StoreSchema) -> SparkColumn:
+    """The starts that a late record at `timestamp_ms` names if it missed all of its windows."""
+    time = F.col("timestamp_ms")
+    if store.kind == "session":
+        return F.array(time)
+    if store.kind == "sliding":
+        return F.array(F.greatest(time - store.size_ms, F.lit(0).cast("bigint")))
+    advance = F.lit(store.advance_ms or store.size_ms).cast("bigint")
+    first = F.greatest(time - store.size_ms + advance, F.lit(0).cast("bigint"))
+    return F.sequence(first - first % advance, time - time % advance, advance)
+
+
+def batch_sessions(labelled: DataFrame, store: StoreSchema, numbers: list[Measure]) -> DataFrame:
+    """Spark's sessions over the accepted records."""
+    length = F.session_window(F.timestamp_millis("timestamp_ms"), f"{store.gap_ms} milliseconds")
+    grouped = labelled.filter(F.col("fate") == ACCEPTED).groupBy(*KEY, length)
+    return grouped.agg(
+        F.count(F.lit(1)).alias("records"),
+        *(m.of_records.alias(m.name) for m in numbers),
+    ).select(
+        *KEY,
+        F.unix_millis("session_window.start").alias("start_ms"),
+        (F.unix_millis("session_window.end") - store.gap_ms).alias("end_ms"),
+        "records",
+        *(m.name for m in numbers),
+    )
+
+
+def stream_sessions(inputs: Inputs, numbers: list[Measure]) -> DataFrame:
+    """The stream's windows, closed and live, with their numbers."""
+    rows = inputs.stream.filter(in_sample(inputs.sample))
+    return rows.select(*WINDOW, "closed", "closed_ms", *(m.of_state.alias(m.name) for m in numbers))
+
+
+def previous(rows: DataFrame, at: str, marks: DataFrame, mark: str) -> DataFrame:
+    """`rows` with `batch_ms`: the greatest `mark` of `marks` that is not above `at`, for the same key."""
+    # An as-of join by one sort: joining by key and range would compare every pair of a key's sessions.
+    both = (
+        rows.withColumn("_at", F.col(at)).withColumn("_row", F.lit(1)).withColumn("_mark", F.lit(None).cast("bigint"))
+    )
+    own = marks.select(*KEY, F.col(mark).alias("_at"), F.lit(0).alias("_row"), F.col(mark).alias("_mark"))
+    frame = SparkWindow.partitionBy(*KEY).orderBy("_at", "_row").rowsBetween(SparkWindow.unboundedPreceding, 0)
+    found = both.unionByName(own, allowMissingColumns=True).withColumn(
+        "batch_ms", F.last("_mark", ignorenulls=True).over(frame)
+    )
+    return found.filter("_row = 1").drop("_at", "_row", "_mark")
+
+
+def within(stream: DataFrame, batch: DataFrame) -> DataFrame:
+    """The stream's sessions with the batch session that holds them: its start, null where there is none."""
+    ends = batch.select(*KEY, F.col("start_ms").alias("batch_ms"), F.col("end_ms").alias("batch_end_ms"))
+    held = previous(stream, "start_ms", batch, "start_ms").join(ends, [*KEY, "batch_ms"], "left")
+    inside = F.col("end_ms") <= F.col("batch_end_ms")
+    return held.withColumn("batch_ms", F.when(inside, F.col("batch_ms"))).drop("batch_end_ms")
+
+
+def difference(rows: DataFrame, check: str, at: str, detail: SparkColumn) -> DataFrame:
+    """Rows as differences of a check."""
+    shown = F.col("key").cast("string") if "key" in rows.columns else F.lit(None).cast("string")
+    return rows.select(
+        F.lit(check).alias("check"),
+        F.col("partition").cast("int").alias("partition"),
+        shown.alias("key"),
+        F.col(at).cast("bigint").alias("at_ms"),
+        detail.alias("detail"),
+    )
+
+
+def unknown_coordinates(inputs: Inputs) -> DataFrame:
+    """Late records and dead letters that are no covered source record, or name another than they are."""
+    known = inputs.records.select(*COORDINATES, F.col("key").alias("_key"), F.col("timestamp_ms").alias("_ms"))
+    known = known.withColumn("_known", F.lit(True))
+    dead = inputs.dead.withColumn("what", F.lit("dead letter"))
+    both = inputs.late.withColumn("what", F.lit("late")).unionByName(dead, allowMissingColumns=True)
+    both = both.join(known, COORDINATES, "left").withColumn("at", F.col("timestamp_ms"))
+    own = F.array_except("missed", starts_of(inputs.store))
+    another = (F.col("key") != F.col("_key")) | (F.col("timestamp_ms") != F.col("_ms"))
+    reason = (
+        F.when(F.col("_known").isNull(), "is not a covered source record")
+        .when(F.col("what") == "dead letter", None)
+        .when(another, "has another key or time in the source")
+        .when((F.size(own) > 0) | (F.size("missed") == 0), "cannot have missed these windows")
+    )
+    detail = F.format_string("%s: offset %s %s", "what", "offset", "reason")
+    return difference(both.withColumn("reason", reason).filter("reason IS NOT NULL"), "unknown", "at", detail)
+
+
+def repeated_coordinates(labelled: DataFrame, exactly_once: bool) -> DataFrame:
+    """Source records that are late more than once, or late and dead letters; with `exactly_once`, also those that are
+    dead letters more than once."""
+    often = (F.col("late_times") > 1) | ((F.col("late_times") > 0) & (F.col("dead_times") > 0))
+    if exactly_once:
+        often |= F.col("dead_times") > 1
+    detail = F.format_string("offset %s: late %s times, dead letter %s times", "offset", "late_times", "dead_times")
+    return difference(labelled.filter(often), "twice", "timestamp_ms", detail)
+
+
+def unbalanced(contained: DataFrame, batch: DataFrame, numbers: list[Measure]) -> DataFrame:
+    """Batch sessions whose numbers are not those of the stream's sessions within them."""
+    merged = (
+        contained.filter(F.col("batch_ms").isNotNull())
+        .groupBy(*KEY, "batch_ms")
+        .agg(F.count(F.lit(1)).alias("sessions"), *(m.merge(m.name).alias(f"found_{m.name}") for m in numbers))
+        .withColumnRenamed("batch_ms", "start_ms")
+    )
+    both = batch.join(merged, [*KEY, "start_ms"], "left").withColumn("wrong", contradictions(numbers))
+    lost = F.col("sessions").isNull()
+    reason = F.when(lost, "no session of the stream").otherwise(F.col("wrong"))
+    detail = F.concat(F.format_string("%s..%s, %s records: ", "start_ms", "end_ms", "records"), reason)
+    return difference(both.filter(lost | (F.col("wrong") != "")), "unbalanced", "start_ms", detail)
+
+
+def outside(contained: DataFrame) -> DataFrame:
+    """Sessions of the stream that no batch session holds."""
+    detail = F.format_string("%s..%s holds records that the source does not have there", "start_ms", "end_ms")
+    return difference(contained.filter(F.col("batch_ms").isNull()), "outside", "start_ms", detail)
+
+
+def placed_records(labelled: DataFrame, store: StoreSchema) -> DataFrame:
+    """Accepted and late records with the rule's `start_ms` and `end_ms` of their session, null where it has none."""
+    keyed = labelled.filter(F.col("fate").isin(ACCEPTED, LATE))
+    in_order = keyed.select(*KEY, "offset", "timestamp_ms", "close_ms").repartition(*KEY)
+    in_order = in_order.sortWithinPartitions(*KEY, "offset")
+    placed = in_order.mapInArrow(session_rule.replay(store.gap_ms), session_rule.COLUMNS)
+    return keyed.join(placed, COORDINATES)
+
+
+def rule_sessions(placed: DataFrame, numbers: list[Measure]) -> DataFrame:
+    """The sessions that the stream must have, with the numbers of the records that it accepted."""
+    own = placed.filter((F.col("fate") == ACCEPTED) & F.col("start_ms").isNotNull())
+    return own.groupBy(*WINDOW).agg(*(m.of_records.alias(m.name) for m in numbers))
+
+
+def windows(expected: DataFrame, stream: DataFrame, numbers: list[Measure]) -> DataFrame:
+    """Sessions that should be there and are not, or the other way round, or are there with other numbers."""
+    found = stream.groupBy(*WINDOW).agg(
+        F.count(F.lit(1)).alias("times"), *(F.first(m.name).alias(f"found_{m.name}") for m in numbers)
+    )
+    wanted = expected.withColumn("wanted", F.lit(True))
+    both = wanted.join(found, list(WINDOW), "full").withColumn("wrong", contradictions(numbers))
+    reason = (
+        F.when(F.col("times").isNull(), "expected, and the stream does not have it")
+        .when(F.col("wanted").isNull(), "the stream has it, and it is not expected")
+        .when(F.col("times") > 1, F.format_string("the stream has it %s times", "times"))
+        .when(F.col("wrong") != "", F.col("wrong"))
+    )
+    detail = F.concat(F.format_string("%s..%s: ", "start_ms", "end_ms"), F.col("reason"))
+    return difference(
+        both.withColumn("reason", reason).filter(F.col("reason").isNotNull()), "windows", "start_ms", detail
+    )
+
+
+def closing(stream: DataFrame, store: StoreSchema) -> DataFrame:
+    """Windows that say themselves that they were closed too early."""
+    early = stream.filter(F.col("closed") & (F.col("closed_ms") < F.col("end_ms") + store.patience_ms))
+    text = f"%s..%s was closed at %s, not {store.patience_ms} ms after its end"
+    return difference(early, "closing", "start_ms", F.format_string(text, "start_ms", "end_ms", "closed_ms"))
+
+
+def lateness(placed: DataFrame) -> DataFrame:
+    """Late records that the rule takes in, and accepted ones that it does not."""
+    wrong = (F.col("fate") == LATE) == F.col("start_ms").isNotNull()
+    text = "offset %s is %s, though its time is %s and the close time was %s"
+    detail = F.format_string(text, "offset", "fate", "timestamp_ms", "close_ms")
+    return difference(placed.filter(wrong), "lateness", "timestamp_ms", detail)

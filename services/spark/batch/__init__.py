@@ -1,0 +1,1 @@
+"""Batches: a topology over what the source topics, or files, hold now."""

@@ -1,0 +1,411 @@
+"""Rows of files as they would have been streamed: what the files say is not lost to what Spark takes it for.
+
+A line of JSON is the record's value as it stands. A column of CSV is numbers or booleans where JSON would write each of
+them as the file does, but for zeros and exponents (`1.10` is 1.1); one other value (`007`, `+5`, `TRUE`) makes it text.
+Times and dates are text always. As a record's time, and as what orders rows, columns have the types that Spark finds.
+What the names of Hive's folders say (`carrier=UA`) are columns too, beside those of the lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  (the name that Spark's own documentation uses)
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.services.spark.spark_session import jvm
+from penstock.services.spark.sql import quoted
+from penstock.shared.clients.producer.partitioner import for_key
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit
+
+DIGEST_CHARACTERS = 16
+DESTINATIONS_TRIED = 40  # numbers for each partition, of which one is to be put there
+MS_OF = {"s": Decimal(1000), "ms": Decimal(1), "us": Decimal("0.001"), "ns": Decimal("0.000001")}
+TEMPORAL = (DateType, TimestampType, TimestampNTZType)
+DEFAULTS = {"csv": {"header": "true", "inferSchema": "true"}, "parquet": {"mergeSchema": "true"}}
+PLAIN = (NumericType, BooleanType)
+MICROSECONDS = {
+    "timestampFormat": f"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][{3 * 'X'}]",  # the zone: Z, or hours and minutes
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
+}
+"""Times in the JSON of a row: Spark's own format cuts them to ms."""
+NANOSECONDS_ARE_NUMBERS = "spark.sql.legacy.parquet.nanosAsLong"
+NANOSECONDS = "TIMESTAMP(NANOS"
+UNMERGED = "CANNOT_MERGE_SCHEMAS"
+TIME_OPTIONS = {"dateFormat", "timestampFormat", "timestampNTZFormat", "locale", "timeZone"}
+"""Of the reader's options those that say how a time is written."""
+JSON_NUMBER = r"^(NaN|-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?)$"
+LONG_WHOLE = r"^-?[0-9]{16,}$"  # a double may not be exactly it
+LISTING_OPTIONS = {"pathGlobFilter", "recursiveFileLookup", "modifiedBefore", "modifiedAfter"}
+CHANGED_AT = "unix_micros(modificationTime) AS at"
+LINE, ROW, METADATA = "_penstock_line", "_penstock_row", "_metadata"
+SHOWN_MAX = 200  # characters of a line
+FOLDERS_ARE_TYPED = "spark.sql.sources.partitionColumnTypeInference.enabled"
+
+
+class FileRows(NamedTuple):
+    """Rows with `_metadata`; the columns that the settings can name, and a row's value where they name none.
+
+    `prefix` leads to those that are no columns of `rows` themselves, as the `folders` are. `found` are the types that
+    Spark finds in a CSV file's columns, whatever they are in `columns`.
+    """
+
+    rows: DataFrame
+    columns: StructType
+    prefix: str
+    whole: SparkColumn
+    found: StructType | None = None
+    time_options: tuple[tuple[str, str], ...] = ()
+    folders: frozenset[str] = frozenset()
+    written: Mapping[str, SparkColumn] = {}
+    """Of columns that are not text: what stands in the file, as a record's key or value."""
+
+    def column(self, name: str) -> SparkColumn:
+        """One of `columns`."""
+        return F.col(quoted(name) if name in self.folders else f"{self.prefix}{quoted(name)}")
+
+    def typed(self, name: str) -> tuple[DataType, SparkColumn]:
+        """A column as a time or an order is taken from it: text that Spark finds times or numbers in is these."""
+        column, kind = self.column(name), self.columns[name].dataType
+        found = kind if self.found is None else self.found[name].dataType
+        if found == kind:
+            return kind, column
+        if isinstance(found, TEMPORAL):
+            # The reader's own parser, with no separator or quote that could be in a time (`Jan 31, 2013`).
+            options = {**dict(self.time_options), "sep": "\x01", "quote": ""}
+            return found, F.from_csv(column, f"v {found.simpleString()}", options)["v"]
+        return found, column.try_cast(found)
+
+    def as_bytes(self, name: str | None) -> SparkColumn:
+        """A column as a record's key or value: bytes as they are, anything else as its text; null without a name."""
+        if name is None:
+            return F.lit(None).cast("binary")
+        column = self.written.get(name, self.column(name))
+        is_bytes = isinstance(self.columns[name].dataType, BinaryType)
+        return column if is_bytes else column.cast("string").cast("binary")
+
+
+def file_rows(spark: SparkSession, settings: BatchSettings) -> FileRows:
+    """The files of the settings; ConfigError where they do not have a column that is named."""
+    found = _lines(spark, settings) if settings.format == "json" else _table(spark, settings)
+    named = (settings.key_column, settings.timestamp_column, settings.value_column)
+    if missing := [name for name in named if name is not None and name not in found.columns.fieldNames()]:
+        there = ", ".join(found.columns.fieldNames())
+        raise ConfigError(f"{settings.files} has no column {', '.join(missing)}; it has {there}")
+    return found
+
+
+def fingerprint_of(spark: SparkSession, settings: BatchSettings, topic: str, partitions: int) -> str:
+    """What tells this input from others: the files as they are now, and how their rows become records.
+
+    Another one where a file came, went, grew or was written again.
+    """
+    found = _listed(spark, settings, settings.reader_options).selectExpr("path", "length", CHANGED_AT).collect()
+    files = sorted((row.path, row.length, row.at) for row in found)
+    names = ("format", "reader_options", "key_column", "timestamp_column", "time_unit", "value_column", "live_from")
+    read = {name: getattr(settings, name) for name in names} | {"topic": topic, "partitions": partitions}
+    return hashlib.sha256(msgspec.json.encode([files, read], order="sorted")).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def partitioned_rows(spark: SparkSession, settings: BatchSettings, partitions: int) -> DataFrame:
+    """Rows as (timestamp_ms, key, value): Spark's partition is the one that a producer would have chosen for the key.
+
+    Each is ordered by time, rows of one time as they stand in the files (by path, then by place). Rows without a key
+    are in partition 0. ConfigError where the settings do not fit the files.
+    """
+    found = file_rows(spark, settings)
+    metadata = F.col(METADATA)
+    kind, at = found.typed(settings.timestamp_column)
+    at_ms = times(kind, at, settings.time_unit)
+    if at_ms is None:
+        column = f"{settings.timestamp_column!r} of {settings.files} is of type {kind.simpleString()}"
+        raise ConfigError(f"timestamp_column: {column}, which is neither a time nor a number nor text")
+    records = found.rows.select(
+        at_ms.alias("timestamp_ms"),
+        found.as_bytes(settings.key_column).alias("key"),
+        (found.whole if settings.value_column is None else found.as_bytes(settings.value_column)).alias("value"),
+        metadata["file_path"].alias("_path"),
+        metadata["file_block_start"].alias("_block"),
+        F.monotonically_increasing_id().alias("_row"),
+    )
+    schema = "timestamp_ms bigint, key binary, value binary, _path string, _block bigint, _row bigint, _to int"
+    chosen = records.mapInArrow(destined(destinations(spark, partitions)), schema)
+    ordered = chosen.repartition(partitions, "_to").sortWithinPartitions("timestamp_ms", "_path", "_block", "_row")
+    return ordered.select("timestamp_ms", "key", "value")
+
+
+def destinations(spark: SparkSession, partitions: int) -> list[int]:
+    """By partition a number that Spark's `repartition` puts into the partition of that number."""
+    found: dict[int, int] = {}
+    tried = max(DESTINATIONS_TRIED * partitions, 1000)
+    at = F.pmod(F.hash(F.col("id").cast("int")), F.lit(partitions)).alias("at")
+    for row in spark.range(tried).select("id", at).groupBy("at").agg(F.min("id").alias("id")).collect():
+        found[row["at"]] = row["id"]
+    if missing := set(range(partitions)) - found.keys():
+        raise ConfigError(f"files: no way to fill partitions {sorted(missing)} of {partitions} was found")
+    return [found[p] for p in range(partitions)]
+
+
+def destined(numbers: Sequence[int]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """For mapInArrow: rows with the number, of those by partition, of where their `key` belongs; partition 0 without
+    one."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            keys = batch.column("key").dictionary_encode()
+            of = np.array([for_key(key, len(numbers)) for key in keys.dictionary.to_pylist()] or [0], np.int32)
+            chosen = np.where(np.asarray(keys.is_valid()), of[np.asarray(keys.indices.fill_null(0))], 0)
+            yield batch.append_column("_to", pa.array(np.array(numbers, np.int32)[chosen]))
+
+    return run
+
+
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Have one of Spark's settings another value meanwhile."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def _lines(spark: SparkSession, settings: BatchSettings) -> FileRows:
+    """JSON: an object a line, unless the reader's options say that lines are something else.
+
+    What folders say is text as it stands there: no line has it.
+    """
+    options, files = settings.reader_options, settings.files_read
+    named = {settings.key_column, settings.value_column}
+    if options:
+        schema = spark.read.options(**options).json(files).schema
+        is_exact = {f.name for f in schema.fields if f.name in named and isinstance(f.dataType, PLAIN)}
+        read = StructType([StructField(f.name, StringType()) if f.name in is_exact else f for f in schema.fields])
+        return _whole_rows(spark.read.schema(read).options(**options).json(files), read, schema, keep_nulls=False)
+    with _setting(spark, FOLDERS_ARE_TYPED, "false"):
+        lines = spark.read.format("text").schema(f"{LINE} string").load(files).filter(F.trim(LINE) != "")
+        schema = spark.read.json(files).schema
+    folders = [name for name in lines.columns if name != LINE]
+    in_lines = StructType([field for field in schema.fields if field.name not in folders])
+    parsed = F.from_json(LINE, in_lines).alias(ROW)
+    rows = lines.select(LINE, parsed, METADATA, *map(quoted, folders))
+    texts = [StructField(f.name, StringType()) for f in in_lines if f.name in named and f.dataType != StringType()]
+    # Beside one fraction Spark takes whole numbers for fractions (`5.0`), which a producer would not have sent.
+    written = {field.name: F.from_json(LINE, StructType([field]))[field.name] for field in texts}
+    return FileRows(rows, schema, f"{ROW}.", F.col(LINE).cast("binary"), folders=frozenset(folders), written=written)
+
+
+def _table(spark: SparkSession, settings: BatchSettings) -> FileRows:
+    options = DEFAULTS.get(settings.format, {}) | settings.reader_options
+    if settings.format == "csv" and options["header"].lower() == "true":
+        require_one_header(spark, settings, options)
+    reader = spark.read.format(settings.format).options(**options)
+    rows = _load(spark, settings, reader, options)
+    if settings.format == "csv" and "mode" not in map(str.lower, settings.reader_options):
+        require_all_fields(spark, settings, options, rows.schema)
+    found = _whole_rows(rows, StructType([f for f in rows.schema if f.name != METADATA]), keep_nulls=True)
+    if settings.format == "csv" and options["inferSchema"].lower() == "true":
+        written = as_written(spark, settings, options, rows.schema)
+        if written != rows.schema:
+            found = _whole_rows(reader.schema(written).load(settings.files_read), written, keep_nulls=True)
+            of_times = tuple((name, value) for name, value in options.items() if name in TIME_OPTIONS)
+            return found._replace(found=rows.schema, time_options=of_times)
+    return found
+
+
+def _load(spark: SparkSession, settings: BatchSettings, reader: DataFrameReader, options: dict[str, str]) -> DataFrame:
+    """The rows; Parquet's columns of nanoseconds, which Spark does not take for times, as microseconds."""
+    try:
+        with _setting(spark, NANOSECONDS_ARE_NUMBERS, "false"):
+            return reader.load(settings.files_read)
+    except (PySparkException, Py4JError) as e:
+        if UNMERGED not in str(e) and NANOSECONDS not in str(e):
+            raise
+    spark.conf.set(NANOSECONDS_ARE_NUMBERS, "true")  # for as long as the rows are read: it is looked at then
+    try:
+        rows = reader.load(settings.files_read)
+    except (PySparkException, Py4JError) as e:
+        if UNMERGED not in str(e):
+            raise
+        raise ConfigError(f"{clash(spark, settings, options)}: write them with one type") from None
+    of_nanoseconds = nanoseconds(spark, settings, options)
+    columns = [_microseconds(name, of_nanoseconds.get(name)).alias(name) for name in rows.columns]
+    return rows.select(*columns, METADATA)
+
+
+def _microseconds(name: str, kind: str | None) -> SparkColumn:
+    column = quoted(name)
+    if kind is None:
+        return F.col(column)
+    return F.timestamp_micros(F.expr(f"({column} - pmod({column}, 1000L)) div 1000")).cast(kind)
+
+
+def nanoseconds(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> dict[str, str]:
+    """Which columns of Parquet files are times in nanoseconds, and Spark's type for such a time.
+
+    ConfigError where one is not in all files that have it, or lies within another column.
+    """
+    way_out = "write them in microseconds (pandas: coerce_timestamps='us')"
+    java, conf = jvm(spark), spark._jsparkSession.sessionState().newHadoopConf()
+    seen: dict[str, tuple[str | None, str]] = {}
+    for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
+        footer = java.org.apache.parquet.hadoop.ParquetFileReader.readFooter(conf, java.org.apache.hadoop.fs.Path(path))
+        for field in footer.getFileMetaData().getSchema().getFields():
+            name, is_of_them = str(field.getName()), NANOSECONDS in str(field.toString())
+            if is_of_them and not field.isPrimitive():
+                raise ConfigError(f"column {name} in {path} has times in nanoseconds within it: {way_out}")
+            is_utc = is_of_them and field.getLogicalTypeAnnotation().isAdjustedToUTC()
+            kind = ("timestamp" if is_utc else "timestamp_ntz") if is_of_them else None
+            before, where = seen.setdefault(name, (kind, path))
+            if before != kind:
+                raise ConfigError(f"column {name} has other times in {path} than in {where}, in nanoseconds: {way_out}")
+    return {name: kind for name, (kind, _) in seen.items() if kind is not None}
+
+
+def _listed(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> DataFrame:
+    """The files themselves: path, length, modificationTime; what is in them is not read for these."""
+    listing = {name: value for name, value in options.items() if name in LISTING_OPTIONS}
+    return spark.read.format("binaryFile").options(**listing).load(settings.files_read)
+
+
+def require_one_header(spark: SparkSession, settings: BatchSettings, options: dict[str, str]) -> None:
+    """ConfigError where the first lines of CSV files name other columns, or name them in another order."""
+    as_lines = {name: value for name, value in options.items() if name in {*LISTING_OPTIONS, "lineSep"}}
+    lines = spark.read.format("text").schema(f"{LINE} string").options(**as_lines).load(settings.files_read)
+    is_there = (F.trim(LINE) != "") & (F.col(METADATA)["file_block_start"] == 0)
+    if comment := options.get("comment"):
+        is_there &= ~F.startswith(LINE, F.lit(comment))
+    path = F.col(METADATA)["file_path"].alias("path")
+    placed = lines.filter(is_there).select(path, LINE, F.monotonically_increasing_id().alias("place"))
+    heads = placed.groupBy("path").agg(F.min_by(LINE, "place").alias("head"))
+    reader = spark.read.options(**options | {"inferSchema": "false"})
+    first: Row | None = None
+    for row in heads.groupBy("head").agg(F.min("path").alias("path")).orderBy("path").collect():
+        columns = reader.csv(spark.sparkContext.parallelize([row.head], 1)).columns
+        if first is None:
+            first, wanted = row, columns
+        elif columns != wanted:
+            raise ConfigError(
+                f"{first.path} has the columns {', '.join(wanted)} and {row.path} has {', '.join(columns)}: CSV files "
+                "are read by the places of their columns; write them with one header, or as JSON or Parquet"
+            )
+
+
+def require_all_fields(
+    spark: SparkSession, settings: BatchSettings, options: Mapping[str, str], columns: StructType
+) -> None:
+    """ConfigError where a line of CSV has more fields than there are columns, which Spark would drop, or fewer."""
+    texts = [StructField(field.name, StringType()) for field in columns if field.name != METADATA]
+    asked = {**options, "columnNameOfCorruptRecord": LINE, "mode": "PERMISSIVE"}
+    reader = spark.read.format("csv").options(**asked).schema(StructType([*texts, StructField(LINE, StringType())]))
+    rows = reader.load(settings.files_read)
+    # All columns are asked for: of fewer, Spark does not look at how many there are.
+    wrong = rows.filter(F.col(LINE).isNotNull()).select("*", F.col(METADATA)["file_path"].alias("path")).first()
+    if wrong is not None:
+        raise ConfigError(
+            f"{wrong.path} has a line with more or fewer fields than there are columns: {wrong[LINE][:SHOWN_MAX]!r}; "
+            "quote a text that has a comma in it, or have Spark cut and fill such lines (reader option "
+            "mode=PERMISSIVE) or leave them out (mode=DROPMALFORMED)"
+        )
+
+
+def clash(spark: SparkSession, settings: BatchSettings, options: Mapping[str, str]) -> str:
+    """Which column of Parquet files has two types that cannot be one, and in which files."""
+    seen: dict[str, tuple[DataType, str]] = {}
+    for path in sorted(row.path for row in _listed(spark, settings, options).select("path").collect()):
+        for field in spark.read.parquet(path).schema.fields:
+            kind, before = seen.setdefault(field.name, (field.dataType, path))
+            if kind != field.dataType:
+                types = kind.simpleString(), field.dataType.simpleString()
+                return f"column {field.name} is {types[0]} in {before} and {types[1]} in {path}"
+    return f"the columns of {settings.files} have types that cannot be merged"
+
+
+def _whole_rows(rows: DataFrame, columns: StructType, found: StructType | None = None, *, keep_nulls: bool) -> FileRows:
+    """A row's value is the JSON of its fields; those of JSON have nulls for what is missing, which are left out.
+
+    Columns that were `found` to be of another type than they are read as have that one there.
+    """
+    fields = [
+        F.col(quoted(a.name)) if a.dataType == b.dataType else F.col(quoted(a.name)).try_cast(b.dataType).alias(a.name)
+        for a, b in zip(columns, found or columns, strict=True)
+    ]
+    options = {"ignoreNullFields": str(not keep_nulls).lower(), **MICROSECONDS}
+    return FileRows(rows, columns, "", F.to_json(F.struct(*fields), options).cast("binary"), found)
+
+
+def as_written(
+    spark: SparkSession, settings: BatchSettings, options: dict[str, str], inferred: StructType
+) -> StructType:
+    """The inferred schema, with text for columns in which a value would be written otherwise than it is."""
+    text = {field.name for field in inferred.fields if isinstance(field.dataType, TEMPORAL)}
+    watched = [f for f in inferred.fields if f.name not in text and not isinstance(f.dataType, StringType)]
+    if watched:
+        texts = spark.read.format("csv").options(**options | {"inferSchema": "false"}).load(settings.files_read)
+        differs = (_differs(field, exactly=field.name == settings.key_column) for field in watched)
+        found = texts.agg(*(F.max(one) for one in differs)).first()
+        assert found is not None
+        text |= {field.name for field, differs in zip(watched, found, strict=True) if differs}
+    fields = [StructField(f.name, StringType()) if f.name in text else f for f in inferred.fields]
+    return StructType(fields)
+
+
+def _differs(field: StructField, *, exactly: bool) -> SparkColumn:
+    """Whether a text would be another as a value of that type; of fractions alone the number counts, if not exactly."""
+    written, kind = F.col(quoted(field.name)).cast("string"), field.dataType
+    if exactly or not isinstance(kind, FractionalType) or isinstance(kind, DecimalType):
+        return ~written.eqNullSafe(written.try_cast(kind).cast("string"))
+    is_other = ~written.rlike(JSON_NUMBER) | written.rlike(LONG_WHOLE)
+    return is_other | F.abs(written.try_cast("double")).eqNullSafe(float("inf"))
+
+
+def times(kind: DataType, column: SparkColumn, unit: TimeUnit) -> SparkColumn | None:
+    """A column of that type as ms since the epoch, -1 where a value is no time; None where the type is none of time.
+
+    Numbers, whole or not and also as text, count `unit`s since the epoch; a part of a ms is cut off. Any other text is
+    a time as ISO 8601, in UTC where it does not say otherwise.
+    """
+    if isinstance(kind, IntegralType) and unit == "ms":
+        ms = column.cast("bigint")
+    elif isinstance(kind, NumericType):
+        ms = _from_number(column, unit)
+    elif isinstance(kind, StringType):
+        ms = F.coalesce(_from_number(F.trim(column), unit), F.unix_millis(F.try_to_timestamp(column)))
+    elif isinstance(kind, DateType | TimestampType | TimestampNTZType):
+        ms = F.unix_millis(column.cast("timestamp"))
+    else:
+        return None
+    # A row without a time is a record without one, which becomes a dead letter.
+    return F.coalesce(ms, F.lit(-1))
+
+
+def _from_number(column: SparkColumn, unit: TimeUnit) -> SparkColumn:
+    return F.floor(column.try_cast("decimal(29,9)") * F.lit(MS_OF[unit])).try_cast("bigint")

@@ -1,0 +1,343 @@
+"""`penstock batch`: a topology over what is there now, on Spark.
+
+Steps of a batch:
+
+1. Refuse while the group has members: they have the partitions.
+2. Compact, so that tasks restore from the lake, and the tables say how far each partition is.
+3. Make the topics as a worker's start does, and plan up to which offset each partition is read.
+4. Run one Spark task a partition that has something to read (see `task`).
+5. Compact what they committed, in the same session.
+
+A batch that is run again goes on where the one before ended, however that was. With nothing to read it does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.services.spark.batch.files import fingerprint_of, partitioned_rows
+from penstock.services.spark.batch.settings import EXPLICIT_OFFSETS, BatchSettings
+from penstock.services.spark.batch.task import (
+    FileInput,
+    GroupHasMembers,
+    PartitionRange,
+    TaskOptions,
+    TaskResult,
+    other_input,
+    require_no_members,
+    run_range,
+    run_rows,
+)
+from penstock.services.spark.compaction import compact, delta
+from penstock.services.spark.compaction.compact import Compaction
+from penstock.services.spark.compaction.table_maintenance import TableMaintenance
+from penstock.services.spark.errors import translated
+from penstock.services.spark.tables import STATE
+from penstock.services.spark.topic_offsets import Offsets, TopicOffsets, offsets_at, run_with_timeout, topic_offsets
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common import lake
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import ConfigError, FatalError
+from penstock.shared.common.points_in_time import time_ms
+from penstock.shared.streams.changelog.format import BatchInput, Progress, decode_progress
+from penstock.shared.streams.dsl.lake_names import require_lake_names
+from penstock.shared.streams.runtime.topics import Prepared, prepare_topics
+from penstock.shared.streams.topology import Topology
+from penstock.shared.streams.topology_loading import load_topology
+
+Log = Callable[[str], object]
+T = TypeVar("T")
+Held = Mapping[str, TopicOffsets]
+"""By source topic."""
+
+
+class BatchRefused(FatalError):
+    """A batch cannot run now; the message says why."""
+
+
+class BatchFenced(FatalError):
+    """A live instance started meanwhile and has the partitions now. What was committed before counts."""
+
+
+class BatchReport(NamedTuple):
+    """The result of a batch: the records read from `partitions` partitions, and the tasks' counts.
+
+    `to_offsets` are by source topic and partition where the next batch, or a live instance, goes on; of files, where
+    that begins.
+    """
+
+    partitions: int
+    read: int
+    closed: int
+    late: int
+    dead_letters: int
+    skipped: int
+    commits: int
+    to_offsets: Offsets
+    seconds: float
+    compaction: dict[str, Any] | None = None
+
+
+class Batch:
+    """Batches of one application. Give it a Spark session, then `run()`, as often as you like."""
+
+    def __init__(self, spark: SparkSession, settings: BatchSettings, log: Log) -> None:
+        """ConfigError where the topology cannot be run partition by partition, or the lake cannot have its names."""
+        self.spark, self.settings, self.log = spark, settings, log
+        self.streams = settings.streams()
+        self.maintenance = TableMaintenance(settings, log)
+        """Of the last compaction."""
+        self.topology = load_topology(settings.topology, settings.topology_options).of_application(settings.application)
+        require_whole_partitions(self.topology)
+        require_lake_names(self.topology.schemas())
+
+    def run(self) -> BatchReport:
+        """One batch. BatchRefused where live instances run, BatchFenced where one starts meanwhile.
+
+        Raises ConfigError, or what a task or a compaction raised. What was committed before counts.
+        """
+        started = time.monotonic()
+        prepared, held, known = self._begin()
+        try:
+            if self.settings.files is None:
+                require_no_files_left(self.settings.application, known)
+                ends = self._ends(held)
+                results = self._run_ranges(prepared, ranges_to_read(ends, held, known))
+            else:
+                ends = self._live_from(held, known)
+                results = self._run_files(prepared, held, known, ends)
+        except (Py4JError, PySparkException, ConnectionError) as e:
+            raise translated(e) from e
+        self._require_done(results)
+        compaction = self._compact(with_hook=True) if results or self.settings.after is not None else None
+        seconds = round(time.monotonic() - started, 3)
+        return batch_report(
+            results, next_offsets(results, known, ends), seconds, None if compaction is None else compaction._asdict()
+        )
+
+    # --- before ---
+
+    def _begin(self) -> tuple[Prepared, Held, dict[int, Progress]]:
+        settings = self.settings
+        self._wait_for(self._require_alone())
+        if settings.changelog_topic in self._wait_for(self._topics()):
+            self._compact(with_hook=False)
+            self._wait_for(self._require_alone())
+        prepared = asyncio.run(prepare_topics(settings.kafka, self.streams, self.topology, SYSTEM_CLOCK))
+        held = topic_offsets(settings.kafka, self.topology.source_topics(), settings.kafka_timeout_ms)
+        state = lake.open_table(f"{settings.folder}/{STATE}", settings.storage_options)
+        rows = {} if state is None else delta.progress_rows(state)
+        return prepared, held, {p: decode_progress(of[0]["progress"].encode()) for p, of in rows.items()}
+
+    async def _require_alone(self) -> None:
+        try:
+            await require_no_members(self.settings.kafka, self.settings.application)
+        except GroupHasMembers as e:
+            raise BatchRefused(f"{e}. Stop the live instances first: a batch takes their partitions over") from None
+
+    async def _topics(self) -> set[str]:
+        async with Admin(self.settings.kafka) as admin:
+            return set(await admin.list_topics())
+
+    def _wait_for(self, coroutine: Awaitable[T]) -> T:
+        return run_with_timeout(coroutine, self.settings.kafka, self.settings.kafka_timeout_ms)
+
+    def _compact(self, *, with_hook: bool) -> compact.CompactionReport:
+        """Compact until nothing is left; the last run's report. `with_hook`: call the after hook after each run."""
+        settings = self.settings if with_hook else self.settings.model_copy(update={"after": None})
+        while True:
+            job = Compaction(self.spark, settings, self.log)
+            report, self.maintenance = job.run(), job.maintenance
+            if not report.remaining_records:
+                return report
+
+    # --- plan ---
+
+    def _ends(self, held: Held) -> Offsets:
+        if self.settings.until is None:
+            return {topic: of.latest for topic, of in held.items()}
+        return self._offsets_at(held, self.settings.until)
+
+    def _offsets_at(self, held: Held, time: str) -> Offsets:
+        return offsets_at(self.settings.kafka, held, time_ms(time), self.settings.kafka_timeout_ms)
+
+    def _live_from(self, held: Held, known: Mapping[int, Progress]) -> Offsets:
+        """Where the live one begins: where an earlier attempt at these files found it, else by the settings."""
+        for progress in known.values():
+            if isinstance(progress.input, BatchInput) and progress.input.live_from:
+                return progress.input.live_from
+        return {topic: self._start_offsets(of, self.settings.live_from or "") for topic, of in held.items()}
+
+    def _start_offsets(self, held: TopicOffsets, text: str) -> dict[int, int]:
+        """`live_from` as an offset of each partition of a topic; ConfigError for one that the topic does not have."""
+        topic, earliest, latest = held.topic, held.earliest, held.latest
+        if text in ("earliest", "latest"):
+            return dict(earliest if text == "earliest" else latest)
+        if not EXPLICIT_OFFSETS.fullmatch(text):
+            return self._offsets_at({topic: held}, text)[topic]
+        return given_offsets(topic, text, earliest, latest)
+
+    # --- run ---
+
+    def _options(self, prepared: Prepared) -> TaskOptions:
+        settings = self.settings
+        return TaskOptions(
+            settings.kafka,
+            self.streams,
+            settings.log,
+            settings.topology,
+            settings.topology_options,
+            str(Path.cwd()),
+            prepared.refusal_bytes_max,
+            settings.commit_records,
+            settings.commit_bytes,
+        )
+
+    def _run_ranges(self, prepared: Prepared, ranges: list[PartitionRange]) -> list[TaskResult]:
+        if not ranges:
+            self.log("nothing new")
+            return []
+        self.log(f"reading {len(ranges)} of {prepared.partitions} partitions")
+        encoded = [msgspec.msgpack.encode(one) for one in ranges]
+        rdd = self.spark.sparkContext.parallelize(encoded, len(encoded)).flatMap(run_range(self._options(prepared)))
+        return [msgspec.msgpack.decode(one, type=TaskResult) for one in rdd.collect()]
+
+    def _run_files(
+        self, prepared: Prepared, held: Held, known: Mapping[int, Progress], live_from: Offsets
+    ) -> list[TaskResult]:
+        settings, sources = self.settings, self.topology.source_topics()
+        topic = settings.topic or (sources[0] if len(sources) == 1 else "")
+        if topic not in sources:
+            raise ConfigError(
+                f"topic: {topic or 'unset'}: the files stand for one of the topology's: {', '.join(sources)}"
+            )
+        fingerprint = fingerprint_of(self.spark, settings, topic, prepared.partitions)
+        done = partitions_done(settings.application, known, fingerprint)
+        if len(done) == prepared.partitions:
+            self.log("these files were read to their end already: the aggregator can be started")
+            return []
+        rows = partitioned_rows(self.spark, settings, prepared.partitions)
+        source = FileInput(fingerprint, topic, live_from, {t: of.topic_id for t, of in held.items()}, done)
+        found = rows.mapInArrow(run_rows(self._options(prepared), source), "outcome binary").collect()
+        results = [msgspec.msgpack.decode(bytes(row.outcome), type=TaskResult) for row in found]
+        return [one for one in results if one.partition not in done]
+
+    def _require_done(self, results: Sequence[TaskResult]) -> None:
+        """Raise where a task says that it could not."""
+        failed = [one for one in results if one.failure is not None]
+        fenced = [one for one in results if one.fenced is not None]
+        if failed and failed[0].failure is not None:
+            raise failed[0].failure.to_error(f"partition {failed[0].partition}: ")
+        if fenced:
+            at = ", ".join(str(one.partition) for one in sorted(fenced, key=lambda one: one.partition))
+            raise BatchFenced(
+                f"a live instance has started, partitions {at} are its own now: {fenced[0].fenced}. What was committed "
+                "before counts, and the live instance goes on from there"
+            )
+
+
+def require_whole_partitions(topology: Topology) -> None:
+    """ConfigError where a task needs more than its partition of the source topics."""
+    beyond = [*topology.internal_topics(), *(table.topic for table in topology.global_tables.values())]
+    if beyond:
+        raise ConfigError(
+            f"topology: a batch runs each partition by itself, and this topology needs {', '.join(beyond)} as well: "
+            "a topic that it writes itself, or a global table"
+        )
+
+
+def require_no_files_left(application: str, known: Mapping[int, Progress]) -> None:
+    """ConfigError where files were not read to their end."""
+    for partition, progress in sorted(known.items()):
+        if isinstance(progress.input, BatchInput) and not progress.input.is_done:
+            raise ConfigError(
+                f"{application}, partition {partition}: a batch over files ended after {progress.input.rows} rows; run "
+                "it again as it was (files), or start afresh (`penstock streams reset`)"
+            )
+
+
+def partitions_done(application: str, known: Mapping[int, Progress], fingerprint: str) -> tuple[int, ...]:
+    """The partitions whose files are read to their end; ConfigError where the state is of another input."""
+    done = []
+    for partition, progress in sorted(known.items()):
+        where = f"{application}, partition {partition}"
+        if not isinstance(progress.input, BatchInput):
+            raise ConfigError(
+                f"files: {where} has state already: history from files is an application's first batch. Give it "
+                "another id, or start it afresh (`penstock streams reset`)"
+            )
+        if progress.input.fingerprint != fingerprint:
+            raise ConfigError(other_input(where, progress.input, fingerprint))
+        if progress.input.is_done:
+            done.append(partition)
+    return tuple(done)
+
+
+def ranges_to_read(ends: Offsets, held: Held, known: Mapping[int, Progress]) -> list[PartitionRange]:
+    """The partitions that have something to read, those with the most first.
+
+    One whose position the topic cannot have is among them: its task says what is wrong with it.
+    """
+    left: dict[int, int] = {}
+    for topic, of in ends.items():
+        for partition, end in of.items():
+            progress = known.get(partition)
+            at = None if progress is None else progress.sources.get(topic)
+            there = held[topic]
+            start = there.earliest[partition] if at is None else at
+            is_other = progress is not None and progress.source_ids.get(topic, there.topic_id) != there.topic_id
+            records = 1 if is_other or start > there.latest[partition] else max(0, end - start)
+            left[partition] = left.get(partition, 0) + records
+    wanted = sorted((p for p, records in left.items() if records), key=lambda p: (-left[p], p))
+    return [PartitionRange(p, {topic: of[p] for topic, of in ends.items()}) for p in wanted]
+
+
+def next_offsets(results: Sequence[TaskResult], known: Mapping[int, Progress], ends: Offsets) -> Offsets:
+    """Where the next batch, or a live instance, goes on."""
+    at = {p: progress.sources for p, progress in known.items()} | {one.partition: one.sources for one in results}
+    return {topic: {p: at.get(p, {}).get(topic, end) for p, end in of.items()} for topic, of in ends.items()}
+
+
+def given_offsets(topic: str, text: str, earliest: Mapping[int, int], latest: Mapping[int, int]) -> dict[int, int]:
+    """`partition:offset,…` as offsets; ConfigError where they are not one for each partition, which the topic holds.
+
+    >>> given_offsets("clicks", "0:5,1:7", {0: 0, 1: 0}, {0: 9, 1: 7})
+    {0: 5, 1: 7}
+    """
+    given = {int(p): int(at) for p, at in (one.split(":") for one in text.split(","))}
+    if wrong := sorted(given.keys() ^ latest.keys()):
+        rule = "an offset for each partition is needed, and no other"
+        raise ConfigError(f"live_from: {topic}: {text}: {rule} (partitions {wrong})")
+    for partition, offset in sorted(given.items()):
+        if not earliest[partition] <= offset <= latest[partition]:
+            held = f"the topic holds {earliest[partition]} to {latest[partition]}"
+            raise ConfigError(f"live_from: {topic}-{partition}: offset {offset}; {held}")
+    return given
+
+
+def batch_report(
+    results: Sequence[TaskResult], to_offsets: Offsets, seconds: float, compaction: dict[str, Any] | None
+) -> BatchReport:
+    """What the tasks did, together."""
+    totals = [one.totals for one in results]
+    return BatchReport(
+        len(results),
+        sum(one.read for one in results),
+        sum(one.closed for one in totals),
+        sum(one.late for one in totals),
+        sum(one.dead_letters for one in totals),
+        sum(one.skipped for one in totals),
+        sum(one.commits for one in results),
+        to_offsets,
+        seconds,
+        compaction,
+    )

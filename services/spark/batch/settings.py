@@ -1,0 +1,142 @@
+"""Settings of `penstock batch`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from penstock.services.spark.compaction.settings import MaintenanceSettings
+from penstock.services.spark.settings import hadoop_uri
+from penstock.shared.common.durations import parse_ms
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.common.points_in_time import TimeUnit, time_ms
+from penstock.shared.common.settings import PositiveMs
+from penstock.shared.streams.settings import StreamsSettings, TaskSettings
+from penstock.shared.streams.topology_loading import NAME_PATTERN
+
+COMMIT_RECORDS = 1_000_000
+COMMIT_BYTES = 256 * 1024 * 1024
+START_OFFSET_PATTERN = r"^(earliest|latest|\d+:\d+(,\d+:\d+)*|\d+|\d{4}-\d\d-\d\d.*)$"
+EXPLICIT_OFFSETS = re.compile(r"earliest|latest|\d+:\d+(,\d+:\d+)*")  # a start offset that is not a time
+START_OFFSET_FORMATS = (
+    "earliest, latest, partition:offset (comma-separated), a time as ISO 8601 (UTC) or as ms since the epoch"
+)
+OF_FILES = ("key_column", "value_column", "topic", "live_from")
+
+
+def require_start_offset(text: str) -> str:
+    """The text of a start offset; ValueError for an invalid date."""
+    if not EXPLICIT_OFFSETS.fullmatch(text):
+        try:
+            time_ms(text)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+    return text
+
+
+StartOffset = Annotated[str, Field(pattern=START_OFFSET_PATTERN), AfterValidator(require_start_offset)]
+
+
+class BatchSettings(MaintenanceSettings, TaskSettings):
+    """`penstock batch`: run a topology over what is there, in Spark. What tasks go by is the aggregator's."""
+
+    topology: Annotated[str, Field(pattern=NAME_PATTERN)] = Field(
+        description="module:function that returns a penstock.shared.streams Topology: the aggregator's own"
+    )
+    topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
+    until: str | None = Field(
+        default=None,
+        description="read records before the first one of this time (ISO 8601, UTC, or ms); default: all there are",
+    )
+    every: str | None = Field(default=None, description="begin a batch so often, such as 5m, until SIGTERM")
+    files: str | None = Field(
+        default=None, min_length=1, description="history: this folder, file or pattern, not the topics"
+    )
+    format: Literal["parquet", "json", "csv"] = Field(default="parquet", description="of `files`; json: one a line")
+    reader_options: dict[str, str] = Field(default={}, description="of Spark's reader of `files`, such as header=false")
+    topic: str | None = Field(default=None, description="source topic that `files` stand for; default: the only one")
+    key_column: str | None = Field(
+        default=None, description="of `files`: the record key; without it, records have none"
+    )
+    timestamp_column: str = Field(default="timestamp", min_length=1, description="of `files`: a time, a number or text")
+    time_unit: TimeUnit = Field(
+        default="ms", description="of `files`: what numbers in timestamp_column count since the epoch"
+    )
+    value_column: str | None = Field(
+        default=None, description="of `files`: the value as bytes or text; default: the whole row as a JSON object"
+    )
+    live_from: StartOffset | None = Field(
+        default=None, description=f"with `files`: where in the topics the aggregator begins: {START_OFFSET_FORMATS}"
+    )
+    commit_records: Annotated[int, Field(gt=0)] = Field(
+        default=COMMIT_RECORDS, description="source records between two commits of a task, which bound its memory"
+    )
+    commit_bytes: Annotated[int, Field(gt=0)] = Field(
+        default=COMMIT_BYTES, description="the same in bytes of their keys, values and headers"
+    )
+    transaction_timeout_ms: PositiveMs = Field(
+        default=60_000, description="the broker aborts a commit that takes longer"
+    )
+
+    @field_validator("until")
+    @classmethod
+    def _is_time(cls, until: str | None) -> str | None:
+        try:
+            if until is not None:
+                time_ms(until)
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+        return until
+
+    @field_validator("every")
+    @classmethod
+    def _is_duration(cls, every: str | None) -> str | None:
+        try:
+            if every is not None and parse_ms(every) <= 0:
+                raise ConfigError(f"{every!r} is no time to wait")
+        except ConfigError as e:
+            raise ValueError(str(e)) from None
+        return every
+
+    @field_validator("processing_guarantee")
+    @classmethod
+    def _is_exactly_once(cls, guarantee: str) -> str:
+        if guarantee != "exactly_once":
+            raise ValueError(f"a batch commits in transactions: {guarantee} is not for it, also where it is the live's")
+        return guarantee
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.files is None:
+            if given := [name for name in OF_FILES if getattr(self, name) is not None]:
+                raise ValueError(f"{', '.join(given)}: only with files")
+            return self
+        if self.live_from is None:
+            raise ValueError(
+                f"files also need live_from, where the aggregator begins in the topics: {START_OFFSET_FORMATS}"
+            )
+        if given := [name for name in ("until", "every") if getattr(self, name) is not None]:
+            raise ValueError(f"{', '.join(given)}: not with files, which are an application's first batch, once")
+        return self
+
+    @property
+    def files_read(self) -> str:
+        """`files` as Spark calls them."""
+        assert self.files is not None
+        return hadoop_uri(self.files)
+
+    @property
+    def spark_uris(self) -> tuple[str, ...]:
+        return (self.tables,) if self.files is None else (self.tables, self.files_read)
+
+    def streams(self) -> StreamsSettings:
+        """What the tasks, and the topics that they need, go by."""
+        return StreamsSettings(
+            application_id=self.application,
+            topic_wait_ms=self.kafka_timeout_ms,
+            lake=self.lake,
+            lake_options=self.lake_options,
+            **self.model_dump(include={*TaskSettings.model_fields, "transaction_timeout_ms"}),
+        )

@@ -1,0 +1,1 @@
+"""Compactions: the changelog, appended to the lake's tables."""

@@ -1,0 +1,448 @@
+"""One compaction: the changelog since the covered offsets, appended to the Delta tables.
+
+Steps of a run:
+
+1. Plan: open the tables, each at a version, and find from where each partition has to be read.
+2. Fold: Spark's tasks read the ranges and write data files (see `fold`).
+3. Commit the files to `closed/<store>` and `late/<store>`, then to `state`. Now the run counts.
+4. Rewrite partitions of `state` in which superseded rows are many, delete what is covered from the changelog, maintain
+   the tables, and call the user's after hook (see `table_maintenance`). A failure here undoes nothing.
+
+Positions. Each commit of `closed` and `late` says up to which changelog offset the table has what there is of each
+partition; where somebody else has written to the table since, its rows say so. A progress row of `state` says which
+rows the other tables had after its run. A table that is further means that a run ended between two commits: what is
+there already is left out. A table that is not as far was restored from a copy: its partition is read from the progress
+row at or before its position, or from the changelog's beginning, and nothing of it is deleted until the table has
+caught up. So a crash, a repeated run and a restored table all catch up.
+
+Two jobs at once. A commit makes the version after the one that was planned with, or none (see `delta`). Of two jobs
+that planned alike one goes through, and the other ends with CompactionConflict before it touches the next table.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.transaction import RemoveAction
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.services.spark.compaction import delta, fold
+from penstock.services.spark.compaction.delta import DataFile
+from penstock.services.spark.compaction.fold import ChangelogRange, FoldOptions, lagging
+from penstock.services.spark.compaction.rewrite import RewriteInput, rewrite
+from penstock.services.spark.compaction.settings import MaintenanceSettings
+from penstock.services.spark.compaction.table_maintenance import TableMaintenance, call_after_hook
+from penstock.services.spark.errors import translated
+from penstock.services.spark.tables import CLOSED, INDEXED, LATE, STATE, rows_schema, state_schema
+from penstock.services.spark.topic_offsets import TopicOffsets, run_with_timeout, topic_offsets
+from penstock.shared.clients.admin import Admin
+from penstock.shared.common import lake
+from penstock.shared.common.errors import ChangelogHole, UnknownTopicOrPartition
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.streams.changelog.format import StoreSchema, decode_progress
+from penstock.shared.streams.changelog.reader import check_schema
+from penstock.shared.streams.dsl.lake_names import require_lake_names
+
+Log = Callable[[str], object]
+T = TypeVar("T")
+Row = dict[str, Any]
+
+REWRITE_ROWS_MIN = 10_000  # added to a partition of `state` before it is worth a rewrite
+COMPACTION, REWRITE = "compaction", "rewrite"  # what a commit of `state` says it is
+PROGRESS_ROWS_MAX = 100  # of a partition that a rewrite keeps: from where a table that was put back can go on
+WAY_OUT = (
+    "Put back tables whose covered offsets the changelog still has, or start afresh (`penstock streams reset`, then "
+    "`penstock batch` for the history)"
+)
+
+
+class CompactionReport(NamedTuple):
+    """The result of a compaction. Offsets are by changelog partition: `to_offsets` are the covered ones now.
+
+    It added `live_rows` windows that changed and `deleted_rows` tombstones to `state`, and so many `closed_rows` and
+    `late_rows`. `remaining_records` of the changelog were there when it began, and are the next run's. `failed` says
+    what was not done after the run, which counts all the same.
+    """
+
+    partitions: int
+    entries: int
+    live_rows: int
+    deleted_rows: int
+    closed_rows: int
+    late_rows: int
+    from_offsets: dict[int, int]
+    to_offsets: dict[int, int]
+    state_version: int | None
+    seconds: float
+    remaining_records: int = 0
+    foreign_records: int = 0
+    rewritten_partitions: int = 0
+    optimized_tables: int = 0
+    vacuumed: bool = False
+    failed: tuple[str, ...] = ()
+
+
+class Plan(NamedTuple):
+    """What a run starts from: the tables, each at a version, and the newest progress rows by partition."""
+
+    offsets: TopicOffsets
+    newest: dict[int, Row]
+    tables: dict[str, DeltaTable]
+    ranges: list[ChangelogRange]
+
+    @property
+    def state_version(self) -> int | None:
+        return self.tables[STATE].version() if STATE in self.tables else None
+
+
+class Compaction:
+    """One run for one application. Give it a Spark session, then `run()`."""
+
+    def __init__(self, spark: SparkSession, settings: MaintenanceSettings, log: Log) -> None:
+        self.spark, self.settings, self.log = spark, settings, log
+        self.options = settings.storage_options
+        self.job = uuid.uuid4().hex
+        self.maintenance = TableMaintenance(settings, log)
+        self._behind = set[int]()
+        self._started, self._started_ms = time.monotonic(), int(time.time() * 1000)
+
+    def path(self, table: str) -> str:
+        """Where a table is: `state`, `closed/visits`."""
+        return f"{self.settings.folder}/{table}"
+
+    def run(self) -> CompactionReport:
+        """Compact once. What failed after the run counts is in `failed`, and `maintenance.require_done()` raises it.
+
+        Raises CorruptRecord, ChangelogHole, SchemaMismatch (nothing was changed), CompactionConflict (another job was
+        first), LakeUnavailable, or an error of Kafka's or Spark's.
+        """
+        try:
+            plan = self.plan()
+            report = self._fold(plan)
+        except (Py4JError, PySparkException, ConnectionError) as e:
+            raise translated(e) from e
+        report = self._maintain(plan, report)
+        seconds = round(time.monotonic() - self._started, 3)
+        return report._replace(failed=self.maintenance.failures(), seconds=seconds)
+
+    # --- plan ---
+
+    def plan(self) -> Plan:
+        """Where to read. ChangelogHole where the changelog does not go on where the tables end."""
+        settings = self.settings
+        names = (STATE, *(f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)))
+        opened = {name: lake.open_table(self.path(name), self.options) for name in names}
+        tables = {name: table for name, table in opened.items() if table is not None}
+        rows = {} if STATE not in tables else delta.progress_rows(tables[STATE])
+        newest = {partition: of[0] for partition, of in rows.items()}
+        offsets = changelog_offsets(settings)
+        for row in newest.values():
+            self._require_same_changelog(STATE, row["topic_id"], offsets)
+        positions = {name: self._positions(name, table, offsets) for name, table in tables.items() if name != STATE}
+        begins = {p: self._start_of(p, rows.get(p, []), positions, offsets) for p in offsets.earliest}
+        return Plan(
+            offsets, newest, tables, bounded_ranges(begins, newest, positions, offsets, settings.run_records_max)
+        )
+
+    def _stores(self, kind: str) -> list[str]:
+        return delta.folders(self.path(kind), self.options)
+
+    def _require_same_changelog(self, table: str, topic_id: str, offsets: TopicOffsets) -> None:
+        if topic_id != offsets.topic_id:
+            raise ChangelogHole(
+                f"{self.path(table)} was made from {offsets.topic} with id {topic_id}, but its id is "
+                f"{offsets.topic_id}: it was deleted and created again. Move the tables to another place to begin new "
+                "ones"
+            )
+
+    def _positions(self, name: str, table: DeltaTable, offsets: TopicOffsets) -> dict[int, int]:
+        """By partition the last changelog offset that a table has rows of."""
+        if (found := delta.positions(table)) is not None:
+            self._require_same_changelog(name, found["topic_id"], offsets)
+            return {int(p): int(at) for p, at in found["positions"].items()}
+        self.log(f"{name}: its positions are read from its rows")
+        rows = lake.rows(table, "SELECT partition, topic_id, max(changelog_offset) AS last FROM t GROUP BY 1, 2")
+        for row in rows:
+            self._require_same_changelog(name, row["topic_id"], offsets)
+        return {row["partition"]: row["last"] for row in rows}
+
+    def _start_of(
+        self, partition: int, rows: list[Row], positions: Mapping[str, Mapping[int, int]], offsets: TopicOffsets
+    ) -> tuple[int, Row | None]:
+        """From where a partition is read, and the progress row there, None at the changelog's beginning."""
+        newest, earliest = (rows[0] if rows else None), offsets.earliest[partition]
+        there = {table: of[partition] for table, of in positions.items() if partition in of}
+        behind = lagging(newest, there)
+        if not behind:
+            start, row = (0, None) if newest is None else (int(newest["changelog_offset"]), newest)
+            lacks = ""
+        else:
+            lowest = min(there.get(table, -1) for table in behind)
+            row = next((row for row in rows if row["changelog_offset"] <= lowest + 1), None)
+            start = 0 if row is None else int(row["changelog_offset"])
+            lacks = f" {', '.join(behind)} lacks rows from offset {lowest + 1} on."
+            self.log(f"partition {partition}:{lacks} It is read from offset {start}")
+        if earliest > start:
+            raise ChangelogHole(
+                f"{offsets.topic}-{partition}: offsets {start} to {earliest - 1} were deleted, and the tables at "
+                f"{self.settings.folder} go on at offset {start}.{lacks} Is this the lake that the aggregator has? "
+                f"{WAY_OUT}"
+            )
+        if offsets.latest[partition] < start:
+            raise ChangelogHole(
+                f"{offsets.topic}-{partition}: the log ends at {offsets.latest[partition]}, but the tables cover it up "
+                f"to {start}. {WAY_OUT}"
+            )
+        return start, row
+
+    # --- fold ---
+
+    def _fold(self, plan: Plan) -> CompactionReport:
+        """Read, write and commit."""
+        wanted = [one for one in plan.ranges if one.first < one.end]
+        if not wanted:
+            return self._nothing_new(plan)
+        self.log(f"reading {sum(one.end - one.first for one in wanted)} changelog records")
+        settings, offsets = self.settings, plan.offsets
+        common = (settings.kafka_timeout_ms, settings.folder, self.options, self.job, settings.closed_retention_days)
+        options = FoldOptions(settings.kafka, offsets.topic, offsets.topic_id, *common)
+        done = self._run_tasks(wanted, lambda one: one.end - one.first, fold.fold(options))
+        found = [msgspec.msgpack.decode(one, type=fold.FoldResult) for one in done]
+        for task in found:
+            if task.failure is not None:
+                raise task.failure.to_error()
+        foreign = sum(one.foreign_records for task in found for one in task.partitions)
+        reached = {one.partition: one.read_to for task in found for one in task.partitions}
+        left = sum(one.latest - reached[one.partition] for one in wanted)
+        moved = {one.partition: one for task in found for one in task.partitions if one.files}
+        if not moved:
+            return self._nothing_new(plan)._replace(remaining_records=left, foreign_records=foreign)
+        report = self._commit(plan, moved, _by_table(found))
+        return report._replace(remaining_records=left, foreign_records=foreign)
+
+    def _run_tasks(
+        self, items: list[T], size: Callable[[T], int], step: Callable[[bytes], Iterable[bytes]]
+    ) -> list[bytes]:
+        """Have Spark's tasks carry out a step over items, each of about as much as the others; what they give."""
+        tasks = max(1, min(len(items), self.spark.sparkContext.defaultParallelism))
+        parts = [msgspec.msgpack.encode(part) for part in spread(items, size, tasks)]
+        found: list[bytes] = self.spark.sparkContext.parallelize(parts, tasks).flatMap(step).collect()
+        return found
+
+    def _nothing_new(self, plan: Plan) -> CompactionReport:
+        self.log("nothing new")
+        before = {one.partition: one.covered for one in plan.ranges}
+        return CompactionReport(len(before), 0, 0, 0, 0, 0, before, before, plan.state_version, 0.0)
+
+    def _commit(
+        self, plan: Plan, moved: Mapping[int, fold.PartitionResult], appended: Mapping[str, list[DataFile]]
+    ) -> CompactionReport:
+        stores = stores_of(plan.newest, moved.values())
+        require_lake_names(stores)
+        self._behind = {one.partition for one in plan.ranges if one.partition in moved and is_behind(one, moved)}
+        behind = {name for one in plan.ranges if one.partition in moved for name in one.lagging}
+        for kind in (CLOSED, LATE):
+            for store in stores:
+                name = f"{kind}/{store.name}"
+                if name in appended or name in behind:
+                    table = self._table(plan, name, rows_schema(kind, store))
+                    positions = {one.partition: one.positions[name] for one in plan.ranges if name in one.positions}
+                    for p, one in moved.items():
+                        positions[p] = max(positions.get(p, -1), one.covered_offset - 1)
+                    metadata = {
+                        "job": self.job,
+                        "kind": kind,
+                        "topic_id": plan.offsets.topic_id,
+                        "positions": positions,
+                    }
+                    delta.commit(table, appended.get(name, ()), (), metadata)
+                    self.log(f"{name}: {sum(file.rows for file in appended.get(name, ()))} rows")
+        before = {one.partition: one.covered for one in plan.ranges}
+        files = {**appended, STATE: [file for one in moved.values() for file in one.files]}
+        rows = {kind: _rows_of(kind, files) for kind in (STATE, CLOSED, LATE)}
+        deleted = sum(one.deleted for one in moved.values())
+        live = rows[STATE] - deleted - len(moved)
+        entries = sum(one.entries for one in moved.values())
+        run = {
+            "job": self.job,
+            "kind": COMPACTION,
+            "started_at_ms": self._started_ms,
+            "seconds": round(time.monotonic() - self._started, 3),
+            "rows": live + deleted + rows[CLOSED] + rows[LATE],
+            "entries": entries,
+        }
+        state = self._table(plan, STATE, state_schema(stores))
+        version = delta.commit(state, files[STATE], (), run)
+        after = before | {p: max(before[p], one.covered_offset) for p, one in moved.items()}
+        counts = (entries, live, deleted, rows[CLOSED], rows[LATE])
+        return CompactionReport(len(before), *counts, before, after, version, 0.0)
+
+    def _table(self, plan: Plan, name: str, schema: pa.Schema) -> DeltaTable:
+        """A table as it was planned with, made or widened if it must be."""
+        indexed = INDEXED[name.partition("/")[0]]
+        return delta.ensure_table(
+            plan.tables.get(name), self.path(name), self.options, schema, indexed, is_partitioned=name == STATE
+        )
+
+    # --- after the commit ---
+
+    def _maintain(self, plan: Plan, report: CompactionReport) -> CompactionReport:
+        attempt, settings = self.maintenance.attempt, self.settings
+        if report.state_version != plan.state_version:
+            rewritten = attempt("the rewrite of `state`", lambda: self._rewrite(plan), 0, may_conflict=True)
+            report = report._replace(rewritten_partitions=rewritten)
+            if settings.delete_covered:
+                attempt("the deletion from the changelog", lambda: self._delete_covered(plan), None)
+            others = attempt("table maintenance", self._others, dict[str, str]())
+            report = report._replace(**self.maintenance.maintain(self.path(STATE), others))
+        if settings.after is not None:
+            hook = settings.after
+            attempt(f"after={hook}", lambda: call_after_hook(self.spark, hook, settings.tables), None)
+        return report
+
+    def _others(self) -> dict[str, str]:
+        """The paths of `closed` and `late` tables by name."""
+        names = [f"{kind}/{store}" for kind in (CLOSED, LATE) for store in self._stores(kind)]
+        return {name: self.path(name) for name in names}
+
+    def _rewrite(self, plan: Plan) -> int:
+        """Rewrite the partitions of `state` in which more rows came since than half of what was there."""
+        state = lake.open_table(self.path(STATE), self.options)
+        assert state is not None
+        crowded = {p: rows for p, rows in delta.progress_rows(state).items() if self._is_crowded(rows[0])}
+        if not crowded:
+            return 0
+        actions = pa.table(state.get_add_actions(flatten=True))
+        files = [file for file in actions.to_pylist() if int(file["partition.partition"]) in crowded]
+        wanted = []
+        for p, rows in crowded.items():
+            own = [file for file in files if int(file["partition.partition"]) == p]
+            size, count = (sum(file[name] for file in own) for name in ("size_bytes", "num_records"))
+            kept = [row for row in rows[1:] if row["changelog_offset"] >= plan.offsets.earliest[p]]
+            paths = [file["path"] for file in own]
+            wanted.append(RewriteInput(p, paths, count, size, rows[:1] + kept[: PROGRESS_ROWS_MAX - 1]))
+        self.log(f"rewriting {len(wanted)} partitions of `state`, {sum(one.rows for one in wanted)} rows")
+        step = rewrite(self.path(STATE), self.options, f"{self.job}-r")
+        done = self._run_tasks(wanted, lambda one: one.rows, step)
+        added = [file for one in done for file in msgspec.msgpack.decode(one, type=list[DataFile])]
+        now_ms = int(time.time() * 1000)
+        removed = [
+            RemoveAction(
+                file["path"], False, now_ms, file["size_bytes"], {"partition": str(file["partition.partition"])}
+            )
+            for file in files
+        ]
+        delta.commit(state, added, removed, {"job": self.job, "kind": REWRITE})
+        return len(wanted)
+
+    def _is_crowded(self, row: Row) -> bool:
+        files_max = self.settings.optimize_files_max
+        is_heavy = row["added_rows"] > max(row["rewritten_rows"] / 2, REWRITE_ROWS_MIN)
+        return bool(is_heavy or (files_max > 0 and row["added_files"] > files_max))
+
+    def _delete_covered(self, plan: Plan) -> None:
+        """Delete from the changelog what the run before this one covers, and no table lacks."""
+        offsets, topic = plan.offsets, plan.offsets.topic
+        before = {
+            TopicPartition(topic, p): int(row["changelog_offset"])
+            for p, row in plan.newest.items()
+            if row["changelog_offset"] > offsets.earliest.get(p, 0) and p not in self._behind
+        }
+        if before:
+            self.log(f"deleting changelog records of {len(before)} partitions")
+
+            async def delete() -> None:
+                async with Admin(self.settings.kafka) as admin:
+                    await admin.delete_records(before)
+
+            run_with_timeout(delete(), self.settings.kafka, self.settings.kafka_timeout_ms, topic)
+
+
+def _by_table(found: Iterable[fold.FoldResult]) -> dict[str, list[DataFile]]:
+    """The files of `closed` and `late` that all tasks wrote."""
+    files: dict[str, list[DataFile]] = {}
+    for task in found:
+        for table, own in task.files.items():
+            files.setdefault(table, []).extend(own)
+    return files
+
+
+def _rows_of(kind: str, files: Mapping[str, list[DataFile]]) -> int:
+    """How many rows the tables of a kind get."""
+    return sum(one.rows for table, own in files.items() if table.partition("/")[0] == kind for one in own)
+
+
+def stores_of(newest: Mapping[int, Row], moved: Iterable[fold.PartitionResult]) -> tuple[StoreSchema, ...]:
+    """The stores that the tables have columns of: those of the partition with the most aggregations.
+
+    Instances are upgraded one after the other, so partitions may differ in the aggregations that were added.
+    SchemaMismatch where they differ in anything else.
+    """
+    stores = {p: decode_progress(row["progress"].encode()).stores for p, row in newest.items()}
+    stores |= {one.partition: one.stores for one in moved}
+    widest = max(stores.values(), key=lambda own: sum(len(store.aggregations) for store in own), default=())
+    for own in stores.values():
+        check_schema(own, widest)
+    return widest
+
+
+def is_behind(one: ChangelogRange, moved: Mapping[int, fold.PartitionResult]) -> bool:
+    """Whether tables lack rows of a partition after a run that was to catch up."""
+    return bool(one.lagging) and moved[one.partition].covered_offset < one.covered
+
+
+def spread(items: Iterable[T], size: Callable[[T], int], tasks: int) -> list[list[T]]:
+    """Items for so many tasks, each of which has about as much to do as the others.
+
+    >>> spread([5, 1, 3, 4], lambda n: n, 2)
+    [[5, 1], [4, 3]]
+    """
+    parts: list[list[T]] = [[] for _ in range(tasks)]
+    sizes = [0] * tasks
+    for one in sorted(items, key=size, reverse=True):
+        least = sizes.index(min(sizes))
+        parts[least].append(one)
+        sizes[least] += size(one)
+    return parts
+
+
+def bounded_ranges(
+    begins: Mapping[int, tuple[int, Row | None]],
+    newest: Mapping[int, Row],
+    positions: Mapping[str, Mapping[int, int]],
+    offsets: TopicOffsets,
+    records_max: int,
+) -> list[ChangelogRange]:
+    """The ranges of a run, which are `records_max` records or few more; each partition has its share."""
+    left = {p: offsets.latest[p] - start for p, (start, _) in begins.items()}
+    share, room = dict.fromkeys(left, 0), records_max
+    for nth, p in enumerate(sorted(left, key=lambda p: left[p])):  # what small ones leave goes to large ones
+        share[p] = min(left[p], max(room // (len(left) - nth), 1))
+        room -= share[p]
+    ranges = []
+    for p, (start, row) in sorted(begins.items()):
+        epoch, progress = (0, None) if row is None else (row["epoch"], row["progress"])
+        there = {table: of[p] for table, of in positions.items() if p in of}
+        ranges.append(
+            ChangelogRange(p, start, start + share[p], offsets.latest[p], epoch, progress, newest.get(p), there)
+        )
+    return ranges
+
+
+def changelog_offsets(settings: MaintenanceSettings) -> TopicOffsets:
+    """What the application's changelog holds. Errors as `topic_offsets`."""
+    topic = settings.changelog_topic
+    try:
+        return topic_offsets(settings.kafka, [topic], settings.kafka_timeout_ms)[topic]
+    except UnknownTopicOrPartition as e:
+        raise UnknownTopicOrPartition(
+            f"{e}: application must be the aggregator's, which makes the topic when it first starts"
+        ) from None

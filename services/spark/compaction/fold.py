@@ -1,0 +1,437 @@
+"""Ranges of changelog partitions into data files: what a Spark task does.
+
+A task reads its ranges one after the other with Penstock's own consumer, applies the changelog's one reader, and writes
+what it found as Parquet files below the tables' folders. `state` gets files for each partition; `closed` and `late` get
+files with the rows of all the task's partitions. What the task hands to the driver says which files there are; the
+driver's commits make them part of the tables.
+
+Of each window `state` gets the newest change in the range, a tombstone where the window is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.services.spark.compaction.delta import DataFile, Files
+from penstock.services.spark.errors import TaskFailure
+from penstock.services.spark.tables import (
+    CLOSED,
+    DAY_MS,
+    INDEXED,
+    LATE,
+    PROGRESS,
+    STATE,
+    TIME_MS_MAX,
+    result_columns,
+    state_array,
+    time_array,
+)
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.common.arrow_arrays import binary_array
+from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, PenstockError, RetriableError
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import Int64Array, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.changelog import format as fmt
+from penstock.shared.streams.changelog.format import (
+    FINAL,
+    LIVE,
+    WAYS_OUT,
+    WINDOWED,
+    Progress,
+    StateCodec,
+    StoreSchema,
+    decode_progress,
+)
+from penstock.shared.streams.changelog.reader import ChangelogReader, Commit, Confirmed, CorruptEntry, check_schema
+from penstock.shared.streams.changelog.restore_io import changelog_consumer
+from penstock.shared.streams.windows.keys import last_of_each
+
+IDLE_RECORDS_MAX = 1_000  # of an idle partition's tail: what a restore reads beyond the snapshot for nothing
+FILE_ROWS = 1_000_000  # in one file; ordered by time, so that readers skip files
+SORT_BYTES = 1024 * 1024 * 1024  # ordered at once
+POLL_MS = 500
+POLL_RECORDS = 50_000
+START_BYTES = 8
+
+
+class ChangelogRange(NamedTuple):
+    """What a task reads of one partition: from `first` to `end`, and on to `latest` until a commit has ended.
+
+    The reader begins with `epoch` and `progress`, as the tables have them for `first`. `newest` is the partition's
+    newest progress row; `state` already has changes below its covered offset. `positions`: by table, the last changelog
+    offset it has.
+    """
+
+    partition: int
+    first: int
+    end: int
+    latest: int
+    epoch: int
+    progress: str | None
+    newest: dict[str, Any] | None
+    positions: dict[str, int]
+
+    @property
+    def lagging(self) -> list[str]:
+        """The tables that lack rows of the partition which they had once."""
+        return lagging(self.newest, self.positions)
+
+    @property
+    def covered(self) -> int:
+        """The first offset whose changes of live windows `state` does not have."""
+        return self.first if self.newest is None else int(self.newest["changelog_offset"])
+
+
+def lagging(newest: Mapping[str, Any] | None, positions: Mapping[str, int]) -> list[str]:
+    """The tables that lack rows of a partition which they had by its newest progress row."""
+    appended = {} if newest is None else json.loads(newest["appended"])
+    return sorted(table for table, last in appended.items() if positions.get(table, -1) < last)
+
+
+class FoldOptions(NamedTuple):
+    """Options of all tasks of a compaction: the changelog, and the folder and names of the files."""
+
+    kafka: KafkaSettings
+    topic: str
+    topic_id: str
+    idle_ms_max: int
+    folder: str
+    storage_options: Mapping[str, str]
+    job: str
+    retention_days: int | None = None
+
+    def files(self, table: str) -> Files:
+        """Writes a table's files."""
+        return Files(f"{self.folder}/{table}", self.storage_options, INDEXED[table.partition("/")[0]])
+
+
+class PartitionResult(msgspec.Struct, frozen=True):
+    """The result for one partition: the offset after its last commit, and the files of `state`.
+
+    Without files nothing has moved. `deleted` of their rows are tombstones. `read_to` is how far the range was read,
+    `stores` what the last commit was written with.
+    """
+
+    partition: int
+    covered_offset: int
+    entries: int
+    deleted: int
+    foreign_records: int
+    read_to: int
+    files: list[DataFile]
+    stores: tuple[StoreSchema, ...]
+
+
+class FoldResult(msgspec.Struct, frozen=True):
+    """The result of a task: its partitions, and by table the files of `closed` and `late`."""
+
+    partitions: list[PartitionResult]
+    files: dict[str, list[DataFile]]
+    failure: TaskFailure | None = None
+
+
+def fold(options: FoldOptions) -> Callable[[bytes], Iterator[bytes]]:
+    """The function of a task: a list of ranges to a FoldResult, both as msgpack."""
+
+    def run(ranges: bytes) -> Iterator[bytes]:
+        try:
+            found = asyncio.run(fold_ranges(options, msgspec.msgpack.decode(ranges, type=list[ChangelogRange])))
+        except RetriableError:
+            raise
+        except PenstockError as e:
+            found = FoldResult([], {}, TaskFailure.of(e))
+        yield msgspec.msgpack.encode(found)
+
+    return run
+
+
+async def fold_ranges(options: FoldOptions, ranges: Sequence[ChangelogRange]) -> FoldResult:
+    """Read and write. KafkaTimeout, OffsetOutOfRange, CorruptRecord, LakeUnavailable."""
+    results, appended = [], defaultdict[str, list[pa.RecordBatch]](list)
+    for of in ranges:
+        # Each with a consumer of its own: one that goes to another partition waits for its last fetch from that node.
+        async with changelog_consumer(options.kafka) as consumer:
+            folded = await read_range(consumer, options, of)
+        rows = folded.rows(options)
+        results.append(folded.result(list(write_files(options, STATE, rows.pop(STATE, []), of.partition))))
+        for table, batches in rows.items():
+            appended[table] += batches
+    first = ranges[0].partition  # names the files: no other task has it
+    return FoldResult(results, {table: list(write_files(options, table, of, first)) for table, of in appended.items()})
+
+
+def write_files(
+    options: FoldOptions, table: str, batches: Sequence[pa.RecordBatch], partition: int
+) -> Iterator[DataFile]:
+    """Write one table's rows, which may be of several layouts of its store: the last one is the widest."""
+    if not batches:
+        return
+    kind, files, nth = table.partition("/")[0], options.files(table), 0
+    by_time = {CLOSED: "window_start", LATE: "event_time"}.get(kind)
+    for own in sortable_chunks(batches):
+        rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in own], promote_options="permissive")
+        if by_time is not None:
+            rows = rows.sort_by(by_time)
+        for at in range(0, len(rows), FILE_ROWS):
+            name = f"part-{options.job}-{partition}-{nth}.parquet"
+            yield files.write(name, rows.slice(at, FILE_ROWS).to_batches(), partition if kind == STATE else None)
+            nth += 1
+
+
+def sortable_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Batches in lists of SORT_BYTES and not much more, since Arrow sorts no column of over 2 GiB."""
+    part, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        if part and size + batch.nbytes > SORT_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(batch)
+        size += batch.nbytes
+    if part:
+        yield part
+
+
+class PartitionFold:
+    """The entries of one partition's range, folded as they are read."""
+
+    def __init__(self, topic: str, of: ChangelogRange) -> None:
+        self.topic, self.range = topic, of
+        progress = None if of.progress is None else decode_progress(of.progress.encode())
+        self.reader = ChangelogReader(self._apply, epoch=of.epoch, progress=progress)
+        self.parts: list[Confirmed] = []
+        self.commit: Commit | None = None
+        self.covered_offset = of.first
+        self.deleted = 0
+        self.appended = json.loads(of.newest["appended"]) if of.newest is not None else {}
+        self.read_to = of.first
+        self.stores: tuple[StoreSchema, ...] | None = None if progress is None else progress.stores
+
+    def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
+        """Take the next records; CorruptRecord names one that claims to be an entry and is none."""
+        try:
+            self.reader.feed(offsets, keys, values)
+        except CorruptEntry as e:
+            raise CorruptRecord(self.error_at(e.offset, f"{e.reason}. {WAYS_OUT}")) from None
+
+    def error_at(self, offset: int, reason: str) -> str:
+        """An error message: the partition, the offset and the reason."""
+        return f"{self.topic}-{self.range.partition} at offset {offset}: {reason}"
+
+    def _apply(self, confirmed: Confirmed) -> None:
+        if len(confirmed):
+            self.parts.append(confirmed)
+        if confirmed.commits:
+            self.commit = confirmed.commits[-1]
+            self.covered_offset = self.commit.offset + 1
+            for one in confirmed.commits:
+                if self.stores is not None:
+                    check_schema(self.stores, one.progress.stores)
+                self.stores = one.progress.stores
+
+    def rows(self, options: FoldOptions) -> dict[str, list[pa.RecordBatch]]:
+        """By table its new rows; none where nothing has moved. CorruptRecord names an entry that cannot be read."""
+        found = defaultdict[str, list[pa.RecordBatch]](list)
+        if self.commit is None or not self._has_moved(self.commit):
+            return found
+        for table, rows in self._rows(options):
+            found[table].append(rows)
+        found[STATE].append(self._progress_row(options, self.commit, sum(map(len, found[STATE]))))
+        return found
+
+    def result(self, files: list[DataFile]) -> PartitionResult:
+        """What was found, once the files of `state` are written."""
+        counts = (self.reader.entries_applied, self.deleted, self.reader.foreign_records)
+        return PartitionResult(
+            self.range.partition, self.covered_offset, *counts, self.read_to, files, self.stores or ()
+        )
+
+    def _has_moved(self, commit: Commit) -> bool:
+        """Whether there is anything to write: not where nothing happened but wall-clock punctuation.
+
+        A range that others follow always moves, and so does one that tables catch up with: the next begins behind it.
+        """
+        newest, of = self.range.newest, self.range
+        if newest is None or self.reader.entries_applied or commit.epoch != newest["epoch"]:
+            return True
+        if of.end < of.latest or self.covered_offset < of.covered:
+            return True
+        before = decode_progress(newest["progress"].encode())
+        return self.covered_offset - self.range.covered > IDLE_RECORDS_MAX or _lasting(commit.progress) != _lasting(
+            before
+        )
+
+    def _progress_row(self, options: FoldOptions, commit: Commit, rows: int) -> pa.RecordBatch:
+        newest = self.range.newest
+        row = {
+            "row": "progress",
+            "partition": self.range.partition,
+            "changelog_offset": self.covered_offset,
+            "epoch": commit.epoch,
+            "progress": msgspec.json.encode(commit.progress).decode(),
+            "topic_id": options.topic_id,
+            "previous_offset": 0 if newest is None else newest["changelog_offset"],
+            "appended": json.dumps(self.appended),
+            "rewritten_rows": rows if newest is None else newest["rewritten_rows"],
+            "added_rows": 0 if newest is None else newest["added_rows"] + rows,
+            "added_files": 0 if newest is None else newest["added_files"] + 1,
+            "expired_ms": self._expired_ms(options, commit.progress.stream_time_ms),
+        }
+        return pa.RecordBatch.from_pylist([row], PROGRESS)
+
+    def _expired_ms(self, options: FoldOptions, time_ms: int) -> int:
+        """Before which time closed windows are not kept; it never goes back. -1 for none."""
+        expired = -1 if self.range.newest is None else int(self.range.newest["expired_ms"])
+        if options.retention_days is None or time_ms > TIME_MS_MAX:
+            return expired
+        return max(expired, time_ms - options.retention_days * DAY_MS)
+
+    def _rows(self, options: FoldOptions) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for part in self._live():
+            yield STATE, self._batch(part, self._live_rows)
+        for operation, kind, columns in ((FINAL, CLOSED, self._closed_rows), (fmt.LATE, LATE, self._late_rows)):
+            for part in self.parts:
+                for number, store in enumerate(part.stores):
+                    table = f"{kind}/{store.name}"
+                    is_own = (part.operations == operation[0]) & (part.numbers == number)
+                    if store.kind not in WINDOWED or not is_own.any():
+                        continue
+                    self.appended[table] = max(self.appended.get(table, -1), int(part.offsets[is_own].max()))
+                    is_own &= part.offsets > self.range.positions.get(table, -1)
+                    if is_own.any():
+                        rows = self._batch(part.at(is_own), columns, number)
+                        topic_id = pa.array([options.topic_id] * len(rows), pa.string())
+                        yield table, rows.append_column("topic_id", topic_id)
+
+    def _live(self) -> Iterator[Confirmed]:
+        """Of each store, the newest entry of each window, in parts that were written with the same stores."""
+        parts = [part.of_windows() for part in self.parts]
+        for number in range(len(self.stores or ())):
+            own = [part.at(part.numbers == number) for part in parts]
+            own = [part for part in own if len(part)]
+            if not own:
+                continue
+            keys = binary_array(PackedBytes.joined([part.keys for part in own])).dictionary_encode()
+            starts = np.concatenate([*(part.starts for part in own), np.empty(0, np.int64)])
+            newest = last_of_each(keys.indices.to_numpy(), starts)
+            at = 0
+            for part in own:
+                places = newest[(newest >= at) & (newest < at + len(part))] - at
+                at += len(part)
+                found = part.at(places[part.offsets[places] >= self.range.covered])
+                if len(found):
+                    yield found
+
+    def _batch(
+        self, part: Confirmed, columns: Callable[[Confirmed, StoreSchema], dict[str, Any]], number: int | None = None
+    ) -> pa.RecordBatch:
+        store = part.stores[int(part.numbers[0]) if number is None else number]
+        try:
+            found = columns(part, store)
+        except (CorruptRecord, pa.ArrowInvalid) as e:
+            raise CorruptRecord(self._first_invalid(part, store, columns, e)) from None
+        found["partition"] = pa.array(np.full(len(part), self.range.partition, np.int32))
+        found["changelog_offset"] = pa.array(part.offsets)
+        return pa.record_batch(list(found.values()), names=list(found))
+
+    def _first_invalid(self, part: Confirmed, store: StoreSchema, columns: Any, error: Exception) -> str:
+        for place in range(len(part)):
+            try:
+                columns(part.at(np.array([place])), store)
+            except (CorruptRecord, pa.ArrowInvalid) as e:
+                return self.error_at(int(part.offsets[place]), f"{e}. {WAYS_OUT}")
+        return self.error_at(int(part.offsets[0]), str(error))
+
+    def _live_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
+        is_live = part.operations == LIVE[0]
+        self.deleted += int(len(part) - is_live.sum())
+        states = _states(part, store, is_live)
+        return {
+            "row": pa.array(["window"] * len(part)),
+            "store": pa.array([store.name] * len(part)),
+            "key": binary_array(part.keys),
+            "start_ms": pa.array(part.starts),
+            "end_ms": pa.array(part.ends, mask=None if is_live.all() else ~is_live),
+            store.name: states,
+            "live": pa.array(is_live),
+        }
+
+    def _closed_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
+        beyond = np.flatnonzero((part.starts < 0) | (part.starts > TIME_MS_MAX) | (part.ends > TIME_MS_MAX))
+        for place in beyond[:1].tolist():
+            raise CorruptRecord(beyond_time(int(part.starts[place]), int(part.ends[place])))
+        states = state_array(StateCodec(store.state_columns()), part.states)
+        return {
+            **_keys(part.keys, store),
+            "window_start": time_array(part.starts),
+            "window_end": time_array(part.ends),
+            **result_columns(store, states),
+            "closed_at": time_array(part.closed_at),
+            "state": states,
+        }
+
+    def _late_rows(self, part: Confirmed, store: StoreSchema) -> dict[str, Any]:
+        states, missed = _states(part, store, part.states.lengths >= 0), part.missed
+        starts = np.frombuffer(binary_array(missed).buffers()[2] or b"", ">i8").astype(np.int64)
+        ends = np.zeros(len(part) + 1, np.int32)
+        np.cumsum(missed.lengths // START_BYTES, out=ends[1:])
+        return {
+            **_keys(part.keys, store),
+            "event_time": time_array(part.starts),
+            "missed": pa.ListArray.from_arrays(pa.array(ends), time_array(starts)),
+            **result_columns(store, states),
+            "state": states,
+            "source_offset": pa.array(part.ends, mask=part.ends < 0),
+        }
+
+
+async def read_range(consumer: Consumer, options: FoldOptions, of: ChangelogRange) -> PartitionFold:
+    """Read a range. KafkaTimeout where no record comes in `idle_ms_max`, OffsetOutOfRange where its begin is gone."""
+    folded, at = PartitionFold(options.topic, of), TopicPartition(options.topic, of.partition)
+    consumer.assign([at])
+    consumer.seek(at, of.first)
+    loop = asyncio.get_running_loop()
+    position, moved = of.first, loop.time()
+    while position < of.end or (position < of.latest and folded.commit is None):
+        end = of.end if position < of.end else min(of.latest, position + of.end - of.first)
+        for columns in (await consumer.poll(POLL_MS, min(POLL_RECORDS, end - position))).values():
+            folded.feed(columns.offsets, columns.keys, columns.values)
+        before, position = position, await consumer.position(at)
+        if position > before:
+            moved = loop.time()
+        elif (loop.time() - moved) * 1000 > options.idle_ms_max:
+            raise KafkaTimeout(f"{at}: reading stands at {position} of {of.end} for {options.idle_ms_max} ms")
+    folded.read_to = position
+    return folded
+
+
+def _lasting(progress: Progress) -> Progress:
+    return msgspec.structs.replace(progress, grids_ms={}, wall_ms=0)
+
+
+def beyond_time(start_ms: int, end_ms: int) -> str:
+    """Why a closed window of these bounds is refused."""
+    return (
+        f"a closed window from {start_ms} to {end_ms} ms: timestamps end with the year 9999. Were nanoseconds sent as "
+        "milliseconds? Set max_future_ms to reject such records"
+    )
+
+
+def _keys(keys: PackedBytes, store: StoreSchema) -> dict[str, Any]:
+    raw = binary_array(keys)
+    return {"key": raw.cast(pa.string())} if store.key == "string" else {"key_bytes": raw}
+
+
+def _states(part: Confirmed, store: StoreSchema, has_one: NDArray[np.bool_]) -> pa.StructArray:
+    """The states of rows; null for those that have none."""
+    states = state_array(StateCodec(store.state_columns()), part.states.at(has_one))
+    return states if has_one.all() else states.take(pa.array(np.cumsum(has_one) - 1, mask=~has_one))

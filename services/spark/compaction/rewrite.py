@@ -1,0 +1,81 @@
+"""A partition of `state` rewritten: one row a live window, and progress rows. A Spark task does one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.services.spark.compaction.delta import DataFile, Files
+from penstock.services.spark.tables import INDEXED, PROGRESS, STATE
+from penstock.shared.streams.windows.keys import last_of_each
+
+FILE_ROWS = 1_000_000
+PASS_ROWS = 5_000_000  # handled at once; a partition with more is read in several passes
+PASS_BYTES = 128 * 1024 * 1024  # the same in bytes of its files, which are compressed
+SPREAD = -7046029254386353131  # an odd number whose product spreads starts evenly over passes
+
+
+class RewriteInput(NamedTuple):
+    """A partition to rewrite: its files, their rows and bytes, and the progress rows to keep, the newest first."""
+
+    partition: int
+    paths: list[str]
+    rows: int
+    size: int
+    progress: list[dict[str, Any]]
+
+
+def rewrite(folder: str, options: Mapping[str, str], job: str) -> Callable[[bytes], Iterator[bytes]]:
+    """What a task does: a list of `RewriteInput` to lists of DataFile, all in the form of msgpack."""
+
+    def run(inputs: bytes) -> Iterator[bytes]:
+        for one in msgspec.msgpack.decode(inputs, type=list[RewriteInput]):
+            yield msgspec.msgpack.encode(list(_rewritten(Files(folder, options, INDEXED[STATE]), one, job)))
+
+    return run
+
+
+def _rewritten(files: Files, one: RewriteInput, job: str) -> Iterator[DataFile]:
+    passes = max(one.rows // PASS_ROWS, one.size // PASS_BYTES) + 1
+    number = total = 0
+    for nth in range(passes):
+        parts = [_own(files.read(path), nth, passes) for path in one.paths]
+        live = live_rows(pa.concat_tables(parts, promote_options="permissive"))
+        total += len(live)
+        live = live.append_column("partition", pa.repeat(one.partition, len(live)).cast(pa.int32()))
+        for at in range(0, len(live), FILE_ROWS):
+            name = f"part-{job}-{one.partition}-{number}.parquet"
+            yield files.write(name, live.slice(at, FILE_ROWS).to_batches(), one.partition)
+            number += 1
+    newest = one.progress[0] | {"rewritten_rows": total, "added_rows": 0, "added_files": 0}
+    progress = pa.RecordBatch.from_pylist([newest, *one.progress[1:]], PROGRESS)
+    yield files.write(f"part-{job}-{one.partition}-{number}.parquet", [progress], one.partition)
+
+
+def _own(rows: pa.Table, nth: int, passes: int) -> pa.Table:
+    """The rows of windows that a pass takes; all rows of one window are of one pass."""
+    is_own = pc.equal(rows.column("row"), "window")
+    if passes > 1:
+        starts = rows.column("start_ms").fill_null(0).to_numpy().astype(np.int64)
+        of = (starts * np.int64(SPREAD) >> 33) % passes
+        is_own = pc.and_(is_own, pa.array(of == nth))
+    return rows.filter(is_own)
+
+
+def live_rows(rows: pa.Table) -> pa.Table:
+    """Of the rows of windows the newest of each one, where that is live."""
+    if not len(rows):
+        return rows
+    rows = rows.sort_by("changelog_offset").combine_chunks()
+    keys, stores = (
+        rows.column(name).combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        for name in ("key", "store")
+    )
+    newest = last_of_each(keys * (int(stores.max()) + 1) + stores, rows.column("start_ms").to_numpy())
+    found = rows.take(pa.array(newest))
+    return found.filter(found.column("live"))

@@ -1,0 +1,231 @@
+"""The steps after a compaction: OPTIMIZE, VACUUM and retention of the tables, and the user's after hook.
+
+Every compaction adds a file or a few to each table. OPTIMIZE merges the small files of `closed` and `late`; `state` is
+rewritten by the compaction itself. VACUUM removes the files that no version younger than the retention needs.
+
+A failed step does not undo the compaction and does not stop the other steps. Its error is logged, listed in the report,
+and raised at the end. If another job commits first, OPTIMIZE, VACUUM or the rewrite is left to the next compaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import CommitFailedError
+from py4j.protocol import Py4JError
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction.delta import CompactionConflict
+from penstock.services.spark.compaction.settings import MaintenanceSettings
+from penstock.services.spark.errors import translated
+from penstock.services.spark.reading import Tables
+from penstock.services.spark.tables import DAY_MS
+from penstock.shared.common import lake
+from penstock.shared.common.errors import ConfigError, FatalError, LakeUnavailable, PenstockError
+from penstock.shared.common.lake import DELTA_ERRORS, one_line
+from penstock.shared.streams.topology_loading import import_function
+
+T = TypeVar("T")
+OPTIMIZE, VACUUM_ENDED, WRITE = "OPTIMIZE", "VACUUM END", "WRITE"  # operations in Delta's history
+FILE_BYTES = 256 * 1024 * 1024  # OPTIMIZE leaves files of this size and more as they are
+EXTRA_HISTORY_VERSIONS = 50  # read from a table's log beyond the compactions that a policy counts
+
+
+class AfterHookFailed(FatalError):
+    """The after hook raised an error. The compaction before it counts."""
+
+
+class TableMaintenance:
+    """The steps after one compaction; `failed` has each step that failed, with its error."""
+
+    def __init__(self, settings: MaintenanceSettings, log: Callable[[str], object]) -> None:
+        self.settings, self.log = settings, log
+        self.failed: list[tuple[str, PenstockError]] = []
+
+    def __repr__(self) -> str:
+        return f"TableMaintenance({self.failures()})"
+
+    def failures(self) -> tuple[str, ...]:
+        """The failed steps, a line each."""
+        return tuple(f"{step}: {type(error).__name__}: {error}" for step, error in self.failed)
+
+    def require_done(self) -> None:
+        """Raise the first error of a failed step; a CompactionConflict only if there is no other error."""
+        errors = [error for _, error in self.failed]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, CompactionConflict)), errors[0])
+
+    def attempt(self, name: str, step: Callable[[], T], otherwise: T, *, may_conflict: bool = False) -> T:
+        """The result of a step, or `otherwise` if it fails.
+
+        With `may_conflict`, a conflict with another job is not a failure.
+        """
+        try:
+            return step()
+        except (PenstockError, Py4JError, PySparkException, ConnectionError) as e:
+            error = e if isinstance(e, PenstockError) else translated(e)
+        if may_conflict and isinstance(error, CompactionConflict):
+            self.log(f"{name}: another job was first; it is left to the next run")
+        else:
+            self.log(f"{name} failed: {error}")
+            self.failed.append((name, error))
+        return otherwise
+
+    def maintain(self, state: str, others: Mapping[str, str]) -> dict[str, Any]:
+        """Apply retention, OPTIMIZE and VACUUM, each if its policy requires it.
+
+        `others` are the paths of the `closed` and `late` tables. Returns the report's fields.
+        """
+        settings = self.settings
+        hours, appends_max = settings.retention_hours, settings.optimize_files_max
+        self._try("the deletion of old closed windows", lambda: self._expire(state, others), None)
+        optimized, vacuumed = 0, False
+        if appends_max:
+            optimized = sum(
+                self._try(f"OPTIMIZE of {name}", partial(self._optimize, path, appends_max), False)
+                for name, path in others.items()
+            )
+        if hours is not None and self._try("VACUUM", lambda: self._is_vacuum_due(state), False):
+            # The history of `state` records the last VACUUM, so `state` comes last, after all other tables.
+            vacuumed = True
+            for path in (*others.values(), state):
+                vacuumed &= self._try(f"VACUUM of {path}", partial(self._vacuum, path, hours), False)
+        return {"optimized_tables": optimized, "vacuumed": vacuumed}
+
+    def _try(self, name: str, step: Callable[[], T], otherwise: T) -> T:
+        return self.attempt(name, step, otherwise, may_conflict=True)
+
+    def _open(self, path: str) -> DeltaTable | None:
+        return lake.open_table(path, self.settings.storage_options)
+
+    def _is_vacuum_due(self, state: str) -> bool:
+        table, every = self._open(state), self.settings.vacuum_every
+        return table is not None and is_vacuum_due(delta.history(table, 2 * every + EXTRA_HISTORY_VERSIONS), every)
+
+    def _optimize(self, path: str, appends_max: int) -> bool:
+        table = self._open(path)
+        if table is None or not is_optimize_due(
+            delta.history(table, appends_max + EXTRA_HISTORY_VERSIONS), appends_max
+        ):
+            return False
+        optimize(table)
+        self.log(f"optimized {path}")
+        return True
+
+    def _vacuum(self, path: str, hours: int) -> bool:
+        if (table := self._open(path)) is not None:
+            vacuum(table, hours)
+        return True
+
+    def _expire(self, state: str, others: Mapping[str, str]) -> None:
+        """Delete closed windows that end before the limit in `state`, and late records one retention period later."""
+        days, table = self.settings.closed_retention_days, self._open(state)
+        if days is None or table is None:
+            return
+        limit_ms = max((of[0]["expired_ms"] for of in delta.progress_rows(table).values()), default=-1)
+        limits = {"closed": ("window_end", limit_ms), "late": ("event_time", limit_ms - days * DAY_MS)}
+        for name, path in others.items():
+            column, before_ms = limits[name.partition("/")[0]]
+            own = self._open(path) if before_ms > 0 else None
+            if own is not None and (expired := expire(own, column, before_ms)):
+                self.log(f"{name}: {expired} rows deleted: retention is {days} days")
+
+
+# --- policies ---
+
+
+def is_optimize_due(history: Iterable[dict[str, Any]], appends_max: int) -> bool:
+    """Whether a table has more than `appends_max` appends since its last OPTIMIZE, by its commits, newest first.
+
+    >>> write, optimize = {"operation": "WRITE"}, {"operation": "OPTIMIZE"}
+    >>> is_optimize_due([write, optimize, write], 1), is_optimize_due([write, write], 1)
+    (False, True)
+    """
+    appends = 0
+    for commit in history:
+        if commit["operation"] == OPTIMIZE:
+            break
+        appends += commit["operation"] == WRITE
+    return appends > appends_max
+
+
+def is_vacuum_due(history: Iterable[dict[str, Any]], every: int) -> bool:
+    """Whether `every` compactions or more came since the last VACUUM, by the commits of `state`, newest first.
+
+    >>> run, vacuum = {"operation": "WRITE", "kind": "compaction"}, {"operation": "VACUUM END"}
+    >>> is_vacuum_due([run, run], 2), is_vacuum_due([run, vacuum, run], 2)
+    (True, False)
+    """
+    compactions = 0
+    for commit in history:
+        if commit["operation"] == VACUUM_ENDED:
+            break
+        compactions += commit.get("kind") == "compaction"
+    return compactions >= every
+
+
+# --- operations on a table ---
+
+
+def optimize(table: DeltaTable) -> None:
+    """Merge small files. CompactionConflict, LakeUnavailable."""
+    _translate(table, lambda: table.optimize.compact(target_size=FILE_BYTES, commit_properties=_with_positions(table)))
+
+
+def expire(table: DeltaTable, column: str, before_ms: int) -> int:
+    """Delete the rows whose time in `column` is before `before_ms`; returns their number."""
+    text = datetime.fromtimestamp(before_ms / 1000, UTC).replace(tzinfo=None).isoformat(timespec="milliseconds")
+    before = f"arrow_cast('{text}Z', 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    metrics: dict[str, Any] = _translate(
+        table, lambda: table.delete(f"{column} < {before}", commit_properties=_with_positions(table))
+    )
+    return int(metrics.get("num_deleted_rows") or 0)
+
+
+def vacuum(table: DeltaTable, retention_hours: int) -> None:
+    """Remove the files that no version younger than the retention needs. CompactionConflict, LakeUnavailable."""
+    options: dict[str, Any] = {
+        "dry_run": False,
+        "enforce_retention_duration": False,
+        "commit_properties": _with_positions(table),
+    }
+    _translate(table, lambda: table.vacuum(retention_hours, **options))
+
+
+def _with_positions(table: DeltaTable) -> CommitProperties:
+    """Commit metadata that repeats the table's positions."""
+    return CommitProperties(custom_metadata=delta.metadata_of(delta.positions(table)))
+
+
+def _translate(table: DeltaTable, step: Any) -> Any:
+    """The result of a step, with errors of deltalake as ours."""
+    try:
+        return step()
+    except CommitFailedError as e:
+        raise CompactionConflict(f"another job has written to {table.table_uri} meanwhile: {one_line(e)}") from e
+    except DELTA_ERRORS as e:
+        raise LakeUnavailable(f"{table.table_uri}: {one_line(e)}") from e
+
+
+# --- the user's hook ---
+
+
+def call_after_hook(spark: SparkSession, name: str, folder: str) -> None:
+    """Call the user's `module:function` as `function(spark, tables)`.
+
+    `tables` has DataFrames by name: `closed/<store>`, `late/<store>` and `live/<store>` for each store with windows, as
+    the compaction left them (see `reading`). ConfigError if there is no such function, AfterHookFailed if it raises.
+    """
+    function: Any = import_function(name, "after")
+    try:
+        function(spark, Tables(spark, folder).frames())
+    except ConfigError:
+        raise
+    except Exception as e:
+        raise AfterHookFailed(f"{name}: {type(e).__name__}: {e}") from e

@@ -1,0 +1,356 @@
+"""The Spark session of the jobs: local by default, the same code on a cluster.
+
+The Kafka and Delta connectors are not part of pyspark. Locally they come from a folder that is filled once
+(`penstock jars spark`), which spares every start a resolution of two seconds and its need of a network. They are on
+the JVM's class path, where the class archive can have them too (class_archive); a cluster's driver gets the same files
+by `spark.jars` and hands them to its executors.
+
+The sections below: the session, Spark's configuration, a standalone master's addresses, Spark's properties file, the
+job's scratch folder, and S3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext, cloudpickle
+from pyspark.errors.exceptions.base import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.services.spark import class_archive
+from penstock.services.spark.errors import SparkFailed, last_cause
+from penstock.services.spark.settings import SparkSettings
+from penstock.shared.common.file_lock import FileLock
+from penstock.shared.common.jars import JarSet, cache_root, fetch_jars, missing_jars, read_jar_set
+from penstock.shared.common.java import Java, find_java
+
+# Without what pyspark's own folder of jars has already: a second copy of another version would hide it.
+SPARK_JARS = read_jar_set(Path(__file__).with_name("spark_jars.json"))
+# Of the version of pyspark's own hadoop-client: another version of the connector would not load.
+S3_JARS = read_jar_set(Path(__file__).with_name("s3_jars.json"))
+# Most of a short job's time is the JVM compiling itself: stopping at the quick compiler halved the CPU time of a job
+# over 300,000 records. What is given as spark.driver.extraJavaOptions comes after it and so overrides it.
+SKETCHES_MAX = 30_000  # in memory at a time in each task: 60 MB of the largest
+LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m"
+ARROW_BATCH_ROWS = 50_000  # numpy's fixed costs vanish well below it
+ARROW_BATCH_BYTES = 16 * 1024 * 1024  # a worker needs a few times as much, however big states are
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+CLASS_PATH = "spark.driver.extraClassPath"
+_MEANINGS = {
+    "stopped SparkContext": "its master does not answer, or takes no application",
+    "JAVA_GATEWAY_EXITED": "Java ended at once, see what it said before (spark.driver_memory, spark.conf?)",
+}
+"""Of the messages with which Spark, or its launcher, gives up."""
+TASK_ATTEMPTS = 4  # at a task, as with Spark's clusters
+STANDALONE_SCHEME = "spark://"
+S3_SCHEME = "s3a://"
+CONNECT_TIMEOUT_S = 5.0  # of each address of a master
+SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"  # which pyspark hands to Spark's launcher
+SCRATCH_PREFIX = "penstock-spark-"
+SCRATCH_LOCK = "in-use"
+_DEFAULT_SUBMIT_ARGS = "pyspark-shell"
+_PROPERTY_ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)\])?")
+_LOG4J = Path(__file__).with_name("log4j2.properties")
+
+
+def use_java(java: Java) -> None:
+    """Have Spark's launcher, which looks at JAVA_HOME alone and then at PATH, take this Java."""
+    if (java.home / "bin" / "java").exists():  # not so where a version manager stands between
+        os.environ["JAVA_HOME"] = str(java.home)
+
+
+def connector_jars(wanted: JarSet = SPARK_JARS) -> list[Path]:
+    """The connectors' jars, downloaded if this user does not have them yet."""
+    folder = cache_root() / wanted.folder
+    if missing_jars(wanted):
+        asyncio.run(fetch_jars(wanted))
+    return sorted(folder / jar.name for jar in wanted.jars)
+
+
+@contextmanager
+def spark_session(settings: SparkSettings, application: str, *uris: str) -> Iterator[SparkSession]:
+    """A Spark session for one job, stopped at the end; `uris` are the locations of its tables and files.
+
+    Raises ConfigError (no Java, no jars) or SparkFailed.
+    """
+    if (failure := connection_failure(settings.master)) is not None:
+        raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): no master answers: {failure}")
+    java = find_java()
+    use_java(java)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    # Python workers must be this interpreter, with the same numpy and pyarrow.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with scratch_folder() as work:
+        conf = configuration(settings, work, uris, java)
+        builder = SparkSession.builder.appName(application).master(with_attempts(settings.master))
+        # What was given may hold secrets, which a JVM that is yet to be started would have on its command line.
+        is_started = SparkContext._gateway is not None
+        hidden = {} if is_started else {n: conf[n] for n in settings.conf if n != JAVA_OPTIONS}
+        for name, value in conf.items():
+            builder = builder if name in hidden else builder.config(name, value)
+        try:
+            with properties_file(hidden, work) if hidden else nullcontext():
+                spark = builder.getOrCreate()
+        except (PySparkException, Py4JError, RuntimeError, OSError) as e:
+            cause = last_cause(e)
+            cause = next((meaning for sign, meaning in _MEANINGS.items() if sign in cause), cause)
+            raise SparkFailed(f"Spark at {settings.master} did not start (spark.master): {cause}") from e
+        try:
+            yield spark
+        finally:
+            with suppress(Py4JError, ConnectionError):  # of a JVM that is gone
+                spark.stop()
+
+
+@contextmanager
+def pickled_by_value(*modules: ModuleType) -> Iterator[None]:
+    """Have what is handed to Spark meanwhile carry these modules' functions and classes with it, to workers that lack
+    them."""
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def configuration(
+    settings: SparkSettings, work: str, uris: Iterable[str] = (), java: Java | None = None
+) -> dict[str, str]:
+    """Spark's configuration for a job that may write its scratch files to the folder `work`."""
+    on_s3 = any(map(is_s3, uris))
+    jars = connector_jars() + (connector_jars(S3_JARS) if on_s3 else [])
+    given = dict(settings.conf)
+    conf = {
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.jars.ivy": str(cache_root() / "ivy"),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.driver.memory": settings.driver_memory,
+        JAVA_OPTIONS: f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} -Dderby.system.home={work}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.python.daemon.module": "penstock.services.spark.worker_daemon",
+        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_BATCH_ROWS),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
+        "spark.sql.warehouse.dir": f"{work}/warehouse",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        # What is cached is read a few times and forgotten: looking for the best encoding costs more than it saves.
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",
+        # Planning again after every stage costs these jobs more than it saves: many plans over little data.
+        "spark.sql.adaptive.enabled": "false",
+        # Sketches are hashed by their group, not sorted: by default 128 groups are too many.
+        "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": str(SKETCHES_MAX),
+        # A join hashes its smaller side if that fits in memory: sorting both sides costs more.
+        "spark.sql.join.preferSortMergeJoin": "false",
+        "spark.sql.shuffledHashJoinFactor": "1",
+    }
+    if settings.master.startswith("local"):
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.local.dir": work}
+        conf[JAVA_OPTIONS] += f" {LOCAL_JAVA_OPTIONS}"
+        class_path = ":".join(map(str, jars))
+        if not on_s3 and CLASS_PATH not in given and class_path.count(":") == len(jars) - 1:
+            conf[CLASS_PATH] = class_path
+            del conf["spark.jars"]
+            if java is not None and (options := class_archive.options(class_archive.archive_of(java, jars))):
+                conf[JAVA_OPTIONS] += f" {options}"
+    if on_s3:
+        conf |= s3_configuration(os.environ)
+    if JAVA_OPTIONS in given:
+        given[JAVA_OPTIONS] = f"{conf[JAVA_OPTIONS]} {given[JAVA_OPTIONS]}"
+    return conf | given
+
+
+def with_attempts(master: str) -> str:
+    """A local master that tries a failed task again, as a cluster does; Spark's own local one does not.
+
+    >>> with_attempts("local[*]"), with_attempts("local[2,1]"), with_attempts("spark://host:7077")
+    ('local[*,4]', 'local[2,1]', 'spark://host:7077')
+    """
+    found = _LOCAL.fullmatch(master)
+    return f"local[{found[1] or 1},{TASK_ATTEMPTS}]" if found else master
+
+
+def jvm(spark: SparkSession) -> Any:
+    """The driver's Java virtual machine."""
+    return spark.sparkContext._jvm
+
+
+def make_archive() -> Path | None:
+    """The class archive of this user's Java, made if it is not there yet; None where that could not be done."""
+    archive = class_archive.archive_of(find_java(), connector_jars())
+    if archive.is_file():
+        return archive
+    file = archive.with_name(f"{archive.name}.{os.getpid()}")
+    options = {JAVA_OPTIONS: class_archive.recording_options(file)}
+    settings = SparkSettings(master="local[1]", shuffle_partitions=1, conf=options)
+    with tempfile.TemporaryDirectory(prefix="penstock-archive-") as folder:
+        with spark_session(settings, "class archive") as spark:
+            class_archive.use(spark, folder)
+        return archive if class_archive.keep(SparkContext._gateway, file, archive) else None
+
+
+# --- a standalone master ---
+
+
+def master_addresses(master: str) -> list[tuple[str, int]]:
+    """The hosts and ports of a standalone master and its standby masters; empty for any other kind of master.
+
+    >>> master_addresses("spark://one:7077,[::1]:7078")
+    [('one', 7077), ('::1', 7078)]
+    >>> master_addresses("local[2]")
+    []
+    """
+    if not master.startswith(STANDALONE_SCHEME):
+        return []
+    pairs = [text.rpartition(":") for text in master.removeprefix(STANDALONE_SCHEME).split(",")]
+    return [(host.strip("[]"), int(port)) for host, _, port in pairs]
+
+
+def connection_failure(master: str, timeout_s: float = CONNECT_TIMEOUT_S) -> str | None:
+    """Why no address of a standalone master accepts a connection; None if one does, or for another kind of master.
+
+    Checked before a JVM is started, which would try for a minute.
+    """
+    failures = []
+    for host, port in master_addresses(master):
+        try:
+            with socket.create_connection((host, port), timeout_s):
+                return None
+        except (OSError, OverflowError, UnicodeError) as e:  # the latter two: an invalid port or host name
+            failures.append(f"{host}:{port}: {getattr(e, 'strerror', None) or e}")
+    return "; ".join(failures) or None
+
+
+# --- Spark's properties file ---
+
+
+def java_properties(conf: Mapping[str, str]) -> str:
+    """Configuration as the text of a Java properties file.
+
+    >>> java_properties({"spark.hadoop.fs.s3a.secret.key": "a=b\\\\c", "x y": " ü"})
+    'spark.hadoop.fs.s3a.secret.key=a=b\\\\\\\\c\\nx\\\\ y=\\\\ \\\\u00fc\\n'
+    """
+    return "".join(f"{_property_key(name)}={_property_value(text)}\n" for name, text in conf.items())
+
+
+@contextmanager
+def properties_file(conf: Mapping[str, str], folder: str) -> Iterator[None]:
+    """A JVM that is started meanwhile reads `conf` from a file in `folder` that only its owner can read.
+
+    Every user of a machine can read a command line, and `conf` may hold the keys of a storage.
+    """
+    before = os.environ.get(SUBMIT_ARGS)
+    file = Path(folder) / "spark.properties"
+    file.touch(0o600)
+    file.write_text(java_properties(conf), encoding="ascii")
+    arguments = before or _DEFAULT_SUBMIT_ARGS
+    os.environ[SUBMIT_ARGS] = f"--load-spark-defaults --properties-file {shlex.quote(str(file))} {arguments}"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SUBMIT_ARGS]
+        else:
+            os.environ[SUBMIT_ARGS] = before
+
+
+def _property_key(name: str) -> str:
+    return re.sub(r"([ :=#!])", r"\\\1", _property_text(name))
+
+
+def _property_value(text: str) -> str:
+    return re.sub(r"^ ", r"\\ ", _property_text(text))
+
+
+def _property_text(text: str) -> str:
+    """Escapes control characters and backslashes; characters beyond ASCII become UTF-16 escapes."""
+    return "".join(_PROPERTY_ESCAPES.get(c, c) if c.isascii() else _utf16_escapes(c) for c in text)
+
+
+def _utf16_escapes(character: str) -> str:
+    raw = character.encode("utf-16-be")
+    return "".join(f"\\u{raw[i]:02x}{raw[i + 1]:02x}" for i in range(0, len(raw), 2))
+
+
+# --- the job's scratch folder ---
+
+
+@contextmanager
+def scratch_folder(root: Path | None = None) -> Iterator[str]:
+    """A folder below `root` (default: the machine's temporary folder) that only this user can read.
+
+    It is removed at the end, or by the next job if this one was killed. A folder is in use while its lock is held, and
+    the lock ends with the process that holds it. A folder without a lock is just being made, or is not a job's.
+    """
+    root = Path(tempfile.gettempdir()) if root is None else root
+    remove_abandoned(root)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, dir=root, ignore_cleanup_errors=True) as work:
+        made = Path(work) / f"{SCRATCH_LOCK}.made"
+        lock = FileLock(made)
+        lock.try_acquire()
+        made.rename(made.with_name(SCRATCH_LOCK))  # other jobs see it only once it is locked
+        try:
+            yield work
+        finally:
+            lock.release()
+
+
+def remove_abandoned(root: Path) -> list[Path]:
+    """Remove the scratch folders of jobs that were killed; returns those folders."""
+    removed = []
+    for folder in root.glob(f"{SCRATCH_PREFIX}*"):
+        lock = FileLock(folder / SCRATCH_LOCK)
+        with suppress(OSError):  # another user's
+            if not folder.is_symlink() and (folder / SCRATCH_LOCK).is_file() and lock.try_acquire():
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
+        lock.release()
+    return removed
+
+
+# --- S3 ---
+
+
+def is_s3(uri: str) -> bool:
+    """Whether a folder or file, as Spark names it, is on S3."""
+    return uri.startswith(S3_SCHEME)
+
+
+def s3_configuration(environ: Mapping[str, str]) -> dict[str, str]:
+    """Spark's configuration for S3 from AWS_REGION and AWS_ENDPOINT_URL (or AWS_ENDPOINT_URL_S3, which wins).
+
+    Credentials need no configuration: Spark hands AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN of the
+    driver on, and without them Hadoop uses the machine's role. Hadoop's connector brings Amazon's whole SDK, half a
+    gigabyte, so S3_JARS are fetched only if something is on S3.
+
+    >>> s3_configuration({"AWS_REGION": "eu-west-1"})
+    {'spark.hadoop.fs.s3a.endpoint.region': 'eu-west-1'}
+    """
+    conf = {}
+    if region := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
+        conf["spark.hadoop.fs.s3a.endpoint.region"] = region
+    if endpoint := environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL"):
+        conf["spark.hadoop.fs.s3a.endpoint"] = endpoint
+        # A self-hosted server seldom has a host name for each bucket.
+        conf["spark.hadoop.fs.s3a.path.style.access"] = "true"
+        conf["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(endpoint.startswith("https")).lower()
+    return conf

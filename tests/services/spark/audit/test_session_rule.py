@@ -1,0 +1,114 @@
+"""The audit's own reference of Kafka's session rule."""
+
+from __future__ import annotations
+
+import itertools
+from time import process_time
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.services.spark.audit.session_rule import Assigned, assign, replay
+
+GAP_MS = 10
+LONG_SECONDS_MAX = 20  # of CPU; a second is usual, and what grows with the square takes half an hour
+
+
+def by_the_rule(records: list[tuple[int, int, int]]) -> list[Assigned]:
+    """The rule as it is written: each record looks at every session that there is."""
+    sessions: list[tuple[int, int, list[int]]] = []
+    late: list[int] = []
+    for offset, time, close in records:
+        found = [s for s in sessions if s[1] >= max(time - GAP_MS, close) and s[0] <= time + GAP_MS]
+        start, end = min([time, *(s[0] for s in found)]), max([time, *(s[1] for s in found)])
+        if end < close:
+            late.append(offset)
+            continue
+        sessions = [s for s in sessions if s not in found]
+        sessions.append((start, end, [offset, *(o for s in found for o in s[2])]))
+    placed: list[Assigned] = [(offset, s[0], s[1]) for s in sessions for offset in s[2]]
+    return sorted([*placed, *((offset, None, None) for offset in late)])
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(st.integers(0, 150), max_size=40), st.integers(0, 60))
+def test_every_record_is_where_the_rule_has_it(times: list[int], behind: int) -> None:
+    """Whatever the order, and however far time is ahead, records share sessions, start them and are late as it says."""
+    close = [highest - behind for highest in itertools.accumulate(times, max)]
+    records = list(zip(range(len(times)), times, close, strict=True))
+    assert assign(records, GAP_MS) == by_the_rule(records)
+
+
+@pytest.mark.parametrize("step", [1, -1, 7919])
+def test_a_long_session_takes_no_longer_a_record(step: int) -> None:
+    """A quarter of a million records of one session, in order, backwards and mixed, are placed in seconds."""
+    number = 250_000
+    times = [i * step % number * GAP_MS for i in range(number)]
+    begun = process_time()
+    placed = assign([(i, at, -(10**6)) for i, at in enumerate(times)], GAP_MS)
+    assert process_time() - begun < LONG_SECONDS_MAX
+    assert {(start, end) for _, start, end in placed} == {(0, (number - 1) * GAP_MS)}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=12))
+def test_without_closing_sessions_are_the_runs_of_sorted_times(times: list[int]) -> None:
+    """Where nothing closes, a session is a run of sorted times of which none is more than the gap from the next."""
+    ordered = sorted(times)
+    cuts = [0, *(i for i, (a, b) in enumerate(itertools.pairwise(ordered), 1) if b - a > GAP_MS), len(ordered)]
+    runs = {(ordered[a], ordered[b - 1]) for a, b in itertools.pairwise(cuts)}
+    placed = assign([(offset, time, -(10**6)) for offset, time in enumerate(times)], GAP_MS)
+    assert {(start, end) for _, start, end in placed} == runs
+    assert [offset for offset, _, _ in placed] == list(range(len(times)))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 80), min_size=1, max_size=15))
+def test_a_late_record_is_one_that_can_only_reach_closed_sessions(times: list[int]) -> None:
+    """A record above the close time is never late; a late one leaves the others as they are without it."""
+    close = [highest - GAP_MS for highest in itertools.accumulate(times, max)]
+    records = list(zip(range(len(times)), times, close, strict=True))
+    placed = assign(records, GAP_MS)
+    late = {offset for offset, start, _ in placed if start is None}
+    assert all(times[offset] < close[offset] for offset in late)
+    kept = [record for record in records if record[0] not in late]
+    assert assign(kept, GAP_MS) == [p for p in placed if p[0] not in late]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=25), st.integers(1, 30))
+def test_replay_gives_one_row_a_record(records: list[tuple[str, int]], rows: int) -> None:
+    """Keys and partitions stay apart, however records come in batches; what a batch has not closed comes later."""
+    names = ("partition", "key", "offset", "timestamp_ms", "close_ms")
+    highest = [at - GAP_MS for at in itertools.accumulate((at for _, at in records), max)]
+    given_rows = [
+        dict(zip(names, (p, key.encode(), i, at, highest[i]), strict=True))
+        for p in (0, 1)
+        for i, (key, at) in enumerate(records)
+    ]
+    given_rows.sort(key=lambda row: (row["partition"], row["key"], row["offset"]))
+    types = (pa.int32(), pa.binary(), pa.int64(), pa.int64(), pa.int64())
+    table = pa.Table.from_pylist(given_rows, pa.schema(list(zip(names, types, strict=True))))
+    found = list(replay(GAP_MS)(iter(table.to_batches(max_chunksize=rows))))
+    expected = []
+    for p in (0, 1):
+        for key in "abc":
+            own = [(i, at, highest[i]) for i, (name, at) in enumerate(records) if name == key]
+            expected += [(p, *placed) for placed in assign(own, GAP_MS)]
+    placed = [tuple(row.values()) for batch in found for row in batch.to_pylist()]
+    assert sorted(placed) == sorted(expected)
+    assert {batch.schema for batch in found} == {found[0].schema}
+
+
+def test_replay_forgets_what_is_closed() -> None:
+    """A record whose session the close time has passed comes with the batch in which that happened."""
+    schema = pa.schema(
+        [("partition", pa.int32()), ("key", pa.binary()), *((n, pa.int64()) for n in ("offset", "at", "close"))]
+    )
+    batches = [
+        pa.RecordBatch.from_pylist([dict(zip(schema.names, (0, b"k", *row), strict=True))], schema)
+        for row in ((0, 5, -5), (1, 6, -4), (2, 50, 40), (3, 41, 40))
+    ]
+    rows = [[tuple(row.values()) for row in batch.to_pylist()] for batch in replay(GAP_MS)(iter(batches))]
+    assert rows == [[], [], [(0, 0, 5, 6), (0, 1, 5, 6)], [], [(0, 2, 41, 50), (0, 3, 41, 50)]]

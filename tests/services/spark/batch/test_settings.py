@@ -1,0 +1,59 @@
+"""What `penstock batch` is told, and what it does not take."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.services.spark.batch.settings import BatchSettings
+from penstock.shared.common.errors import ConfigError
+
+NEEDED = ["--application=visits", "--lake=lake", "--topology=my:build"]
+FILES = [*NEEDED, "--files=history/*.parquet"]
+
+
+def load(*flags: str) -> BatchSettings:
+    return BatchSettings.load([*NEEDED, *flags], environ={})
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--until=2026-02-30"], "until: .*'2026-02-30' is no time"),
+        (["--every=often"], "every: .*'often' is no duration"),
+        (["--every=0s"], "every: .*'0s' is no time to wait"),
+        (["--processing-guarantee=at_least_once"], "processing_guarantee: .*at_least_once is not for it"),
+        (["--live-from=latest"], "live_from: only with files"),
+        (["--key-column=a", "--topic=t"], "key_column, topic: only with files"),
+        (["--files=f"], "files also need live_from"),
+        (["--files=f", "--live-from=2026-02-30"], "live_from: .*'2026-02-30' is no time"),
+        (["--files=f", "--live-from=latest", "--every=5m"], "every: not with files"),
+        (["--files=f", "--live-from=latest", "--until=7"], "until: not with files"),
+        (["--files=f", "--live-from=latest", "--format=delta"], "format"),
+        (["--kafka.security-protocol=SASL_SSL"], "kafka"),
+    ],
+)
+def test_what_does_not_fit_is_named(flags: list[str], said: str) -> None:
+    """Before Spark starts."""
+    with pytest.raises(ConfigError, match=said):
+        load(*flags)
+
+
+@pytest.mark.parametrize("place", ["earliest", "latest", "0:7", "0:7,1:9", "1357002000000", "2013-01-01T00:00:00Z"])
+def test_places_at_which_a_live_one_begins(place: str) -> None:
+    """Every form of a place is taken as a setting."""
+    assert load("--files=f", f"--live-from={place}").live_from == place
+
+
+def test_tasks_go_by_the_streams_settings() -> None:
+    """The application's, with what the command was told."""
+    settings = load("--transaction-timeout-ms=90000", "--max-future-ms=5", "--kafka-timeout-ms=7000")
+    streams = settings.streams()
+    assert (streams.application_id, streams.lake, streams.changelog_topic) == ("visits", "lake", "visits-changelog")
+    assert (streams.transaction_timeout_ms, streams.max_future_ms, streams.topic_wait_ms) == (90_000, 5, 7_000)
+
+
+def test_places_that_spark_needs() -> None:
+    """The lake's, and the files' as Hadoop calls them."""
+    settings = load("--files=s3://history/*.json", "--live-from=latest")
+    assert settings.spark_uris == (settings.tables, "s3a://history/*.json")
+    assert load().spark_uris == (settings.tables,)

@@ -1,0 +1,146 @@
+"""From where a compaction reads, and what it refuses before it reads anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.services.spark.compaction.compact import Compaction, bounded_ranges, spread, stores_of
+from penstock.services.spark.compaction.fold import PartitionResult
+from penstock.services.spark.compaction.settings import CompactSettings
+from penstock.services.spark.topic_offsets import TopicOffsets
+from penstock.shared.common.errors import ChangelogHole, SchemaMismatch
+from penstock.shared.streams.aggregations.aggregation import Count, Max
+from penstock.shared.streams.changelog.format import AggregationSchema, Progress, StoreSchema
+
+CLOSED, LATE = "closed/s", "late/s"
+
+
+def job() -> Compaction:
+    return Compaction(None, CompactSettings(application="app", lake="lake"), print)  # type: ignore[arg-type]
+
+
+def offsets(earliest: int, latest: int) -> TopicOffsets:
+    return TopicOffsets("log", "id-1", {0: earliest}, {0: latest})
+
+
+def row(covered: int, **appended: int) -> dict[str, Any]:
+    said = {name.replace("_", "/"): at for name, at in appended.items()}
+    return {"changelog_offset": covered, "epoch": covered, "progress": "{}", "appended": json.dumps(said)}
+
+
+def first(rows: list[dict[str, Any]], there: dict[str, int], held: TopicOffsets) -> Any:
+    return job()._start_of(0, rows, {name: {0: at} for name, at in there.items()}, held)
+
+
+def test_a_partition_is_read_from_where_the_tables_end() -> None:
+    """From the beginning where there are none; a table that has more than it should is no reason to read more."""
+    assert first([], {}, offsets(0, 9)) == (0, None)
+    newest = row(5, closed_s=3)
+    for held in (offsets(0, 9), offsets(5, 9), offsets(0, 5)):
+        assert first([newest], {CLOSED: 3}, held) == (5, newest)
+    assert first([newest], {CLOSED: 8}, offsets(5, 9)) == (5, newest)
+
+
+def test_a_table_that_lags_is_read_from_the_progress_row_before_its_position() -> None:
+    """Which knows the epoch in force there; or from the changelog's beginning."""
+    rows = [row(9, closed_s=8, late_s=2), row(5, closed_s=3), row(2)]
+    assert first(rows, {CLOSED: 8, LATE: 2}, offsets(0, 9)) == (9, rows[0])
+    assert first(rows, {CLOSED: 4, LATE: 2}, offsets(0, 9)) == (5, rows[1])
+    assert first(rows, {CLOSED: 3, LATE: 2}, offsets(0, 9)) == (2, rows[2])
+    assert first(rows, {LATE: 2}, offsets(0, 9)) == (0, None)
+    assert first(rows, {CLOSED: 8}, offsets(0, 9)) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "there", "held", "said"),
+    [
+        ([row(5)], {}, offsets(6, 9), "log-0: offsets 5 to 5 were deleted, .* go on at offset 5. Is this the lake"),
+        ([row(5)], {}, offsets(0, 4), "log-0: the log ends at 4, but the tables cover it up to 5"),
+        ([], {}, offsets(1, 4), "offsets 0 to 0 were deleted"),
+        ([row(9, closed_s=8), row(5)], {CLOSED: 6}, offsets(6, 9), "closed/s lacks rows from offset 7 on"),
+    ],
+)
+def test_a_hole_is_refused_by_its_offsets(rows: Any, there: dict[str, int], held: TopicOffsets, said: str) -> None:
+    """Offsets that are gone, a log that ends too early, and a table that lags too far are each named."""
+    with pytest.raises(ChangelogHole, match=said):
+        first(rows, there, held)
+
+
+def test_another_changelog_is_refused() -> None:
+    """A topic of that name with another id is not the one that the tables were made from."""
+    with pytest.raises(ChangelogHole, match="lake/app/closed/s was made from log with id id-0, but its id is id-1"):
+        job()._require_same_changelog(CLOSED, "id-0", offsets(0, 9))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50)), min_size=1, max_size=6), st.integers(1, 100))
+def test_a_run_is_bounded_and_leaves_nothing_it_has_room_for(ranges: list[tuple[int, int]], most: int) -> None:
+    """A run reads no more than it may, all of what is short, as much of one long partition as of the other."""
+    begins: Any = {p: (begin, None) for p, (begin, _) in enumerate(ranges)}
+    held = TopicOffsets("log", "id", dict.fromkeys(begins, 0), {p: a + n for p, (a, n) in enumerate(ranges)})
+    found = bounded_ranges(begins, {}, {}, held, most)
+    taken = [one.end - one.first for one in found]
+    assert all(one.first <= one.end <= one.latest == held.latest[one.partition] for one in found)
+    assert sum(taken) <= max(most, len(ranges))
+    cut = [one.end - one.first for one in found if one.end < one.latest]
+    if cut:
+        assert min(cut) >= 1
+        assert sum(taken) >= most
+        assert max(cut) - min(cut) <= 1
+        assert max(taken) <= max(cut) + 1
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(1, 5))
+def test_tasks_have_as_much_to_do_as_each_other(sizes: list[int], tasks: int) -> None:
+    """Everything is somebody's, and no task has more than another by more than its largest item."""
+    parts = spread(sizes, lambda size: size, tasks)
+    assert sorted(size for part in parts for size in part) == sorted(sizes)
+    totals = [sum(part) for part in parts]
+    assert max(totals) - min(totals) <= max(sizes, default=0)
+
+
+STORE = StoreSchema(
+    "s", "session", "string", 1, 1, "on_close", "in", None, None, None, (AggregationSchema.of("n", Count()),)
+)
+WIDER = msgspec.structs.replace(STORE, aggregations=(*STORE.aggregations, AggregationSchema.of("most", Max("delay"))))
+OTHER = AggregationSchema.of("n", Max("delay"))
+
+
+def known(*stores: StoreSchema) -> dict[str, Any]:
+    progress = Progress("app", "exactly_once", {}, 0, {}, {}, stores, 0)
+    return {"progress": msgspec.json.encode(progress).decode()}
+
+
+def moved(partition: int, *stores: StoreSchema) -> PartitionResult:
+    return PartitionResult(partition, 9, 1, 0, 0, 9, [], stores)
+
+
+def test_the_tables_have_what_the_widest_partition_has() -> None:
+    """What a run read of a partition counts, and not what its progress row said before."""
+    assert stores_of({}, []) == ()
+    assert stores_of({0: known(STORE)}, []) == (STORE,)
+    assert stores_of({0: known(STORE), 1: known(WIDER)}, [moved(0, STORE)]) == (WIDER,)
+    assert stores_of({0: known(STORE), 1: known(STORE)}, [moved(1, WIDER)]) == (WIDER,)
+    graces = msgspec.structs.replace(STORE, grace_ms=7)
+    assert stores_of({0: known(STORE)}, [moved(0, graces)]) == (graces,)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ((), "store"),
+        ((STORE, STORE), "store"),
+        ((msgspec.structs.replace(STORE, gap_ms=2),), "gap_ms was"),
+        ((msgspec.structs.replace(STORE, aggregations=(OTHER,)),), "the aggregations changed: "),
+    ],
+)
+def test_partitions_of_different_topologies_are_refused(other: tuple[StoreSchema, ...], said: str) -> None:
+    """Whichever of them is read in this run."""
+    for newest, run in (({0: known(WIDER)}, [moved(1, *other)]), ({1: known(*other)}, [moved(0, WIDER)])):
+        with pytest.raises(SchemaMismatch, match=said):
+            stores_of(newest, run)

@@ -1,0 +1,167 @@
+"""Commits to Delta tables on a disk: one version after the other, and of two at once one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.transaction import RemoveAction
+
+from penstock.services.spark.compaction import delta
+from penstock.services.spark.compaction.delta import CompactionConflict, DataFile, Files
+from penstock.services.spark.tables import STATE, state_schema
+from penstock.shared.common import lake
+from penstock.shared.common.errors import LakeUnavailable, SchemaMismatch
+
+SCHEMA = pa.schema({"partition": pa.int32(), "at": pa.int64(), "s": pa.struct({"n": pa.int64()})})
+
+
+def made(uri: str, schema: pa.Schema = SCHEMA, table: DeltaTable | None = None) -> DeltaTable:
+    return delta.ensure_table(table, uri, {}, schema, ["at"], is_partitioned=True)
+
+
+def file_of(uri: str, name: str, *at: int, partition: int = 1) -> DataFile:
+    rows = [{"partition": partition, "at": one, "s": {"n": one}} for one in at]
+    return Files(uri, {}, ["at"]).write(name, [pa.RecordBatch.from_pylist(rows, SCHEMA)], partition)
+
+
+def newest(uri: str) -> DeltaTable:
+    table = lake.open_table(uri)
+    assert table is not None
+    return table
+
+
+def test_a_commit_is_the_version_after(tmp_path: Path) -> None:
+    """Files are in the table from the commit on, with the bounds that readers prune by, and what the job said."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    one = file_of(uri, "one.parquet", 7, 3)
+    assert lake.rows(newest(uri), "SELECT * FROM t") == []
+    assert delta.commit(table, [one], [], {"kind": "compaction"}) == 1
+    assert {(row["at"], row["partition"]) for row in lake.rows(newest(uri), "SELECT * FROM t")} == {(3, 1), (7, 1)}
+    (action,) = pa.table(newest(uri).get_add_actions(flatten=True)).to_pylist()
+    bounds = (action["num_records"], action["min.at"], action["max.at"], action["partition.partition"])
+    assert bounds == (2, 3, 7, 1)
+    assert pq.ParquetFile(Path(uri) / one.path).schema_arrow.names == ["at", "s"]  # the folder says the partition
+    assert table.metadata().configuration["delta.dataSkippingStatsColumns"] == "at"
+    (last, *_) = delta.history(newest(uri), 5)
+    assert (last["version"], last["operation"], last["kind"]) == (1, "WRITE", "compaction")
+
+
+def test_files_are_taken_out_in_the_same_commit(tmp_path: Path) -> None:
+    """So a rewrite is seen whole, or not at all."""
+    uri = str(tmp_path / "t")
+    old = file_of(uri, "old.parquet", 1, 2)
+    delta.commit(made(uri), [old], [], {})
+    removed = RemoveAction(old.path, True, 0, old.size, {"partition": "1"})
+    delta.commit(newest(uri), [file_of(uri, "new.parquet", 2)], [removed], {})
+    assert [row["at"] for row in lake.rows(newest(uri), "SELECT * FROM t")] == [2]
+
+
+def test_whoever_commits_second_is_refused(tmp_path: Path) -> None:
+    """Also after an append of somebody else's, which Delta itself would let pass."""
+    uri = str(tmp_path / "t")
+    table, other = made(uri), newest(uri)
+    delta.commit(table, [file_of(uri, "one.parquet", 1)], [], {})
+    with pytest.raises(CompactionConflict, match="as version 1"):
+        delta.commit(other, [file_of(uri, "two.parquet", 2)], [], {})
+    late = newest(uri)
+    write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
+    with pytest.raises(CompactionConflict):
+        delta.commit(late, [file_of(uri, "three.parquet", 3)], [], {})
+    assert {row["at"] for row in lake.rows(newest(uri), "SELECT * FROM t")} == {1, 9}
+
+
+def test_a_table_is_made_once_and_widened(tmp_path: Path) -> None:
+    """Of two that make it one does; a column, or a field of a struct, that is new is added, and what is there stays."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    with pytest.raises(CompactionConflict, match="made"):
+        made(uri)
+    same = made(uri, table=table)
+    assert same.version() == 0
+    wider = pa.schema([*SCHEMA.remove(2), ("s", pa.struct({"n": pa.int64(), "m": pa.int64()})), ("t", pa.int64())])
+    delta.commit(table, [file_of(uri, "one.parquet", 4)], [], {})
+    wide = made(uri, wider, newest(uri))
+    assert (wide.version(), {field.name for field in wide.schema().fields}) == (2, {"partition", "at", "s", "t"})
+    (row,) = lake.rows(newest(uri), "SELECT * FROM t")
+    assert (row["at"], row["s"], row["t"]) == (4, {"n": 4, "m": None}, None)
+    with pytest.raises(CompactionConflict, match="changed"):
+        made(uri, pa.schema([*wider, ("u", pa.int64())]), _at(uri, 1))
+    more = pa.schema([*wider, ("u", pa.int64())])
+    assert {field.name for field in made(uri, more, wide).schema().fields} == {"partition", "at", "s", "t", "u"}
+
+
+def test_a_table_is_not_widened_beside_an_append(tmp_path: Path) -> None:
+    """Delta itself would let both pass; but the run was planned without what was appended."""
+    uri = str(tmp_path / "t")
+    table = made(uri)
+    write_deltalake(uri, pa.Table.from_pylist([{"partition": 1, "at": 9}], SCHEMA), mode="append")
+    with pytest.raises(CompactionConflict, match="changed"):
+        made(uri, pa.schema([*SCHEMA, ("t", pa.int64())]), table)
+
+
+def _at(uri: str, version: int) -> DeltaTable:
+    table = lake.open_table(uri, version=version)
+    assert table is not None
+    return table
+
+
+def test_progress_rows_by_partition_newest_first(tmp_path: Path) -> None:
+    """Of all that a table has; a table without the columns is refused."""
+    uri = str(tmp_path / STATE)
+    schema = state_schema(())
+    rows = [{"row": "progress", "partition": p, "changelog_offset": at} for p, at in ((0, 4), (1, 5), (0, 9))]
+    rows.append({"row": "window", "partition": 0, "changelog_offset": 99})
+    write_deltalake(uri, pa.Table.from_pylist(rows, schema), partition_by="partition")
+    found = delta.progress_rows(newest(uri))
+    assert {p: [row["changelog_offset"] for row in of] for p, of in found.items()} == {0: [9, 4], 1: [5]}
+    write_deltalake(str(tmp_path / "x"), pa.table({"row": ["progress"]}))
+    with pytest.raises(SchemaMismatch, match="has no column"):
+        delta.progress_rows(newest(str(tmp_path / "x")))
+
+
+def test_what_a_commit_says(tmp_path: Path) -> None:
+    """A commit of somebody else's says nothing, or something else."""
+    uri = str(tmp_path / "t")
+    assert delta.history(made(uri), 1)[0].get("kind") is None
+    for said in ('{"kind": "x"}', "[1]", "no JSON"):
+        path = tmp_path / "t" / "_delta_log" / f"{newest(uri).version() + 1:020}.json"
+        info = {"commitInfo": {"timestamp": 1, "operation": "WRITE", "userMetadata": said}}
+        path.write_text(json.dumps(info))
+    kinds = [commit.get("kind") for commit in delta.history(newest(uri), 3)]
+    assert kinds == [None, None, "x"]
+
+
+def test_folders_and_files_that_are_not_there(tmp_path: Path) -> None:
+    """No folder is no error; a file that is gone, or a folder that cannot be written, is named."""
+    assert delta.folders(str(tmp_path / "closed"), {}) == []
+    for name in ("b", "a"):
+        (tmp_path / "closed" / name).mkdir(parents=True)
+    (tmp_path / "closed" / "file").touch()
+    assert delta.folders(str(tmp_path / "closed"), {}) == ["a", "b"]
+    with pytest.raises(LakeUnavailable, match=r"gone\.parquet cannot be read"):
+        Files(str(tmp_path), {}, []).read("gone.parquet")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "x").touch()
+    rows: Any = pa.RecordBatch.from_pylist([{"a": 1}])
+    with pytest.raises(LakeUnavailable, match="cannot be written"):
+        Files(str(broken), {}, []).write("x/y.parquet", [rows])
+
+
+def test_bounds_of_a_file() -> None:
+    """To the millisecond, so that no row lies beyond them; of a column of nulls there are none."""
+    times = pa.array([1_234_000, None, 7_000], pa.timestamp("us", "UTC"))
+    table = pa.table({"at": times, "none": pa.array([None] * 3, pa.int64()), "other": [1, 2, 3]})
+    assert json.loads(delta.stats_of(table, ["at", "none", "absent"])) == {
+        "numRecords": 3,
+        "minValues": {"at": "1970-01-01T00:00:00.007Z"},
+        "maxValues": {"at": "1970-01-01T00:00:01.234Z"},
+        "nullCount": {"at": 1, "none": 3},
+    }

@@ -1,0 +1,451 @@
+"""What a task makes of a range of the changelog, without Spark; it is read from a broker of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from penstock.services.spark.compaction import fold
+from penstock.services.spark.compaction.fold import (
+    ChangelogRange,
+    FoldOptions,
+    PartitionFold,
+    fold_ranges,
+    read_range,
+    write_files,
+)
+from penstock.services.spark.tables import TIME_MS_MAX
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import CorruptRecord, KafkaTimeout, SchemaMismatch
+from penstock.shared.common.records import RecordColumns
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.streams.aggregations.aggregation import Count, Max
+from penstock.shared.streams.changelog import format as log
+from penstock.shared.streams.changelog.restore_io import changelog_consumer
+from penstock.shared.streams.dsl.builder import StreamsBuilder
+from penstock.shared.testing.fake_broker import FakeCluster
+
+TOPIC_ID = "id"
+TIMEOUT_S = 20  # for what is read from a broker in this process
+Entry = tuple[bytes | None, bytes]
+
+
+def schemas(**stores: Any) -> tuple[log.StoreSchema, ...]:
+    builder = StreamsBuilder()
+    grouped = builder.stream("source").group_by_key()
+    for name, aggregations in (stores or {"s": {"n": Count()}}).items():
+        grouped.session_window(100, 10).aggregate(name, **aggregations).on_close().to("out")
+    return builder.build().schemas()
+
+
+STORES = schemas()
+TWO_STORES = schemas(s={"n": Count()}, t={"n": Count()})
+CODEC = log.StateCodec(STORES[0].state_columns())
+
+
+def state(n: int) -> bytes:
+    return CODEC.pack([n])
+
+
+def live(key: bytes, start: int, end: int, n: int, commit: int = 0, epoch: int = 1, store: int = 0) -> Entry:
+    return key, log.encode_live(store, epoch, commit, start, end, state(n))
+
+
+def gone(key: bytes, start: int, commit: int = 0) -> Entry:
+    return key, log.encode_deleted(0, 1, commit, start)
+
+
+def final(key: bytes, start: int, end: int, n: int, commit: int = 0, store: int = 0) -> Entry:
+    return key, log.encode_final(store, 1, commit, start, end, end + 110, state(n))
+
+
+def late(key: bytes, at: int, missed: Sequence[int], n: int | None, offset: int = 5) -> Entry:
+    return key, log.encode_late(0, 1, 0, at, offset, missed, None if n is None else state(n))
+
+
+def takeover(epoch: int = 1) -> Entry:
+    return None, log.encode_takeover(epoch, log.Takeover("app", "i", 0))
+
+
+def progress(
+    commit: int = 0,
+    read: int = 1,
+    wall_ms: int = 0,
+    epoch: int = 1,
+    stores: tuple[log.StoreSchema, ...] = STORES,
+    grids_ms: Mapping[str, int] | None = None,
+) -> Entry:
+    said = log.Progress("app", "exactly_once", {"source": read}, 0, {"s": 0}, dict(grids_ms or {}), stores, wall_ms)
+    return None, log.encode_progress(epoch, commit, said)
+
+
+def options(folder: str = "unused", kafka: KafkaSettings | None = None, idle_ms_max: int = 1_000) -> FoldOptions:
+    return FoldOptions(kafka or KafkaSettings(), "log", TOPIC_ID, idle_ms_max, folder, {}, "job")
+
+
+def range_of(count: int, first: int = 0, newest: dict[str, Any] | None = None, **positions: int) -> ChangelogRange:
+    said = None if newest is None else newest["progress"]
+    at = {f"closed/{store}": offset for store, offset in positions.items()}
+    return ChangelogRange(3, first, count, count, 0 if newest is None else newest["epoch"], said, newest, at)
+
+
+def row_sets(tables: Mapping[str, Sequence[pa.RecordBatch]]) -> dict[str, list[dict[str, Any]]]:
+    """By table its rows."""
+    return {table: [row for batch in of for row in batch.to_pylist()] for table, of in tables.items()}
+
+
+def folded(entries: Sequence[Entry], of: ChangelogRange | None = None, at_once: int = 1_000) -> PartitionFold:
+    """What is made of entries that come so many at once."""
+    of = of or range_of(len(entries))
+    found = PartitionFold("log", of)
+    for first in range(0, len(entries), at_once):
+        own = entries[first : first + at_once]
+        offsets = np.arange(of.first + first, of.first + first + len(own))
+        found.feed(offsets, [key for key, _ in own], [value for _, value in own])
+    return found
+
+
+def windows_of(found: PartitionFold) -> list[dict[str, Any]]:
+    """The rows of windows in `state`."""
+    return [row for row in row_sets(found.rows(options()))["state"] if row["row"] == "window"]
+
+
+def progress_of(found: PartitionFold) -> dict[str, Any]:
+    """The progress row."""
+    (row,) = (row for row in row_sets(found.rows(options()))["state"] if row["row"] == "progress")
+    return row
+
+
+def test_each_operation_has_its_table() -> None:
+    """A live window and a tombstone go to `state`, a closed window to `closed`, a late record to `late`."""
+    entries = [takeover(), live(b"a", 10, 20, 2), final(b"b", 1, 5, 3), gone(b"c", 7), late(b"d", 4, [4], 1)]
+    found = folded([*entries, progress()])
+    rows = row_sets(found.rows(options()))
+    assert {table: len(of) for table, of in rows.items()} == {"state": 4, "closed/s": 1, "late/s": 1}
+    by_key = {row["key"]: row for row in rows["state"] if row["row"] == "window"}
+    told = {key: (row["start_ms"], row["end_ms"], row["live"], row["s"]) for key, row in by_key.items()}
+    assert told == {
+        b"a": (10, 20, True, {"n_n": 2}),
+        b"b": (1, None, False, None),
+        b"c": (7, None, False, None),
+    }
+    assert all(row["partition"] == 3 for of in rows.values() for row in of)
+    (closed,), (missed,) = rows["closed/s"], rows["late/s"]
+    assert (closed["key"], closed["n"], closed["changelog_offset"], closed["topic_id"]) == ("b", 3, 2, TOPIC_ID)
+    assert [round(closed[at].timestamp() * 1000) for at in ("window_start", "window_end", "closed_at")] == [1, 5, 115]
+    assert (missed["key"], missed["n"], missed["source_offset"]) == ("d", 1, 5)
+    assert [round(at.timestamp() * 1000) for at in missed["missed"]] == [4]
+    assert found.deleted == 2
+
+
+def test_a_late_record_without_state_or_source_has_nulls() -> None:
+    """One that an aggregation refused; and one of no source record. Those beside them keep their own."""
+    entries = [takeover(), late(b"a", 4, [4, 5], None), late(b"b", 6, [], 9, offset=-1)]
+    entries += [late(b"c", 7, [], 1, offset=0), progress()]
+    rows = row_sets(folded(entries).rows(options()))["late/s"]
+    assert [(row["key"], row["n"], row["state"], row["source_offset"]) for row in rows] == [
+        ("a", None, None, 5),
+        ("b", 9, {"n_n": 9}, None),
+        ("c", 1, {"n_n": 1}, 0),
+    ]
+    assert [len(row["missed"]) for row in rows] == [2, 0, 0]
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 100])
+def test_the_newest_change_of_a_window_counts(at_once: int) -> None:
+    """By key and start, over several commits; the same key at another start is another window."""
+    entries = [takeover(), live(b"a", 10, 20, 1), live(b"a", 50, 60, 7), progress()]
+    entries += [live(b"a", 10, 30, 2, 1), progress(1)]
+    entries += [gone(b"a", 10, 2), progress(2), live(b"a", 10, 25, 4, 3), progress(3)]
+    found = folded(entries, at_once=at_once)
+    told = [(row["start_ms"], row["end_ms"], row["s"]["n_n"], row["changelog_offset"]) for row in windows_of(found)]
+    assert sorted(told) == [(10, 25, 4, 8), (50, 60, 7, 2)]
+    assert found.deleted == 0
+    assert (found.covered_offset, found.result([]).stores) == (len(entries), STORES)
+
+
+def test_stores_are_told_apart() -> None:
+    """Windows of one key and start are different windows in two stores, and each store has a table of its own."""
+    entries = [takeover(), live(b"a", 1, 2, 5), live(b"a", 1, 2, 6, store=1), final(b"b", 1, 2, 7, store=1)]
+    found = folded([*entries, final(b"c", 1, 2, 8), progress(stores=TWO_STORES)])
+    assert [(row["store"], row["key"], row["live"]) for row in windows_of(found)] == [
+        ("s", b"a", True),
+        ("s", b"c", False),
+        ("t", b"a", True),
+        ("t", b"b", False),
+    ]
+    rows = row_sets(found.rows(options()))
+    assert {table: [row["key"] for row in rows[table]] for table in ("closed/s", "closed/t")} == {
+        "closed/s": ["c"],
+        "closed/t": ["b"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (TWO_STORES, "stores"),
+        ((msgspec.structs.replace(STORES[0], name="t"),), "name was 's', is now 't'"),
+        ((msgspec.structs.replace(STORES[0], key="bytes"),), "key was 'string', is now 'bytes'"),
+        ((msgspec.structs.replace(STORES[0], aggregations=()),), "the aggregations changed: n"),
+    ],
+)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_stores_stay_what_they_were(later: tuple[log.StoreSchema, ...], said: str, is_known: bool) -> None:
+    """From one commit to the next, and since the progress row with which a range begins."""
+    before, changed = [takeover(), progress()], [live(b"a", 1, 2, 5, 1), progress(1, stores=later)]
+    newest = {
+        "epoch": 1,
+        "progress": before[1][1][log.ENVELOPE.size :].decode(),
+        "changelog_offset": 2,
+        "appended": "{}",
+    }
+    with pytest.raises(SchemaMismatch, match=said):
+        folded(changed, range_of(4, 2, newest)) if is_known else folded([*before, *changed])
+
+
+def test_later_commits_may_have_further_aggregations() -> None:
+    """Windows of before lack them; the tables get the columns of the last commit."""
+    more = log.AggregationSchema.of("most", Max("delay"))
+    wider = (msgspec.structs.replace(STORES[0], aggregations=(*STORES[0].aggregations, more)),)
+    entries = [takeover(), live(b"a", 1, 2, 5), progress(), live(b"a", 1, 3, 6, 1), progress(1)]
+    found = folded([*entries, progress(2, stores=wider)])
+    assert [(row["store"], row["end_ms"]) for row in windows_of(found)] == [("s", 3)]
+    assert found.result([]).stores == wider
+
+
+def test_a_store_without_windows_closes_none() -> None:
+    """What its changelog calls final is a row that is gone, in `state` alone."""
+    joined = (msgspec.structs.replace(STORES[0], kind="join"),)
+    found = folded([takeover(), final(b"a", 1, 2, 5), progress(stores=joined)])
+    assert list(found.rows(options())) == ["state"]
+    assert [(row["key"], row["live"]) for row in windows_of(found)] == [(b"a", False)]
+
+
+def test_keys_are_text_or_bytes() -> None:
+    """As the store has them: what is no text has a column of its own name."""
+    of_bytes = (msgspec.structs.replace(STORES[0], key="bytes"),)
+    entries = [takeover(), final(b"\xff", 1, 2, 5), late(b"\xfe", 4, [4], 1), progress(stores=of_bytes)]
+    rows = row_sets(folded(entries).rows(options()))
+    assert [rows[table][0]["key_bytes"] for table in ("closed/s", "late/s")] == [b"\xff", b"\xfe"]
+    assert "key" not in rows["closed/s"][0]
+
+
+def test_what_no_commit_confirmed_is_not_there() -> None:
+    """Entries after the last progress record are the next run's, and those of an epoch that is over are nobody's."""
+    entries = [takeover(), live(b"a", 1, 1, 1), progress(), live(b"b", 1, 1, 1, 1)]
+    found = folded(entries)
+    rows = row_sets(found.rows(options()))["state"]
+    assert [row["key"] for row in rows if row["row"] == "window"] == [b"a"]
+    assert (found.covered_offset, found.commit is None) == (3, False)
+    old = folded([takeover(), live(b"a", 1, 1, 1), takeover(2), progress(0, epoch=1)])
+    assert (old.rows(options()), old.covered_offset, old.commit) == ({}, 0, None)
+    assert folded(entries[:2]).commit is None
+
+
+def test_a_progress_row_says_how_far_the_tables_are() -> None:
+    """The next offset, by table the last row, and how much came since the last rewrite."""
+    entries = [takeover(), final(b"a", 1, 2, 1), live(b"b", 1, 2, 1), final(b"c", 1, 2, 1), progress()]
+    (row,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
+    assert (row["changelog_offset"], row["previous_offset"], row["epoch"], row["topic_id"]) == (5, 0, 1, TOPIC_ID)
+    assert json.loads(row["appended"]) == {"closed/s": 3}
+    assert (row["rewritten_rows"], row["added_rows"], row["added_files"]) == (3, 0, 0)  # a first run needs no rewrite
+    more = [live(b"d", 1, 2, 1, 1), progress(1, 2)]
+    second = folded(more, range_of(7, 5, row, s=3))
+    (after,) = [r for r in row_sets(second.rows(options()))["state"] if r["row"] == "progress"]
+    assert (after["changelog_offset"], after["previous_offset"]) == (7, 5)
+    assert json.loads(after["appended"]) == {"closed/s": 3}
+    assert (after["rewritten_rows"], after["added_rows"], after["added_files"]) == (3, 1, 1)
+    third = progress_of(
+        folded([live(b"e", 1, 2, 1, 2), live(b"f", 1, 2, 1, 2), progress(2, 3)], range_of(10, 7, after))
+    )
+    assert (third["rewritten_rows"], third["added_rows"], third["added_files"]) == (3, 3, 2)
+
+
+def test_a_table_gets_only_what_it_has_not() -> None:
+    """A table that was put back is behind, one of a run that died is ahead: each goes on from its own position."""
+    entries = [takeover(), final(b"a", 1, 2, 1), final(b"b", 1, 2, 1), live(b"c", 1, 2, 1), progress()]
+    ahead = row_sets(folded(entries, range_of(5, s=1)).rows(options()))
+    assert [row["key"] for row in ahead["closed/s"]] == ["b"]
+    assert json.loads(progress_of(folded(entries, range_of(5, s=1)))["appended"]) == {"closed/s": 2}
+    (newest,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
+    behind = ChangelogRange(3, 0, 5, 5, 0, None, newest, {})
+    rows = row_sets(folded([*entries], behind).rows(options()))
+    assert len(rows["closed/s"]) == 2
+    assert [row["row"] for row in rows["state"]] == ["progress"]  # `state` has these changes already
+
+
+def test_commits_in_which_nothing_happened_write_nothing() -> None:
+    """Wall-clock punctuation alone does not; a source offset that moved does."""
+    entries = [takeover(), live(b"a", 1, 1, 1), progress()]
+    (row,) = [r for r in row_sets(folded(entries).rows(options()))["state"] if r["row"] == "progress"]
+    idle = folded([progress(1, 1, wall_ms=9)], range_of(4, 3, row))
+    assert (idle.rows(options()), idle.result([]).covered_offset) == ({}, 4)
+    scheduled = folded([progress(1, 1, wall_ms=9, grids_ms={"tick": 7})], range_of(4, 3, row))
+    assert scheduled.rows(options()) == {}
+    moved = folded([progress(1, 2, wall_ms=9)], range_of(4, 3, row))
+    assert list(moved.rows(options())) == ["state"]
+    taken = folded([takeover(2), progress(1, 1, epoch=2)], range_of(5, 3, row))
+    assert progress_of(taken)["epoch"] == 2  # or the next run would take an old owner's entries
+
+
+def test_an_idle_tail_is_covered_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore would read it for nothing."""
+    monkeypatch.setattr(fold, "IDLE_RECORDS_MAX", 2)
+    row = progress_of(folded([takeover(), live(b"a", 1, 1, 1), progress()]))
+    idle = [progress(1 + i) for i in range(3)]
+    assert folded(idle[:2], range_of(5, 3, row)).rows(options()) == {}
+    assert progress_of(folded(idle, range_of(6, 3, row)))["changelog_offset"] == 6
+
+
+def test_an_entry_that_cannot_be_read_is_named() -> None:
+    """With topic, partition and offset: one that is no entry, one whose state is none, a time that no table can say."""
+    with pytest.raises(CorruptRecord, match="log-3 at offset 1"):
+        folded([takeover(), (b"a", log.encode_live(0, 1, 0, 1, 1, b"")[:5])])
+    bad = folded([takeover(), live(b"a", 1, 1, 1), (b"b", log.encode_live(0, 1, 0, 1, 1, b"\1")), progress()])
+    with pytest.raises(CorruptRecord, match="log-3 at offset 2"):
+        bad.rows(options())
+    for start, end in ((0, 10**15), (0, TIME_MS_MAX + 1), (10**15, 0), (-1, 5)):
+        beyond = folded([takeover(), final(b"a", 0, 1, 1), final(b"b", start, end, 1), progress()])
+        with pytest.raises(CorruptRecord, match=f"log-3 at offset 2: a closed window from {start} to"):
+            beyond.rows(options())
+    last = folded([takeover(), final(b"a", 0, TIME_MS_MAX, 1), progress()])
+    (closed,) = row_sets(last.rows(options()))["closed/s"]
+    assert (closed["window_end"].year, closed["closed_at"]) == (9999, None)
+
+
+def test_files_are_ordered_by_time(tmp_path: Any) -> None:
+    """So that readers skip files; a file of `state` lies in its partition's folder."""
+    entries = [takeover(), *(final(b"k", start, start, 1) for start in (9, 3, 6)), live(b"a", 1, 1, 1), progress()]
+    rows = folded(entries).rows(options())
+    (closed,) = write_files(options(str(tmp_path)), "closed/s", rows["closed/s"], 3)
+    (of_state,) = write_files(options(str(tmp_path)), "state", rows["state"], 3)
+    assert (closed.path, closed.rows, closed.partition) == ("part-job-3-0.parquet", 3, None)
+    assert (of_state.path, of_state.rows, of_state.partition) == ("partition=3/part-job-3-0.parquet", 5, 3)
+    times = pa.parquet.read_table(tmp_path / "closed/s" / closed.path).column("window_start").to_pylist()
+    assert [round(at.timestamp() * 1000) for at in times] == [3, 6, 9]
+    assert list(write_files(options(str(tmp_path)), "late/s", [], 3)) == []
+    entries = [takeover(), *(late(b"k", at, [at], 1) for at in (9, 3, 6)), progress()]
+    (missed,) = write_files(options(str(tmp_path)), "late/s", folded(entries).rows(options())["late/s"], 3)
+    times = pa.parquet.read_table(tmp_path / "late/s" / missed.path).column("event_time").to_pylist()
+    assert [round(at.timestamp() * 1000) for at in times] == [3, 6, 9]
+
+
+def test_a_file_has_no_more_rows_than_it_may(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left comes in further files of other names."""
+    monkeypatch.setattr(fold, "FILE_ROWS", 2)
+    entries = [takeover(), *(final(b"k", start, start, 1) for start in range(5)), progress()]
+    files = list(write_files(options(str(tmp_path)), "closed/s", folded(entries).rows(options())["closed/s"], 3))
+    assert [(file.path, file.rows) for file in files] == [
+        (f"part-job-3-{i}.parquet", n) for i, n in enumerate((2, 2, 1))
+    ]
+
+
+# --- from a broker ---
+
+
+@asynccontextmanager
+async def broker(*partitions: Sequence[Entry]) -> AsyncIterator[KafkaSettings]:
+    """A changelog with these entries by partition."""
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Admin(kafka) as admin:
+            await admin.create_topics([NewTopic("log", len(partitions))])
+        async with Producer(kafka) as producer:
+            for partition, entries in enumerate(partitions):
+                keys, values = [key for key, _ in entries], [value for _, value in entries]
+                delivery = await producer.send_many(RecordColumns("log", keys, values, None, partition))
+                assert await delivery.first_error() is None
+        yield kafka
+
+
+async def read(kafka: KafkaSettings, end: int, latest: int, idle_ms_max: int = 10_000) -> PartitionFold:
+    """Partition 0 from its beginning."""
+    async with changelog_consumer(kafka) as consumer, asyncio.timeout(TIMEOUT_S):
+        of = ChangelogRange(0, 0, end, latest, 0, None, None, {})
+        return await read_range(consumer, options(kafka=kafka, idle_ms_max=idle_ms_max), of)
+
+
+async def test_a_range_is_read_on_until_a_commit_has_ended() -> None:
+    """One that ends within the first commit ends with that commit, and not with the partition."""
+    first = [takeover(), live(b"a", 1, 1, 1), live(b"b", 1, 1, 1), progress()]
+    async with broker([*first, live(b"c", 1, 1, 1, 1), progress(1), live(b"d", 1, 1, 1, 2), progress(2)]) as kafka:
+        within = await read(kafka, 2, 8)
+        assert (within.covered_offset, within.read_to) == (4, 4)
+        assert {row["key"] for row in windows_of(within)} == {b"a", b"b"}
+        whole = await read(kafka, 4, 8)
+        assert whole.covered_offset == 4
+        cut = await read(kafka, 2, 2)  # nothing more was there when the run began
+        assert (cut.covered_offset, cut.commit) == (0, None)
+
+
+async def test_records_that_count_for_nobody_are_read_past() -> None:
+    """A range of foreign records goes on to the next commit, or to where the partition ended when it was planned."""
+    foreign = [(None, b"{}")] * 20
+    async with broker([*foreign, takeover(), live(b"a", 1, 1, 1), progress(), *foreign]) as kafka:
+        found = await read(kafka, 5, 43)
+        assert (found.covered_offset, found.reader.foreign_records >= 20) == (23, True)
+        none = await read(kafka, 5, 20)
+        assert (none.commit, none.read_to, none.result([]).read_to) == (None, 20, 20)
+
+
+def test_a_range_moves_where_another_follows() -> None:
+    """Wall-clock punctuation alone moves nothing, but for what is read in several ranges, or again."""
+    first = [takeover(), live(b"a", 1, 1, 1), progress()]
+    newest = progress_of(folded(first))
+    idle = [progress(n, grids_ms={"w": n}) for n in range(1, 6)]
+    for latest, covered, moves in ((8, 3, False), (9, 3, True), (8, 9, True)):
+        of = range_of(8, 3, newest | {"changelog_offset": covered})._replace(latest=latest)
+        assert bool(folded(idle, of).rows(options())) is moves
+
+
+async def test_records_that_do_not_come_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A range that goes beyond what the broker hands out ends in an error that says where reading stands."""
+    monkeypatch.setattr(fold, "POLL_MS", 1)
+    async with broker([takeover(), live(b"a", 1, 1, 1), progress()]) as kafka:
+        with pytest.raises(KafkaTimeout, match="log-0: reading stands at 3 of 9 for 300 ms"):
+            await read(kafka, 9, 9, 300)
+
+
+def test_what_is_too_much_to_sort_at_once_comes_in_several_files(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ordered by time; no row is left out, whatever the size of a batch."""
+    batches = [
+        pa.RecordBatch.from_pylist([{"window_start": start, "n": n} for start in (n + 5, n)]) for n in range(0, 50, 10)
+    ]
+    size = batches[0].nbytes
+    for most, rows in ((1, [2] * 5), (2 * size, [4, 4, 2]), (100 * size, [10])):
+        monkeypatch.setattr(fold, "SORT_BYTES", most)
+        files = list(write_files(options(str(tmp_path)), "closed/s", batches, 0))
+        assert [file.rows for file in files] == rows
+        starts = [pa.parquet.read_table(tmp_path / "closed/s" / file.path)["window_start"] for file in files]
+        assert all(own.to_pylist() == sorted(own.to_pylist()) for own in starts)
+        assert sorted(start for own in starts for start in own.to_pylist()) == list(range(0, 50, 5))
+
+
+async def test_a_tasks_partitions_share_the_files_of_closed(tmp_path: Any) -> None:
+    """Files of `state` are of one partition; those of `closed` have the rows of all, and the first one's name."""
+    entries = [takeover(), live(b"a", 1, 1, 1), final(b"b", 1, 2, 1), progress()]
+    async with broker(entries, [], [*entries, takeover(2)]) as kafka:
+        ranges = [ChangelogRange(p, 0, n, n, 0, None, None, {}) for p, n in ((2, 5), (0, 4))]
+        found = await fold_ranges(options(str(tmp_path), kafka, 10_000), ranges)
+    assert [(one.partition, one.covered_offset, one.deleted) for one in found.partitions] == [(2, 4, 1), (0, 4, 1)]
+    assert [[file.path for file in one.files] for one in found.partitions] == [
+        ["partition=2/part-job-2-0.parquet"],
+        ["partition=0/part-job-0-0.parquet"],
+    ]
+    (closed,) = found.files["closed/s"]
+    assert (closed.path, closed.rows) == ("part-job-2-0.parquet", 2)
+    rows = pa.parquet.read_table(tmp_path / "closed/s" / closed.path)
+    assert sorted(rows.column("partition").to_pylist()) == [0, 2]

@@ -1,0 +1,88 @@
+"""Failures of Spark and Delta in words of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from penstock.services.spark.errors import SparkFailed, causes, last_cause, translated
+from penstock.shared.common.errors import ChangelogHole, ConfigError, CorruptRecord, KafkaTimeout, PenstockError
+
+
+@dataclass
+class Throwable:
+    """A Java exception as Py4J shows it."""
+
+    text: str
+    cause: Throwable | None = None
+
+    def toString(self) -> str:  # noqa: N802 - Java's name
+        return self.text
+
+    def getCause(self) -> Throwable | None:  # noqa: N802 - Java's name
+        return self.cause
+
+
+class Raised(Exception):
+    """What Py4J raises for it."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__("an error occurred while calling o1.get\n: and all of Java's stack")
+        self.java_exception = None
+        for text in reversed(texts):
+            self.java_exception = Throwable(text, self.java_exception)
+
+
+def test_a_jvm_that_is_gone_is_said() -> None:
+    """Whoever killed it: what Py4J says of a broken connection says nothing to anybody."""
+    for error in (
+        Py4JNetworkError("Answer from Java side is empty"),
+        ConnectionRefusedError(111, "Connection refused"),
+    ):
+        assert "Spark's JVM is gone" in str(translated(error))
+
+
+def test_a_task_that_failed_says_why() -> None:
+    """The last cause, and not in which task of which stage; Python's own says more than the head of its traceback."""
+    aborted = "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times"
+    assert str(translated(Raised(aborted, "java.lang.RuntimeException: x is not a Parquet file"))) == (
+        "x is not a Parquet file"
+    )
+    assert "Job aborted" in str(translated(Raised(aborted, "a.b.PythonException: Traceback (most recent call last):")))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            "Traceback …\npenstock.shared.common.errors.CorruptRecord: log-3 at offset 7: 9 bytes",
+            CorruptRecord,
+            "log-3 at offset 7: 9 bytes",
+        ),
+        ("…\npenstock.shared.common.errors.KafkaTimeout: log-3: reading", KafkaTimeout, "log-3: reading"),
+        ("Some data may have been lost because they are not available", ChangelogHole, "went missing"),
+        ("java.lang.ArithmeticException: long overflow\n at x", SparkFailed, "a record's timestamp is beyond"),
+        ("\n  java.lang.OutOfMemoryError: heap\n at x", SparkFailed, "java.lang.OutOfMemoryError: heap"),
+        ('No FileSystem for scheme "gs"', ConfigError, 'lake: No FileSystem for scheme "gs": a folder and s3:// need'),
+        (
+            "java.io.IOException: Mkdirs failed to create file:/x",
+            SparkFailed,
+            "the lake, or Spark's scratch folder, can",
+        ),
+    ],
+)
+def test_each_failure_says_what_is_true(text: str, kind: type[PenstockError], said: str) -> None:
+    """A failure is known by its text wherever it stands in it, and stack traces are left out."""
+    error = translated(RuntimeError(text))
+    assert type(error) is kind
+    assert str(error).startswith(said) or said in str(error)
+    assert "\n" not in str(error)
+
+
+def test_the_last_cause_that_says_anything() -> None:
+    """A cause that is a mere class says nothing; an error without any is its own."""
+    assert last_cause(Raised("a.b.C: why\n at x", "a.b.D")) == "why"
+    assert last_cause(Raised("a.b.D")) == "a.b.D"
+    assert causes(RuntimeError("\n one\ntwo")) == ["one"]

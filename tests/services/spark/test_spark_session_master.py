@@ -1,0 +1,34 @@
+"""A standalone master that is not there is told at once."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from penstock.services.spark.errors import SparkFailed
+from penstock.services.spark.settings import SparkSettings
+from penstock.services.spark.spark_session import connection_failure, master_addresses, spark_session
+
+
+def test_only_a_standalone_master_has_addresses() -> None:
+    """Some may stand in for each other; those of a cluster's manager are its own matter."""
+    assert master_addresses("spark://a:7077,b.c:1") == [("a", 7077), ("b.c", 1)]
+    assert [master_addresses(master) for master in ("local[*]", "yarn", "k8s://https://host:443")] == [[], [], []]
+    assert connection_failure("yarn") is None
+
+
+def test_one_that_answers_is_enough() -> None:
+    """A master whose stand-in is the active one is reached; where none is, each says why."""
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.create_server(("127.0.0.1", 0)) as gone:
+        ports = [server.getsockname()[1] for server in (there, gone)]
+        gone.close()
+        assert connection_failure(f"spark://127.0.0.1:{ports[1]},127.0.0.1:{ports[0]}") is None
+        master = f"spark://127.0.0.1:{ports[1]},127.0.0.1:{ports[1]}"
+    refused = f"127.0.0.1:{ports[1]}: Connection refused"
+    assert connection_failure(master) == f"{refused}; {refused}"
+    assert "a..b:7077: " in (connection_failure("spark://a..b:7077") or "")
+    assert "a:99999: " in (connection_failure("spark://a:99999") or "")
+    expected = rf"{master} did not start \(spark\.master\): no master answers: {refused}"
+    with pytest.raises(SparkFailed, match=expected), spark_session(SparkSettings(master=master), "test"):
+        raise AssertionError("there is no Spark")

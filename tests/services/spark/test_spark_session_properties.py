@@ -1,0 +1,34 @@
+"""What Spark is started with, out of sight."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from penstock.services.spark.spark_session import SUBMIT_ARGS, java_properties, properties_file
+
+
+def test_what_java_would_take_for_something_else_is_escaped() -> None:
+    """Names end at the first sign that ends a name; values are one line."""
+    assert java_properties({"a:b=c": "1\n2"}) == "a\\:b\\=c=1\\n2\n"
+    assert java_properties({"a": "\U0001f600"}) == "a=\\ud83d\\ude00\n"
+
+
+def test_only_the_owner_reads_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher is told where it is, before what it was told already."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    for before, after in ((None, "pyspark-shell"), ("--verbose pyspark-shell", "--verbose pyspark-shell")):
+        monkeypatch.delenv(SUBMIT_ARGS, raising=False) if before is None else monkeypatch.setenv(SUBMIT_ARGS, before)
+        with properties_file({"spark.hadoop.fs.s3a.secret.key": "hunter2"}, str(folder)):
+            told = shlex.split(os.environ[SUBMIT_ARGS])
+            file = Path(told[told.index("--properties-file") + 1])
+            assert " ".join(told).endswith(after)
+            assert (file.stat().st_mode & 0o777, file.read_text()) == (
+                0o600,
+                "spark.hadoop.fs.s3a.secret.key=hunter2\n",
+            )
+        assert os.environ.get(SUBMIT_ARGS) == before
