@@ -33,13 +33,13 @@ from penstock.api.problem import json_response
 from penstock.shared.common import metrics
 from penstock.shared.connect.errors import ConnectorNotFound
 from penstock.shared.connect.herder.connector_offsets import rows_of
-from penstock.shared.connect.herder.distributed_requests import DistributedRequests
+from penstock.shared.connect.herder.distributed import DistributedHerder
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.properties import text_map
 from penstock.shared.connect.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import RestartRequest
 
-Herder = DistributedRequests | StandaloneHerder
+Herder = DistributedHerder | StandaloneHerder
 
 EXPANSIONS = ("info", "status")
 
