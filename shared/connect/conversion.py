@@ -15,10 +15,9 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord
 from penstock.shared.connect.converter import Converter, HeaderConverter
-from penstock.shared.connect.error_handling import Failure, RetryWithToleranceOperator, Stage
+from penstock.shared.connect.error_handling import Failure, Interrupted, RetryWaits, RetryWithToleranceOperator, Stage
 from penstock.shared.connect.errors import DataError, MoreNeeded
 from penstock.shared.connect.record import Header, SinkRecord, SourceRecord
-from penstock.shared.connect.retry_waits import Interrupted, RetryWaits
 from penstock.shared.connect.transformation_chain import TransformationChain, TransformationStage
 
 log = get_logger(__name__)

@@ -2,14 +2,20 @@
 
 A dead letter is the record as it was read, key, value and headers, with its timestamp; with
 `errors.deadletterqueue.context.headers.enable` ten headers follow that say what happened. Values are UTF-8 text.
+
+`RawRecords` keeps the records of a sink task as they were read until their offsets are committed.
 """
 
 from __future__ import annotations
 
 import traceback
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from penstock.shared.common.records import ConsumerRecord, ProducerRecord
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
 from penstock.shared.connect.error_handling import Failure
 from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
 from penstock.shared.connect.plugins import class_name
@@ -17,6 +23,9 @@ from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.states import ConnectorTaskId
 
 PREFIX = "__connect.errors."
+KEPT_BYTES_MAX = 64 << 20
+"""Bytes of keys and values kept beside the batch in delivery. The oldest go first; the dead letter of a record that is
+gone is converted from its `SinkRecord`."""
 TRACE_BYTES_MAX = 32_768
 """A longer trace is cut: a dead letter must stay writable where its record was."""
 KAFKA_ERRORS: tuple[tuple[type[Exception], str], ...] = (
@@ -87,3 +96,67 @@ def log_fields(
 def _text(value: str) -> bytes:
     data = value.encode(errors="backslashreplace")
     return data if len(data) <= TRACE_BYTES_MAX else data[:TRACE_BYTES_MAX].decode(errors="ignore").encode()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    columns: Columns
+    poll: int
+    bytes: int
+
+    @property
+    def last(self) -> int:
+        return self.columns.offsets.item(-1)
+
+
+class RawRecords:
+    """The records that one sink task has read and not yet committed, in columns, up to a limit of bytes.
+
+    A sink may find an errant record as late as `flush`, and its `SinkRecord` may have gone through transforms. The dead
+    letter is made of the record as it was read.
+    """
+
+    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._bytes_max, self._bytes, self._polls = bytes_max, 0, 0
+        self._kept: dict[TopicPartition, deque[_Kept]] = {}
+
+    def __repr__(self) -> str:
+        return f"<RawRecords of {len(self._kept)} partitions, {self._bytes} bytes>"
+
+    def add(self, polled: Mapping[TopicPartition, Columns]) -> None:
+        """What one poll gave, to be delivered now; earlier ones go where there are too many."""
+        self._polls += 1
+        for tp, columns in polled.items():
+            own, first = self._kept.setdefault(tp, deque()), columns.offsets.item(0)
+            while own and own[-1].last >= first:  # read again
+                self._bytes -= own.pop().bytes
+            size = sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))
+            own.append(_Kept(columns, self._polls, size))
+            self._bytes += size
+        while self._bytes > self._bytes_max:
+            oldest = min((own for own in self._kept.values() if own), key=lambda own: own[0].poll)
+            if oldest[0].poll == self._polls:
+                return
+            self._bytes -= oldest.popleft().bytes
+
+    def find(self, topic: str, partition: int, offset: int) -> ConsumerRecord | None:
+        """A record as it was read; None where it is not kept."""
+        own = self._kept.get(TopicPartition(topic, partition), deque())
+        at = bisect_left(own, offset, key=lambda kept: kept.last)
+        if at == len(own):
+            return None
+        columns = own[at].columns
+        index = int(columns.offsets.searchsorted(offset))
+        return columns.record(index) if columns.offsets.item(index) == offset else None
+
+    def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """These are the group's offsets: what lies before them is not reported any more."""
+        for tp, at in offsets.items():
+            own = self._kept.get(tp, deque())
+            while own and own[0].last < at.offset:
+                self._bytes -= own.popleft().bytes
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """These are another's."""
+        for tp in partitions:
+            self._bytes -= sum(kept.bytes for kept in self._kept.pop(tp, ()))

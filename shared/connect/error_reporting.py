@@ -16,10 +16,9 @@ from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord
 from penstock.shared.connect.conversion import Conversion
-from penstock.shared.connect.dead_letters import dead_letter, log_fields
+from penstock.shared.connect.dead_letters import RawRecords, dead_letter, log_fields
 from penstock.shared.connect.error_handling import ErrorSettings, Failure, RetryWithToleranceOperator, Stage
 from penstock.shared.connect.errors import ConnectError, ToleranceExceeded
-from penstock.shared.connect.raw_records import RawRecords
 from penstock.shared.connect.record import SinkRecord, SourceRecord
 from penstock.shared.connect.states import ConnectorTaskId
 from penstock.shared.connect.task_metrics import TaskMetrics

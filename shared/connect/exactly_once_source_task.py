@@ -12,11 +12,11 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.connect.abstract_source_task import AbstractWorkerSourceTask, SourceParts
 from penstock.shared.connect.errors import ConnectError, said_of
 from penstock.shared.connect.offset_store import OffsetBackingStore
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.source_offsets import encoded
-from penstock.shared.connect.source_shell import SourceParts, SourceTaskShell
 from penstock.shared.connect.states import ConnectorTaskId
 from penstock.shared.connect.status_listener import StatusListener
 from penstock.shared.connect.submitted_records import Key, PartitionOffset, key_of
@@ -31,7 +31,7 @@ def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
     return f"{group_id}-{id.connector}-{id.task}"
 
 
-class ExactlyOnceSourceTask(SourceTaskShell):
+class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
     """Exactly-once."""
 
     def __init__(

@@ -15,23 +15,22 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.consumer import Consumer
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.connect.abstract_source_task import SourceParts, WorkerSourceTaskContext
 from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
 from penstock.shared.connect.client_settings import consumer_settings, kafka_settings, producer_settings
 from penstock.shared.connect.config_provider import ConfigTransformer
 from penstock.shared.connect.connector import Connector, SinkConnector, task_class
 from penstock.shared.connect.connector_config import sink_config, source_config
 from penstock.shared.connect.conversion import Conversion
-from penstock.shared.connect.error_handling import ErrorSettings, RetryWithToleranceOperator
+from penstock.shared.connect.error_handling import ErrorSettings, RetryWaits, RetryWithToleranceOperator
 from penstock.shared.connect.error_reporting import ErrorReporters, WorkerErrantRecordReporter
 from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.exactly_once_source_task import ExactlyOnceSourceTask, transactional_id
 from penstock.shared.connect.offset_store import OffsetBackingStore
 from penstock.shared.connect.override_policy import check_overrides
 from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.retry_waits import RetryWaits
-from penstock.shared.connect.sink_core import SinkCore
+from penstock.shared.connect.sink_task_state import SinkTaskState
 from penstock.shared.connect.source_offsets import StoredOffsetReader
-from penstock.shared.connect.source_shell import SourceParts, WorkerSourceTaskContext
 from penstock.shared.connect.states import ConnectorTaskId
 from penstock.shared.connect.status_listener import StatusListener
 from penstock.shared.connect.task import SinkTask, SourceTask
@@ -158,14 +157,14 @@ class _Build:
 
     def sink(self, task: SinkTask) -> WorkerSinkTask:
         consumer = self._consumer()
-        core = SinkCore(
+        sink_state = SinkTaskState(
             self._config["offset.flush.interval.ms"],
             self._config["offset.flush.timeout.ms"],
             self._clock.monotonic_ms(),
         )
         conversion = self._conversion()
         made = WorkerSinkTask(
-            self._id, self._listener, task, self._props, self._topics(), consumer, conversion, core,
+            self._id, self._listener, task, self._props, self._topics(), consumer, conversion, sink_state,
             self._reporters, self._metrics, self._clock,
         )  # fmt: skip
         made.context = WorkerSinkTaskContext(made, self._props, self._factory._files, consumer)

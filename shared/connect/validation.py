@@ -18,9 +18,9 @@ from penstock.shared.connect.config_types import as_text, invalid
 from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
 from penstock.shared.connect.connector_config import check_sink_topics, sink_config, source_config
 from penstock.shared.connect.errors import ConfigError
-from penstock.shared.connect.hiding import hidden, without_passwords
 from penstock.shared.connect.override_policy import refused_overrides
 from penstock.shared.connect.plugins import KINDS, Plugins
+from penstock.shared.connect.redaction import hidden, without_passwords
 from penstock.shared.connect.version import CONNECT_VERSION
 from penstock.shared.connect.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, WORKER_ONLY, with_prefix
 

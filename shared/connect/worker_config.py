@@ -10,7 +10,7 @@ from penstock.shared.connect.allowed_files import FILES_ALLOWED, are_allowed_fil
 from penstock.shared.connect.client_settings import kafka_settings
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance, Type, at_least, one_of
 from penstock.shared.connect.config_types import ClassResolver
-from penstock.shared.connect.hiding import hidden
+from penstock.shared.connect.redaction import hidden
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 

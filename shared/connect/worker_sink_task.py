@@ -1,9 +1,12 @@
 """A sink task as the worker runs it: Kafka to `put`, `pre_commit` to the group's offsets.
 
-`SinkCore` decides, this awaits. The group rebalances inside polls. A poll is cancelled for a commit or a pause, and a
-listener's call then goes on beside the loop: so loop and listener take turns by a lock, which the loop never holds
-while it polls. While a conversion waits for long, the loop polls with its partitions paused, so that the group goes on;
-what was polled of a partition that has been away meanwhile is left out, and read again from its committed offset.
+`SinkTaskState` decides; this class does the I/O. The group rebalances inside polls. A poll is cancelled for a commit or
+a pause, and a call of the rebalance listener then continues beside the loop. A lock therefore separates the loop and
+the listener; the loop never holds it while it polls.
+
+While a conversion waits for long, the loop polls with its partitions paused, so that the worker stays in the group. If
+a partition was revoked and assigned again meanwhile, its polled records are dropped and read again from the committed
+offset.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.conversion import Conversion
+from penstock.shared.connect.dead_letters import RawRecords
+from penstock.shared.connect.error_handling import Interrupted
 from penstock.shared.connect.error_reporting import ErrorReporters
 from penstock.shared.connect.errors import ConnectError, RetriableError
-from penstock.shared.connect.raw_records import RawRecords
 from penstock.shared.connect.record import SinkRecord
-from penstock.shared.connect.retry_waits import Interrupted
-from penstock.shared.connect.sink_core import Partitions, SinkCore
+from penstock.shared.connect.sink_task_state import Partitions, SinkTaskState
 from penstock.shared.connect.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.status_listener import StatusListener
 from penstock.shared.connect.task import ErrantRecordReporter, SinkTask
@@ -54,13 +57,13 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         topics: Sequence[str] | re.Pattern[str],
         consumer: Consumer,
         conversion: Conversion,
-        core: SinkCore,
+        sink_state: SinkTaskState,
         reporters: ErrorReporters,
         metrics: TaskMetrics,
         clock: Clock,
     ) -> None:
         super().__init__(id, listener, metrics, clock)
-        self.task, self.core = task, core
+        self.task, self.sink_state = task, sink_state
         self._props, self._topics = dict(props), topics
         self._consumer, self._conversion, self._reporters = consumer, conversion, reporters
         self._turn = asyncio.Lock()
@@ -89,20 +92,20 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         now_ms = self._clock.monotonic_ms()
         async with self._turn:
             self._follow_target()
-            if self.core.commit_is_due(now_ms):
+            if self.sink_state.commit_is_due(now_ms):
                 await self._commit(now_ms)
-            if self.core.commit_expired(now_ms):
+            if self.sink_state.commit_expired(now_ms):
                 self.metrics.add("offset_commit_failure_total")
-                log.warning("commit of offsets timed out", task=str(self.id), failures=self.core.commit_failures)
+                log.warning("commit of offsets timed out", task=str(self.id), failures=self.sink_state.commit_failures)
             self._rewind()
-            timeout_ms = self.core.poll_timeout_ms(now_ms)
+            timeout_ms = self.sink_state.poll_timeout_ms(now_ms)
         polled = await self._poll(timeout_ms)
         if polled is None:
             return
         taken, assigned = polled
         converted = await self._convert_beside_polls(taken)
         async with self._turn:
-            ours = {tp: columns for tp, columns in taken.items() if self.core.is_still_ours(tp, assigned)}
+            ours = {tp: columns for tp, columns in taken.items() if self.sink_state.is_still_ours(tp, assigned)}
             if converted is None:
                 for tp, columns in ours.items():
                     self._consumer.seek(tp, int(columns.offsets[0]))
@@ -122,19 +125,19 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             return
         self._changed.clear()
         if self.should_pause:
-            self._consumer.pause(*self.core.assigned)
+            self._consumer.pause(*self.sink_state.assigned)
             if self.state is not State.PAUSED:
                 self.moved(Event.PAUSED)
-            self.core.commit_requested = True
+            self.sink_state.commit_requested = True
         else:
-            if not self.core.paused_for_redelivery:
-                self._consumer.resume(*self.core.resumable())
+            if not self.sink_state.paused_for_redelivery:
+                self._consumer.resume(*self.sink_state.resumable())
             if self.state is State.PAUSED:
                 self.moved(Event.RUNNING)
 
     async def _take(self, timeout_ms: int) -> tuple[Polled, int]:
         """Records, with the count of assignments that they were taken under."""
-        return await self._consumer.poll(timeout_ms), self.core.assignments
+        return await self._consumer.poll(timeout_ms), self.sink_state.assignments
 
     async def _poll(self, timeout_ms: int) -> tuple[Polled, int] | None:
         """Records; empty after the timeout, or when a commit is due; None where the target state has changed."""
@@ -149,11 +152,11 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await asyncio.wait((poll, changed, answered), return_when=asyncio.FIRST_COMPLETED)
             if not poll.done() and not changed.done():
                 # The poll was to last for as long as the answer might: the next commit may be due before.
-                due_ms = self.core.next_commit_in_ms(self._clock.monotonic_ms())
+                due_ms = self.sink_state.next_commit_in_ms(self._clock.monotonic_ms())
                 await asyncio.wait((poll, changed), timeout=due_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():
                 return poll.result()
-            return None if changed.done() else ({}, self.core.assignments)
+            return None if changed.done() else ({}, self.sink_state.assignments)
         finally:
             for one in (poll, changed, answered):
                 if not one.done():
@@ -179,8 +182,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                     poll.result()
             async with self._turn:
                 self._is_converting = False
-                if not (self.should_pause or self.core.paused_for_redelivery):
-                    self._consumer.resume(*self.core.resumable())
+                if not (self.should_pause or self.sink_state.paused_for_redelivery):
+                    self._consumer.resume(*self.sink_state.resumable())
             return converting.result()
         finally:
             self._is_converting = False
@@ -201,39 +204,39 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         if self.context.errant_record_reporter is not None:
             self.raw.add(polled)
         count = sum(map(len, polled.values()))
-        self.core.received({tp: int(columns.offsets[-1]) + 1 for tp, columns in polled.items()})
+        self.sink_state.received({tp: int(columns.offsets[-1]) + 1 for tp, columns in polled.items()})
         self.metrics.add("sink_record_read_total", count)
         self.metrics.sized("batch_size", count)
         for topic in {tp.topic for tp in polled}:
             self._listener.on_topic_used(self.id, topic)
-        self.core.batch = batch
+        self.sink_state.batch = batch
         self.metrics.active(len(batch))
-        self.metrics.set("sink_record_lag_max", self.core.lag_max())
+        self.metrics.set("sink_record_lag_max", self.sink_state.lag_max())
 
     async def _deliver(self) -> None:
-        batch, started_ms = self.core.batch, self._clock.monotonic_ms()
+        batch, started_ms = self.sink_state.batch, self._clock.monotonic_ms()
         try:
             await self._call(self.task.put(list(batch)))
         except RetriableError as e:
             log.warning("put will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
-            self._consumer.pause(*self.core.delivery_failed())
+            self._consumer.pause(*self.sink_state.delivery_failed())
             return
         if batch:
             self.metrics.timed("put_batch", self._clock.monotonic_ms() - started_ms)
             self.metrics.add("sink_record_send_total", len(batch))
             self.metrics.active(0)
             self.metrics.set("sink_record_lag_max", 0)
-        if (resumed := self.core.delivered()) and not self.should_pause:
+        if (resumed := self.sink_state.delivered()) and not self.should_pause:
             self._consumer.resume(*resumed)
 
     def _rewind(self) -> None:
-        for tp, offset in self.core.take_rewinds().items():
+        for tp, offset in self.sink_state.take_rewinds().items():
             self._consumer.seek(tp, offset)
 
     async def _commit(self, now_ms: int) -> None:
         """Begin a commit beside the loop."""
         await self._reporters.flush()
-        begun = self.core.begin_commit(now_ms)
+        begun = self.sink_state.begin_commit(now_ms)
         if begun is None:
             return
         seqno, wanted = begun
@@ -244,12 +247,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             log.error(
                 "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
             )
-            for tp, offset in self.core.pre_commit_failed().items():
+            for tp, offset in self.sink_state.pre_commit_failed().items():
                 self._consumer.seek(tp, offset)
             self._committed(seqno, e, None)
             return
         await self._reporters.flush()  # of what was reported in it
-        offsets = self.core.committable(provided or {})
+        offsets = self.sink_state.committable(provided or {})
         if not offsets:
             self._committed(seqno, None, None)
             return
@@ -258,10 +261,10 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
     def _committed(
         self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> None:
-        took_ms = self.core.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
-        if not self.core.committing:  # and not a late answer to one before
+        took_ms = self.sink_state.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
+        if not self.sink_state.committing:  # and not a late answer to one before
             self._commit_answered.set()
-        self.metrics.set("offset_commit_seq_no", self.core.commit_seqno)
+        self.metrics.set("offset_commit_seq_no", self.sink_state.commit_seqno)
         if took_ms is None:
             self.metrics.add("offset_commit_skip_total")
         elif error is not None:
@@ -277,9 +280,9 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         """Take new partitions up where the group's offsets are, and have the task open them."""
         async with self._turn:
             positions = {tp: await self._consumer.position(tp) for tp in sorted(partitions)}
-            paused = self.core.opened(positions)
-            self.metrics.set("partition_count", len(self.core.assigned))
-            self._consumer.pause(*(self.core.assigned if self.holds_all else paused))
+            paused = self.sink_state.opened(positions)
+            self.metrics.set("partition_count", len(self.sink_state.assigned))
+            self._consumer.pause(*(self.sink_state.assigned if self.holds_all else paused))
             if partitions:
                 await self._call(self.task.open(frozenset(partitions)))
                 self._rewind()
@@ -295,7 +298,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await self._close_partitions(partitions, lost=True)
 
     async def _close_partitions(self, partitions: Partitions, *, lost: bool) -> None:
-        partitions = frozenset(partitions) & frozenset(self.core.assigned)
+        partitions = frozenset(partitions) & frozenset(self.sink_state.assigned)
         if not partitions or self.cancelled:
             return
         try:
@@ -305,13 +308,13 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             try:
                 await self._call(self.task.close(partitions))
             finally:
-                self.core.closed(partitions)
+                self.sink_state.closed(partitions)
                 self.raw.forget(partitions)
-                self.metrics.set("partition_count", len(self.core.assigned))
+                self.metrics.set("partition_count", len(self.sink_state.assigned))
 
     async def _last_commit(self, partitions: Partitions) -> None:
         """Commit before partitions are given away; a task that cannot flush has them read again by the next owner."""
-        begun = self.core.begin_commit(self._clock.monotonic_ms(), partitions)
+        begun = self.sink_state.begin_commit(self._clock.monotonic_ms(), partitions)
         if begun is None:
             return
         seqno, wanted = begun
@@ -320,7 +323,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await self._reporters.flush()
             provided = await self._call(self.task.pre_commit(dict(wanted)))
             await self._reporters.flush()  # of what was reported in it
-            if offsets := self.core.committable(provided or {}):
+            if offsets := self.sink_state.committable(provided or {}):
                 await self._consumer.commit(offsets)
         except Exception as e:  # of the connector, or the commit: what is not committed is read again
             self._committed(seqno, e, None)
@@ -343,37 +346,37 @@ class WorkerSinkTaskContext:
     """What a sink task may ask, as `SinkTaskContext` says."""
 
     def __init__(self, task: WorkerSinkTask, props: Mapping[str, str], files: AllowedFiles, consumer: Consumer) -> None:
-        self._task, self._core, self._consumer = task, task.core, consumer
+        self._task, self._state, self._consumer = task, task.sink_state, consumer
         self.files = files
         self.configs = dict(props)
         self.errant_record_reporter: ErrantRecordReporter | None = None
 
     def assignment(self) -> frozenset[TopicPartition]:
-        return frozenset(self._core.assigned)
+        return frozenset(self._state.assigned)
 
     def offset(self, tp: TopicPartition, offset: int) -> None:
         if offset < 0:
             raise ValueError(f"{tp}: cannot read on from offset {offset}")
-        self._core.rewinds[tp] = offset
+        self._state.rewinds[tp] = offset
 
     def pause(self, *partitions: TopicPartition) -> None:
         self._check_assigned(partitions)
-        self._core.paused_by_task.update(partitions)
+        self._state.paused_by_task.update(partitions)
         if not self._task.should_pause:
             self._consumer.pause(*partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
         self._check_assigned(partitions)
-        self._core.paused_by_task.difference_update(partitions)
-        if not self._task.holds_all and not self._core.paused_for_redelivery:
+        self._state.paused_by_task.difference_update(partitions)
+        if not self._task.holds_all and not self._state.paused_for_redelivery:
             self._consumer.resume(*partitions)
 
     def timeout(self, timeout_ms: int) -> None:
-        self._core.retry_timeout_ms = timeout_ms
+        self._state.retry_timeout_ms = timeout_ms
 
     def request_commit(self) -> None:
-        self._core.commit_requested = True
+        self._state.commit_requested = True
 
     def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        if foreign := [str(tp) for tp in partitions if tp not in self._core.assigned]:
+        if foreign := [str(tp) for tp in partitions if tp not in self._state.assigned]:
             raise ConnectError(f"partitions that are not this task's: {', '.join(foreign)}")

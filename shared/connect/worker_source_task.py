@@ -13,10 +13,10 @@ from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.connect.abstract_source_task import AbstractWorkerSourceTask, SourceParts
 from penstock.shared.connect.offset_store import OffsetBackingStore
 from penstock.shared.connect.record import SourceRecord
 from penstock.shared.connect.source_offsets import encoded
-from penstock.shared.connect.source_shell import SourceParts, SourceTaskShell
 from penstock.shared.connect.states import ConnectorTaskId
 from penstock.shared.connect.status_listener import StatusListener
 from penstock.shared.connect.submitted_records import Committable, SubmittedRecord, SubmittedRecords
@@ -25,7 +25,7 @@ from penstock.shared.connect.task_metrics import TaskMetrics
 log = get_logger(__name__)
 
 
-class WorkerSourceTask(SourceTaskShell):
+class WorkerSourceTask(AbstractWorkerSourceTask):
     """At-least-once."""
 
     def __init__(

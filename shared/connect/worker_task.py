@@ -15,8 +15,8 @@ from typing import TypeVar
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.config_provider import Mask, unmasked
+from penstock.shared.connect.error_handling import RetryWaits
 from penstock.shared.connect.errors import said_of, trace_of
-from penstock.shared.connect.retry_waits import RetryWaits
 from penstock.shared.connect.states import ConnectorTaskId, Event, State, TargetState, after
 from penstock.shared.connect.status_listener import StatusListener
 from penstock.shared.connect.task_metrics import TaskMetrics

@@ -16,8 +16,9 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError, IllegalState
 from penstock.shared.common.log import get_logger
+from penstock.shared.connect import redaction
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of
-from penstock.shared.connect.herder import secrets, views
+from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
 from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
 from penstock.shared.connect.herder.errors import AlreadyExists, BadRequest, Forbidden, RequestTimedOut, StaleConfig
@@ -137,20 +138,20 @@ class BaseHerder(ABC):
     def shown_config(self, name: str) -> dict[str, str]:
         """A connector's config as REST shows it, secrets hidden; ConnectorNotFound."""
         config = self.connector_config(name)
-        return secrets.shown(config, self._plugin_of(config))
+        return redaction.redacted(config, self._plugin_of(config))
 
     def _plugin_of(self, config: Config) -> type | None:
         return self.plugins.any_kind(config.get("connector.class", ""))
 
     def _kept(self, name: str, config: Config) -> dict[str, str]:
         """A config that was sent, with the secrets that are kept where it says that they were hidden."""
-        return secrets.kept(config, self.snapshot().configs.get(name, {}), self._plugin_of(config))
+        return redaction.restored(config, self.snapshot().configs.get(name, {}), self._plugin_of(config))
 
     def task_infos(self, name: str) -> list[Json]:
         """See `views.task_infos`; secrets are hidden."""
         plugin = self._plugin_of(self.connector_config(name))
         return [
-            {**info, "config": secrets.shown(info["config"], plugin)}
+            {**info, "config": redaction.redacted(info["config"], plugin)}
             for info in views.task_infos(self.snapshot(), name)
         ]
 

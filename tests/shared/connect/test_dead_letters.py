@@ -14,9 +14,8 @@ from penstock.shared.common.errors import DataError, RetriableError
 from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.json import JsonConverter
-from penstock.shared.connect.dead_letters import TRACE_BYTES_MAX, dead_letter, error_name, log_fields
+from penstock.shared.connect.dead_letters import TRACE_BYTES_MAX, RawRecords, dead_letter, error_name, log_fields
 from penstock.shared.connect.error_handling import Failure, Stage
-from penstock.shared.connect.raw_records import RawRecords
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.states import ConnectorTaskId
 from penstock.shared.connect.task import Offsets

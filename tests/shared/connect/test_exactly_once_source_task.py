@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.connect import source_shell
+from penstock.shared.connect import abstract_source_task
 from penstock.shared.connect.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.worker_task import TaskSpec
 from penstock.shared.testing.fake_broker import Api, Fail
@@ -146,7 +146,7 @@ async def test_a_topic_that_stays_missing_fails_the_task_and_its_transaction() -
 
 async def test_a_topic_that_is_deleted_during_a_commit_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit waits for a record that the producer still has; the reason is the topic, and nothing is written."""
-    monkeypatch.setattr(source_shell, "CLOSE_TIMEOUT_MS", 100)
+    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)
     async with running(**ENABLED, topic_wait_timeout_ms="300") as run:
         run.cluster.create_topic("short")
         id = await started(run, producer_override_max_block_ms="1000")

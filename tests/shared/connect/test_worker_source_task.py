@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.shared.connect import RetriableError, source_shell
+from penstock.shared.connect import RetriableError, abstract_source_task
 from penstock.shared.connect.states import TargetState
 from penstock.shared.testing.fake_broker import Api, Close, Fail, Request
 from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
@@ -215,7 +215,9 @@ async def test_a_topic_that_stays_missing_fails_the_task() -> None:
 
 async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that the task has written to may go missing as well."""
-    monkeypatch.setattr(source_shell, "CLOSE_TIMEOUT_MS", 100)  # the first record after the deletion is never sent
+    monkeypatch.setattr(
+        abstract_source_task, "CLOSE_TIMEOUT_MS", 100
+    )  # the first record after the deletion is never sent
     async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
         run.cluster.create_topic("short")
         id = await started(run, producer_override_metadata_max_age_ms="100")
@@ -233,7 +235,7 @@ async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.Monkey
 
 async def test_a_deleted_topic_fails_a_task_that_polls_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The record that the producer still has is enough, though `poll` only waits; its offset is not stored."""
-    monkeypatch.setattr(source_shell, "CLOSE_TIMEOUT_MS", 100)  # what the producer has is never sent
+    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)  # what the producer has is never sent
     async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
         run.cluster.create_topic("short")
         id = await started(run)
@@ -251,7 +253,7 @@ async def test_a_deleted_topic_fails_a_task_that_polls_nothing_more(monkeypatch:
 
 async def test_a_slow_broker_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that waits longer than `topic.wait.timeout.ms` for a topic that exists goes out when it can."""
-    monkeypatch.setattr(source_shell, "TOPIC_LOOKUP_AGAIN_MS", 100)
+    monkeypatch.setattr(abstract_source_task, "TOPIC_LOOKUP_AGAIN_MS", 100)
     lookups: list[Request] = []
 
     def noted(request: Request) -> None:

@@ -23,11 +23,10 @@ from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ProducerRecord, RecordMetadata
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.conversion import Conversion
-from penstock.shared.connect.error_handling import Failure, Stage
+from penstock.shared.connect.error_handling import Failure, Interrupted, Stage
 from penstock.shared.connect.error_reporting import ErrorReporters
 from penstock.shared.connect.errors import ConnectError, RetriableError, said_of
 from penstock.shared.connect.record import SourceRecord
-from penstock.shared.connect.retry_waits import Interrupted
 from penstock.shared.connect.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.status_listener import StatusListener
 from penstock.shared.connect.task import OffsetStorageReader, SourceTask, TransactionContext
@@ -93,7 +92,7 @@ class SourceParts:
     """How topics are created; None: the worker does not create them."""
 
 
-class SourceTaskShell(WorkerTask):
+class AbstractWorkerSourceTask(WorkerTask):
     """The loop of a source task."""
 
     def __init__(

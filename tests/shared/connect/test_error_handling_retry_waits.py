@@ -13,8 +13,8 @@ from penstock.shared.clients.producer import Producer
 from penstock.shared.common.records import TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.converters.plain import StringConverter
+from penstock.shared.connect.error_handling import SAY_MS, Interrupted, RetryWaits
 from penstock.shared.connect.errors import RetriableError
-from penstock.shared.connect.retry_waits import SAY_MS, Interrupted, RetryWaits
 from penstock.shared.connect.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.worker_task import TaskSpec
 from tests.shared.connect.harness import (

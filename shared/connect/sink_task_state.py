@@ -1,25 +1,25 @@
-"""What a sink task decides: when to commit and what, what to redeliver, what to pause, where to read on.
+"""The state of a sink task, and its decisions: when to commit, redeliver, pause and seek.
 
 Offsets go one way: a batch's offsets are *pending* while it is being delivered, *current* once `put` has returned,
 *committed* once the commit has succeeded; only what the task's `pre_commit` gives is committed, and never more than is
 current. A commit has a sequence number, and an answer to any but the newest says nothing.
 
->>> core = SinkCore(offset_flush_interval_ms=60_000, offset_flush_timeout_ms=5_000, now_ms=0)
+>>> state = SinkTaskState(offset_flush_interval_ms=60_000, offset_flush_timeout_ms=5_000, now_ms=0)
 >>> tp = TopicPartition("t", 0)
->>> core.opened({tp: 0})
+>>> state.opened({tp: 0})
 frozenset()
->>> core.received({tp: 3})
->>> core.delivered()
+>>> state.received({tp: 3})
+>>> state.delivered()
 frozenset()
->>> core.commit_is_due(59_999), core.commit_is_due(60_000)
+>>> state.commit_is_due(59_999), state.commit_is_due(60_000)
 (False, True)
->>> core.begin_commit(60_000)
+>>> state.begin_commit(60_000)
 (1, {TopicPartition(topic='t', partition=0): OffsetAndMetadata(offset=3, metadata='')})
->>> core.committable({tp: OffsetAndMetadata(2)})  # the task has flushed two of three
+>>> state.committable({tp: OffsetAndMetadata(2)})  # the task has flushed two of three
 {TopicPartition(topic='t', partition=0): OffsetAndMetadata(offset=2, metadata='')}
->>> core.commit_completed(1, None, {tp: OffsetAndMetadata(2)}, 60_010)
+>>> state.commit_completed(1, None, {tp: OffsetAndMetadata(2)}, 60_010)
 10
->>> core.committing, core.last_committed[tp].offset
+>>> state.committing, state.last_committed[tp].offset
 (False, 2)
 """
 
@@ -42,7 +42,7 @@ COMMIT_BACKOFF_MAX_MS = 10_000
 """How much longer than the interval the next commit waits at most, after commits that got no answer in time."""
 
 
-class SinkCore:
+class SinkTaskState:
     """One sink task's state; times are monotonic ms."""
 
     def __init__(self, offset_flush_interval_ms: int, offset_flush_timeout_ms: int, now_ms: int) -> None:
@@ -69,7 +69,7 @@ class SinkCore:
 
     def __repr__(self) -> str:
         doing = ["redelivering"] * self.paused_for_redelivery + ["committing"] * self.committing
-        return f"<SinkCore {len(self.assigned)} partitions, {len(self.batch)} records {' '.join(doing)}>"
+        return f"<SinkTaskState {len(self.assigned)} partitions, {len(self.batch)} records {' '.join(doing)}>"
 
     # Commits
 
