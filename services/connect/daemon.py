@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from penstock.api.connect import create_connect_app
-from penstock.api.connect_starting import StartingApp
+from penstock.api.connect import StartingApp, create_connect_app
 from penstock.api.server import HttpServer
 from penstock.services.connect.settings import CommandLine, advertised, guarded, is_open, listener, misspelled
 from penstock.shared.clients.admin import Admin

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.api.connect_starting import StartingApp
+from penstock.api.connect import StartingApp
 from penstock.services.connect.property_files import read_properties
 from penstock.services.connect.settings import (
     advertised,

@@ -215,9 +215,8 @@ async def test_a_topic_that_stays_missing_fails_the_task() -> None:
 
 async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that the task has written to may go missing as well."""
-    monkeypatch.setattr(
-        abstract_source_task, "CLOSE_TIMEOUT_MS", 100
-    )  # the first record after the deletion is never sent
+    # The first record after the deletion is never sent.
+    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)
     async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
         run.cluster.create_topic("short")
         id = await started(run, producer_override_metadata_max_age_ms="100")
