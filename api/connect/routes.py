@@ -1,11 +1,10 @@
-"""Kafka Connect's REST over a herder: the app, and the routes of connectors.
+"""Kafka Connect's REST API over a herder: the app and all its routes.
 
-Statuses and bodies are Kafka Connect's, so that its clients work unchanged: errors are `{"error_code", "message"}`
-everywhere, and a trailing slash is as good as none. A body is JSON, also where no content type says so; those that a
-browser lets any page send (text/plain, forms) are 415. A malformed body is answered 400 with what is wrong, where Kafka
-Connect says 500.
+Statuses and bodies are Kafka Connect's, so its clients work unchanged. Errors are `{"error_code", "message"}`
+everywhere. A trailing slash is ignored. A body is JSON, also without a content type. The types that a browser lets any
+page send (text/plain, forms) get 415. A malformed body gets 400 with the reason, where Kafka Connect answers 500.
 
-What only another worker can do is asked of that one and its answer handed on (`connect_forwarding`).
+A request that only another worker can answer is forwarded to it (`connect_forwarding`).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.api.connect.body import (
     config_of,
@@ -26,20 +26,21 @@ from penstock.api.connect.body import (
     patch_of,
     task_number,
 )
-from penstock.api.connect.errors import install
+from penstock.api.connect.errors import error_response, install
 from penstock.api.connect.forwarding import Forwarding
-from penstock.api.connect.plugins import admin_routes, plugin_routes
 from penstock.api.http.problem import json_response
 from penstock.shared.common import metrics
-from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
 from penstock.shared.connect.herder.connector_offsets import rows_of
-from penstock.shared.connect.herder.distributed_requests import DistributedRequests
+from penstock.shared.connect.herder.distributed import DistributedHerder
+from penstock.shared.connect.herder.loggers import level_number
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.properties import text_map
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import RestartRequest
 
-Herder = DistributedRequests | StandaloneHerder
+Herder = DistributedHerder | StandaloneHerder
 
 EXPANSIONS = ("info", "status")
 
@@ -56,8 +57,8 @@ def create_connect_app(
     app.include_router(_state_routes(herder))
     app.include_router(_offset_routes(herder))
     app.include_router(_task_routes(herder))
-    app.include_router(plugin_routes(herder))
-    app.include_router(admin_routes(herder))
+    app.include_router(_plugin_routes(herder))
+    app.include_router(_admin_routes(herder))
     if registry is not None:
 
         @app.get("/metrics", include_in_schema=False)
@@ -65,6 +66,28 @@ def create_connect_app(
             return Response(metrics.render(registry), media_type=metrics.CONTENT_TYPE)
 
     return app
+
+
+class StartingApp:
+    """Answers REST requests until the worker has a herder: `app` is then set.
+
+    The worker binds its address first, so that an address in use is reported at once.
+    """
+
+    def __init__(self) -> None:
+        self.app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.app is not None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            starting = {"status": "starting", "message": "Worker is still starting up."}
+            answer = (
+                json_response(starting, 503)
+                if scope["path"].rstrip("/") == "/health"
+                else error_response(503, "The worker is still starting up")
+            )
+            await answer(scope, receive, send)
 
 
 def _root_routes(herder: Herder) -> APIRouter:
@@ -232,5 +255,59 @@ def _task_routes(herder: Herder) -> APIRouter:
     async def restart_task(request: Request) -> Response:
         await herder.restart_task(ConnectorTaskId(name_of(request), task_number(request)))
         return Response(status_code=204)
+
+    return router
+
+
+def _plugin_routes(herder: Herder) -> APIRouter:
+    """What is installed, and what may be set."""
+    router = APIRouter(prefix="/connector-plugins", tags=["plugins"])
+
+    @router.get("", summary="The connectors that are installed; with `connectorsOnly=false` every plugin")
+    async def plugins(request: Request) -> Response:
+        return json_response(herder.plugin_list(connectors_only=flag(request, "connectorsOnly", default=True)))
+
+    @router.get("/{name}/config", summary="A plugin's settings")
+    async def plugin_config(request: Request) -> Response:
+        return json_response(herder.plugin_config(name_of(request)))
+
+    @router.put("/{name}/config/validate", summary="What is wrong with a connector's config")
+    async def validate(request: Request) -> Response:
+        config = text_map(await json_body(request), "config")
+        try:
+            return json_response(await herder.validate(config, name_of(request)))
+        except ConfigError as e:  # Kafka Connect answers so for a class that there is not
+            return json_response({"error_code": 500, "message": str(e)}, 500)
+
+    return router
+
+
+def _admin_routes(herder: Herder) -> APIRouter:
+    """Loggers' levels, of this worker or with `scope=cluster` of all."""
+    router = APIRouter(prefix="/admin/loggers", tags=["admin"])
+
+    @router.get("", summary="Loggers with a level of their own")
+    async def levels() -> Response:
+        return json_response(herder.loggers.levels())
+
+    @router.get("/{name}", summary="One logger's level")
+    async def level(request: Request) -> Response:
+        return json_response(herder.loggers.level(name_of(request)))
+
+    @router.put("/{name}", summary="Set a level for a logger and all below it")
+    async def set_level(request: Request) -> Response:
+        body = await json_body(request)
+        wanted = body.get("level") if isinstance(body, dict) else None
+        if not isinstance(wanted, str):
+            raise BadRequest("Desired 'level' parameter was not specified in request.")
+        try:
+            level_number(wanted)
+        except ConfigError as e:
+            raise ConnectorNotFound(str(e)) from None  # 404, as Kafka Connect has it
+        scope = request.query_params.get("scope", "worker").lower()
+        if scope == "cluster":
+            await herder.set_cluster_level(name_of(request), wanted)
+            return Response(status_code=204)
+        return json_response(herder.loggers.set_level(name_of(request), wanted))
 
     return router

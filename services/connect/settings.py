@@ -10,22 +10,24 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from penstock.api.connect.starting import StartingApp
 from penstock.api.http.auth import Guard
 from penstock.api.settings import Credential, is_loopback, require_auth
 from penstock.services.connect.property_files import read_properties
 from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.setting_names import nearest
 from penstock.shared.common.settings import HttpSettings, LogSettings
-from penstock.shared.connect.client_settings import unknown_properties
 from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.client_settings import unknown_properties
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
+
+if TYPE_CHECKING:
+    from penstock.api.connect.routes import StartingApp
 
 Mode = Literal["standalone", "distributed"]
 

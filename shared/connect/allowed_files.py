@@ -19,7 +19,7 @@ from urllib.request import url2pathname
 
 from penstock.shared.connect.config_types import invalid
 from penstock.shared.connect.errors import ConfigError
-from penstock.shared.connect.hiding import without_passwords
+from penstock.shared.connect.redaction import without_passwords
 
 FILES_ALLOWED = "connect.files.allowed"
 NOT_PLAIN = "a URL has no '..', '::', '#', backslash or control characters"

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.connect.hiding import secrets_in
 from penstock.shared.connect.properties import parse_properties
+from penstock.shared.connect.redaction import VARIABLE, secrets_in
 
-VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
 MASKED_LENGTH_MIN = 4
 """Shorter values are not looked for in texts about other settings: they are parts of words."""
 FILE_BYTES_MAX = 1 << 20

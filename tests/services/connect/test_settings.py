@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.api.connect.starting import StartingApp
+from penstock.api.connect.routes import StartingApp
 from penstock.services.connect.property_files import read_properties
 from penstock.services.connect.settings import (
     advertised,

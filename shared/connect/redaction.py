@@ -1,0 +1,137 @@
+"""Redaction: a config, a log line or an error shows `[hidden]` for each secret.
+
+A setting is secret by its type, or by its name if the connector does not define it. A URL is shown without its
+password. A variable such as `${env:TOKEN}` is not a secret.
+
+A client that reads a config over REST, changes it and writes it back sends `[hidden]` for each secret. The stored value
+stays in force.
+
+>>> hidden("connection.password", "s3cret"), hidden("tasks.max", "1")
+('[hidden]', '1')
+>>> without_passwords("postgresql://ann:s3cret@db/shop?sslmode=require&sslpassword=s3cret")
+'postgresql://ann:[hidden]@db/shop?sslmode=require&sslpassword=[hidden]'
+>>> config = {"connection.password": "s3cret", "x.token": "${env:TOKEN}", "topics": "t"}
+>>> redacted(config, None)
+{'connection.password': '[hidden]', 'x.token': '${env:TOKEN}', 'topics': 't'}
+>>> restored({**redacted(config, None), "topics": "u"}, config, None)["connection.password"]
+'s3cret'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, cast
+
+from penstock.shared.connect.config_types import HIDDEN, Password, Type
+from penstock.shared.connect.errors import BadRequest
+
+SECRET_WORDS = (
+    *("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info"),
+    *("ssl.keystore.key", "http.headers", "authorization"),
+)
+"""A property whose name has one of these is never shown with its value."""
+VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
+"""A variable of a config: `${provider:[path:]key}`."""
+VARIABLE_BEGINS = "${"
+USER_INFO = re.compile(r"(?<=://)([^\s:/?#@]*):([^\s/?#]+)@")
+PARAMETER = re.compile(
+    r"([?&;][\w.\-]*(?:password|passwd|pwd|secret|token|credential|signature|api[._\-]?key|access[._\-]?key)[\w.\-]*=)"
+    r"([^&;#\s]+)",
+    re.IGNORECASE,
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting is secret, of which nothing but its name is known."""
+    return any(word in name.lower() for word in SECRET_WORDS)
+
+
+def hidden(name: str, value: Any) -> Any:
+    """A property's value as it may be logged."""
+    if isinstance(value, Password) or is_secret_name(name):
+        return HIDDEN if value is not None else None
+    return without_passwords(value) if isinstance(value, str) else value
+
+
+def without_passwords(text: str) -> str:
+    """The text without what its URLs give as passwords; a variable's name is none.
+
+    >>> without_passwords("jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}")
+    'jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}'
+    """
+    if "://" not in text:
+        return text
+    return PARAMETER.sub(_without, USER_INFO.sub(lambda found: f"{_user(found)}@", text))
+
+
+def secrets_in(name: str, value: str) -> dict[str, str]:
+    """What is not to stand in any text, each with what is shown for it: the value, or the passwords of its URLs."""
+    if not value or (shown := hidden(name, value)) == value:
+        return {}
+    if shown == HIDDEN:
+        return {value: shown, repr(value)[1:-1]: shown}
+    return {value: shown, **{password: HIDDEN for password in passwords_in(value) if VARIABLE_BEGINS not in password}}
+
+
+def passwords_in(text: str) -> list[str]:
+    """What a text's URLs have where a password belongs.
+
+    >>> passwords_in("http://ann:[hidden]@api/items?api_key=k3y&page=1")
+    ['[hidden]', 'k3y']
+    """
+    return [found[2] for pattern in (USER_INFO, PARAMETER) for found in pattern.finditer(text)] if "://" in text else []
+
+
+def _user(found: re.Match[str]) -> str:
+    return f"{found[1]}:{found[2] if VARIABLE_BEGINS in found[2] else HIDDEN}"
+
+
+def _without(found: re.Match[str]) -> str:
+    return found[0] if VARIABLE_BEGINS in found[2] else f"{found[1]}{HIDDEN}"
+
+
+PLUGINS_MAX = 1_000
+"""Plugins whose secret settings are remembered."""
+
+
+@lru_cache(PLUGINS_MAX)
+def _types(plugin: type) -> dict[str, Type]:
+    return {key.name: key.type for key in cast(Any, plugin).config()}
+
+
+def is_secret(name: str, plugin: type | None) -> bool:
+    """Whether a connector's setting is not for everyone; `plugin` is its class, None where it is not known."""
+    kind = None if plugin is None else _types(plugin).get(name)
+    return is_secret_name(name) if kind is None else kind is Type.PASSWORD
+
+
+def redacted(config: Mapping[str, str], plugin: type | None) -> dict[str, str]:
+    """The config as REST shows it."""
+    return {name: _redacted(name, value, plugin) for name, value in config.items()}
+
+
+def _redacted(name: str, value: str, plugin: type | None) -> str:
+    if value and VARIABLE.search(value) is None and is_secret(name, plugin):
+        return HIDDEN
+    return without_passwords(value)
+
+
+def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type | None) -> dict[str, str]:
+    """The config with each `[hidden]` replaced by the stored value of `before`.
+
+    BadRequest if `before` has no value for it.
+    """
+    found = {}
+    for name, value in config.items():
+        if value == HIDDEN and is_secret(name, plugin):
+            if name not in before:
+                raise BadRequest(f"{name}: {HIDDEN} stands for the value that is kept, and none is")
+            value = before[name]
+        elif HIDDEN in passwords_in(value):
+            if _redacted(name, before.get(name, ""), plugin) != value:
+                raise BadRequest(f"{name}: {HIDDEN} stands for the password that is kept, of that URL alone: write it")
+            value = before[name]
+        found[name] = value
+    return found

@@ -1,0 +1,239 @@
+"""The state of a sink task, and its decisions: when to commit, redeliver, pause and seek.
+
+Offsets go one way: a batch's offsets are *pending* while it is being delivered, *current* once `put` has returned,
+*committed* once the commit has succeeded; only what the task's `pre_commit` gives is committed, and never more than is
+current. A commit has a sequence number, and an answer to any but the newest says nothing.
+
+>>> state = SinkTaskState(offset_flush_interval_ms=60_000, offset_flush_timeout_ms=5_000, now_ms=0)
+>>> tp = TopicPartition("t", 0)
+>>> state.opened({tp: 0})
+frozenset()
+>>> state.received({tp: 3})
+>>> state.delivered()
+frozenset()
+>>> state.commit_is_due(59_999), state.commit_is_due(60_000)
+(False, True)
+>>> state.begin_commit(60_000)
+(1, {TopicPartition(topic='t', partition=0): OffsetAndMetadata(offset=3, metadata='')})
+>>> state.committable({tp: OffsetAndMetadata(2)})  # the task has flushed two of three
+{TopicPartition(topic='t', partition=0): OffsetAndMetadata(offset=2, metadata='')}
+>>> state.commit_completed(1, None, {tp: OffsetAndMetadata(2)}, 60_010)
+10
+>>> state.committing, state.last_committed[tp].offset
+(False, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.task import Offsets
+
+log = get_logger(__name__)
+
+Partitions = frozenset[TopicPartition]
+REDELIVERY_MS = 3_000
+"""How long a batch waits to be delivered again where the task did not say."""
+COMMIT_BACKOFF_MAX_MS = 10_000
+"""How much longer than the interval the next commit waits at most, after commits that got no answer in time."""
+
+
+class SinkTaskState:
+    """One sink task's state; times are monotonic ms."""
+
+    def __init__(self, offset_flush_interval_ms: int, offset_flush_timeout_ms: int, now_ms: int) -> None:
+        self._interval_ms, self._timeout_ms = offset_flush_interval_ms, offset_flush_timeout_ms
+        self._next_commit_ms = now_ms + offset_flush_interval_ms
+        self.batch: list[SinkRecord] = []
+        self.assigned: dict[TopicPartition, int] = {}  # with the count of the assignment it came with
+        self._assignments = 0
+        self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.current: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.last_committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.unsaid: set[TopicPartition] = set()
+        """Partitions whose offset in `last_committed` is where reading began, and was never committed from here."""
+        self.committing = False
+        self.commit_seqno = 0
+        self.commit_failures = 0
+        self._commit_started_ms = 0
+        self.paused_for_redelivery = False
+        # What the task asked for through its context.
+        self.commit_requested = False
+        self.retry_timeout_ms: int | None = None
+        self.paused_by_task: set[TopicPartition] = set()
+        self.rewinds: dict[TopicPartition, int] = {}
+
+    def __repr__(self) -> str:
+        doing = ["redelivering"] * self.paused_for_redelivery + ["committing"] * self.committing
+        return f"<SinkTaskState {len(self.assigned)} partitions, {len(self.batch)} records {' '.join(doing)}>"
+
+    # Commits
+
+    def commit_is_due(self, now_ms: int) -> bool:
+        """Whether to begin a commit: none is under way, and the task asked or the interval is over."""
+        return not self.committing and (self.commit_requested or now_ms >= self._next_commit_ms)
+
+    def commit_expired(self, now_ms: int) -> bool:
+        """Whether the commit under way has run past its time; it then counts as failed, and another may begin.
+
+        Each in a row waits longer than the one before: a broker that does not answer is not asked the more for it. The
+        last one's answer counts whenever it comes.
+        """
+        if not self.committing or now_ms < self._commit_started_ms + self._timeout_ms:
+            return False
+        backoff_ms = min(self._interval_ms * (2 ** min(self.commit_failures, 16) - 1), COMMIT_BACKOFF_MAX_MS)
+        self._next_commit_ms = max(self._next_commit_ms, now_ms + backoff_ms)
+        self.commit_failures += 1
+        self.committing = False
+        return True
+
+    def begin_commit(
+        self, now_ms: int, partitions: Collection[TopicPartition] | None = None
+    ) -> tuple[int, dict[TopicPartition, OffsetAndMetadata]] | None:
+        """A sequence number with the offsets for `pre_commit`, of all partitions or of some; None: there are none."""
+        self.commit_requested = False
+        if partitions is None:
+            self._next_commit_ms = max(self._next_commit_ms + self._interval_ms, now_ms)
+        wanted = {tp: self.current[tp] for tp in self.current if partitions is None or tp in partitions}
+        if not wanted:
+            return None
+        self.committing = True
+        self.commit_seqno += 1
+        self._commit_started_ms = now_ms
+        return self.commit_seqno, wanted
+
+    def committable(self, provided: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Of what `pre_commit` gave, what may be committed and is new: only what is ours and was delivered.
+
+        Where reading began is new as well, once: the group then has an offset of every partition, also without records.
+        """
+        found = {}
+        for tp, offset in provided.items():
+            if tp not in self.current:
+                log.warning("offset of a partition that is not assigned is not committed", partition=str(tp))
+            elif offset.offset > self.current[tp].offset:
+                log.warning("offset that was not delivered is not committed", partition=str(tp), offset=offset.offset)
+            elif self.last_committed.get(tp) != offset or tp in self.unsaid:
+                found[tp] = offset
+        return found
+
+    def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
+        """The answer to a commit: how long it took in ms; None where a newer one has been begun since."""
+        if seqno != self.commit_seqno:
+            return None
+        if error is not None:
+            self.commit_failures += 1
+        else:
+            if self.commit_failures:
+                self._next_commit_ms = min(self._next_commit_ms, now_ms + self._interval_ms)
+            self.commit_failures = 0
+            self.last_committed.update({tp: offset for tp, offset in (offsets or {}).items() if tp in self.current})
+            self.unsaid -= set(offsets or ())
+        self.committing = False
+        return now_ms - self._commit_started_ms
+
+    def pre_commit_failed(self) -> dict[TopicPartition, int]:
+        """The task could not flush: everything since the last commit is to be read again; gives where to seek."""
+        seeks = {tp: offset.offset for tp, offset in self.last_committed.items() if tp in self.assigned}
+        self.current = dict(self.last_committed)
+        self.pending.clear()
+        self.batch.clear()
+        return seeks
+
+    def next_commit_in_ms(self, now_ms: int) -> int:
+        """How long until the interval is over."""
+        return max(0, self._next_commit_ms - now_ms)
+
+    # Polls
+
+    def poll_timeout_ms(self, now_ms: int) -> int:
+        """How long to poll: until the next commit or the present one's end, or until the task wants its batch again."""
+        answer_in_ms = max(0, self._commit_started_ms + self._timeout_ms - now_ms)
+        timeout_ms = answer_in_ms if self.committing else self.next_commit_in_ms(now_ms)
+        if self.retry_timeout_ms is not None and self.retry_timeout_ms > 0:
+            timeout_ms = min(timeout_ms, self.retry_timeout_ms)
+        elif self.paused_for_redelivery:
+            timeout_ms = min(timeout_ms, REDELIVERY_MS)
+        self.retry_timeout_ms = None
+        return timeout_ms
+
+    def take_rewinds(self) -> dict[TopicPartition, int]:
+        """Where the task wants to read on; from then on these count as committed and current."""
+        rewinds = {tp: offset for tp, offset in self.rewinds.items() if tp in self.assigned}
+        self.rewinds.clear()
+        for tp, offset in rewinds.items():
+            self.last_committed[tp] = self.current[tp] = OffsetAndMetadata(offset)
+            self.pending.pop(tp, None)
+        if rewinds:
+            self.batch = [record for record in self.batch if _partition_of(record) not in rewinds]
+        return rewinds
+
+    def received(self, ends: Mapping[TopicPartition, int]) -> None:
+        """What was polled: the offset after the last record of each partition, dropped records included."""
+        if self.batch and ends:
+            raise IllegalState("records were polled while a batch is being redelivered")
+        self.pending.update({tp: OffsetAndMetadata(offset) for tp, offset in ends.items()})
+
+    def lag_max(self) -> int:
+        """By how many records the task is behind what was read of a partition, at most."""
+        behind = (end.offset - self.current[tp].offset for tp, end in self.pending.items() if tp in self.current)
+        return max(behind, default=0)
+
+    def delivered(self) -> Partitions:
+        """`put` has returned; gives what to resume: all partitions after a redelivery, save those the task paused."""
+        self.current.update({tp: offset for tp, offset in self.pending.items() if tp in self.assigned})
+        self.pending.clear()
+        self.batch.clear()
+        if not self.paused_for_redelivery:
+            return frozenset()
+        self.paused_for_redelivery = False
+        return self.resumable()
+
+    def delivery_failed(self) -> Partitions:
+        """`put` raised RetriableError; gives what to pause: everything, while polls go on and the batch is kept."""
+        self.paused_for_redelivery = True
+        return frozenset(self.assigned)
+
+    def resumable(self) -> Partitions:
+        """What may be read as far as the task is concerned."""
+        return frozenset(self.assigned) - self.paused_by_task
+
+    # Rebalances
+
+    def is_still_ours(self, tp: TopicPartition, since: int) -> bool:
+        """Whether a partition has been ours without a break since that many assignments."""
+        return self.assigned.get(tp, since + 1) <= since
+
+    @property
+    def assignments(self) -> int:
+        """How many assignments there were."""
+        return self._assignments
+
+    def opened(self, positions: Mapping[TopicPartition, int]) -> Partitions:
+        """Partitions are ours now, at these positions; gives what to pause, all or none."""
+        self._assignments += 1
+        for tp, position in positions.items():
+            self.assigned[tp] = self._assignments
+            self.last_committed[tp] = self.current[tp] = OffsetAndMetadata(position)
+        self.unsaid |= set(positions)
+        self.paused_by_task &= set(self.assigned)
+        self.paused_for_redelivery = self.paused_for_redelivery and bool(self.batch)
+        return frozenset(self.assigned) if self.paused_for_redelivery else frozenset(self.paused_by_task)
+
+    def closed(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions are not ours any more: whatever was read of them will be read again by another."""
+        gone = set(partitions)
+        for offsets in (self.assigned, self.current, self.last_committed, self.pending, self.rewinds):
+            for tp in gone:
+                offsets.pop(tp, None)
+        self.unsaid -= gone
+        self.batch = [record for record in self.batch if _partition_of(record) not in gone]
+
+
+def _partition_of(record: SinkRecord) -> TopicPartition:
+    topic, partition, _ = record.original
+    return TopicPartition(topic, partition)

@@ -1,0 +1,69 @@
+"""What the config topic said since the herder last looked."""
+
+from __future__ import annotations
+
+from penstock.shared.connect.herder.distributed import PendingChanges
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
+from penstock.shared.connect.storage.config_state import (
+    ConnectorChanged,
+    ConnectorRemoved,
+    TargetStateChanged,
+    TasksChanged,
+)
+
+TASK = ConnectorTaskId("c", 0)
+
+
+def test_a_known_connector_is_bounced_a_new_one_is_assigned() -> None:
+    """Only who comes or goes needs the group."""
+    pending = PendingChanges()
+    pending.add(ConnectorChanged("c"), 1, {"c"})
+    assert (pending.take().connectors, pending.rejoin) == ({"c"}, None)
+    pending.add(ConnectorChanged("d"), 2, {"c"})
+    assert pending.take_rejoin() == "connector d is new"
+    assert pending.take_rejoin() is None
+    assert not pending
+
+
+def test_what_is_removed_is_not_bounced() -> None:
+    """A change and then the removal: nothing is left to be done but the assignment."""
+    pending = PendingChanges()
+    pending.add(ConnectorChanged("c"), 1, {"c"})
+    pending.add(TargetStateChanged("c"), 2, {"c"})
+    pending.add(ConnectorRemoved("c"), 3, {"c"})
+    changes = pending.take()
+    assert (changes.connectors, changes.targets) == (set(), set())
+    assert pending.rejoin is not None
+
+
+def test_an_assignment_answers_what_it_knew() -> None:
+    """The group assigned with the configs up to an offset: only what came later needs it again."""
+    pending = PendingChanges()
+    pending.add(TasksChanged("c", (TASK,)), 7, {"c"})
+    pending.assigned(6)
+    assert pending.rejoin is not None
+    pending.assigned(7)
+    assert pending.rejoin is None
+    assert pending.take().tasks == {TASK}
+
+
+def test_restart_requests_are_joined() -> None:
+    """Of two that came together the wider one is made."""
+    pending = PendingChanges()
+    pending.add(RestartRequest("c", only_failed=True, include_tasks=False), 1, {"c"})
+    pending.add(RestartRequest("c", only_failed=False, include_tasks=True), 2, {"c"})
+    assert pending.take().restarts == {"c": RestartRequest("c", only_failed=False, include_tasks=True)}
+    assert not pending.take()
+
+
+def test_levels_of_loggers_are_taken_once_and_in_order() -> None:
+    """Neither they nor a session key want anything assigned anew."""
+    pending = PendingChanges()
+    levels = [LoggerLevel("root", "DEBUG"), LoggerLevel("root", "INFO")]
+    for at, level in enumerate(levels):
+        pending.add(level, at, {"c"})
+    pending.add(SessionKey(b"k", "a", 1), 4, {"c"})
+    assert pending.rejoin is None
+    assert pending.take().loggers == levels
+    assert not pending.take()
