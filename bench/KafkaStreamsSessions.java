@@ -19,12 +19,12 @@ import org.apache.kafka.streams.kstream.Suppressed;
 import org.apache.kafka.streams.kstream.Suppressed.BufferConfig;
 
 /**
- * Counts sessions of a topic's records with Kafka Streams and writes those that close to another topic.
+ * Counts sessions of a topic's records with Kafka Streams and writes closed sessions to another topic.
  *
  * The arguments are servers, topic, results, guarantee (at_least_once or exactly_once_v2), gap in ms, grace in ms,
- * commit interval in ms, warm-up records, records and a folder for the state. One thread, a RocksDB store, every other
- * setting as Kafka Streams has it. The first records warm the JVM up and are not measured. Once the others were
- * processed, the last line is JSON: their number per second, and the CPU microseconds of this process for each.
+ * commit interval in ms, warm-up records, records and a folder for the state. It uses one thread, a RocksDB store, and
+ * Kafka Streams' defaults otherwise. The first records warm the JVM up and are not measured. When the others are
+ * processed, it prints one line of JSON: the records per second, and the CPU microseconds of this process per record.
  */
 public final class KafkaStreamsSessions {
     private static final CountDownLatch ENDED = new CountDownLatch(1);
@@ -79,7 +79,7 @@ public final class KafkaStreamsSessions {
             cpuMicros / records);
     }
 
-    /** One more record, in the one thread that there is. */
+    /** Counts one more record. There is only one thread. */
     private static void count(long first, long last) {
         if (seen == first) {
             firstNanos = System.nanoTime();

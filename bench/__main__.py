@@ -1,8 +1,8 @@
 """`python -m bench NAME [--json]`: run one benchmark, or list them.
 
-A benchmark is a module of this folder that runs as `python -m bench.NAME`; the first line of its docstring is what the
-list shows. It prints its figures (with `--json` as one JSON object in the last line) and exits with status 1 where a
-ratio that is asked for is missed. Its exit status is this command's.
+A benchmark is a module of this folder that runs as `python -m bench.NAME`. The list shows the first line of its
+docstring. It prints its figures (with `--json` as one JSON object in the last line). It exits with status 1 if a ratio
+misses its target. Its exit status is this command's.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Figures beside what is asked of them."""
+"""Compares figures with their targets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 Asked = Mapping[str, tuple[float, str]]
-"""By a figure's name a limit, and whether it is the `least` or the `most`."""
+"""The limit of each figure by name, and whether it is the `least` or the `most` allowed."""
 
 
 def missed(found: Mapping[str, float], asked: Asked) -> list[str]:
-    """The figures that are not what is asked for.
+    """The figures that miss their targets.
 
     >>> missed({"rows/s": 1, "s": 3}, {"rows/s": (2, "least"), "s": (4, "most"), "not measured": (1, "least")})
     ['rows/s']
@@ -22,7 +22,7 @@ def missed(found: Mapping[str, float], asked: Asked) -> list[str]:
 
 
 def show(found: Mapping[str, float], asked: Asked) -> None:
-    """Print the figures, with what is asked of them."""
+    """Print the figures with their targets."""
     wrong = missed(found, asked)
     for name, value in found.items():
         limit = f"{asked[name][0]:,} at {asked[name][1]}" if name in asked else ""

@@ -1,10 +1,10 @@
-"""Changelogs for the bench of compaction, written in the engine's own format without an engine.
+"""Changelogs for the benchmark of compaction, written in the engine's format without an engine.
 
-There are live sessions, each with a key of its own and `STEP_MS` after the one before, and before them closed ones of
-keys that never come back, over `CLOSED_DAYS` days. A change then closes as many of the oldest live sessions as it is
-told (a final, which takes the live row out), opens as many new ones, so that the number of live ones stays what it was,
-and changes some of the others, evenly among them. Where there are several partitions, keys choose theirs as a producer
-has them do, and all partitions commit together.
+Live sessions each have their own key and follow each other by `STEP_MS`. Before them there are closed sessions of keys
+that do not occur again, over `CLOSED_DAYS` days. A change closes a given number of the oldest live sessions (a final,
+which removes the live row) and opens as many new ones, so the number of live sessions stays the same. It also changes
+some of the others, spread evenly over them. With several partitions, keys choose theirs as in a producer, and all
+partitions commit together.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Entry = tuple[bytes | None, bytes]
 
 
 class Kind(NamedTuple):
-    """Sessions of one sort: their aggregations, and the state columns of the i-th one after so many commits."""
+    """A kind of session: its aggregations, and the state columns of session i after a number of commits."""
 
     name: str
     aggregations: dict[str, Any]
     state: Callable[[int, int], list[Any]]
 
     def topology(self) -> Topology:
-        """A topology that holds such sessions in the store `s`."""
+        """A topology that has such sessions in the store `s`."""
         builder = StreamsBuilder()
         windows = builder.stream("source").group_by_key().session_window(1_800_000)
         windows.aggregate("s", **self.aggregations).on_close().to("out")
@@ -69,18 +69,22 @@ OBJECTS = Kind(
 
 
 class ChangelogWriter:
-    """Writes one application's changelog, commit by commit; live sessions are those with numbers in `live`."""
+    """Writes one application's changelog, commit by commit. `live` has the numbers of the live sessions."""
 
     def __init__(self, kafka: KafkaSettings, application: str, kind: Kind, partitions: int = 1) -> None:
-        self.kafka, self.application, self.kind, self.partitions = kafka, application, kind, partitions
+        self.kafka = kafka
+        self.application = application
+        self.kind = kind
+        self.partitions = partitions
         self.topic = f"{application}-changelog"
         self._schemas = kind.topology().schemas()
         self._codec = log.StateCodec(self._schemas[0].state_columns())
-        self._commit, self.live = 0, range(0)
+        self._commit = 0
+        self.live = range(0)
         self._positions = [0] * partitions
 
     async def create(self) -> None:
-        """Make the topic, with the takeover in each partition as which every owner begins."""
+        """Create the topic. Each partition begins with the takeover record of an owner."""
         async with Admin(self.kafka) as admin:
             await admin.create_topics([NewTopic(self.topic, self.partitions, 1, CHANGELOG_CONFIGS)])
         takeover = log.encode_takeover(1, log.Takeover(self.application, "bench", 0))
@@ -93,27 +97,27 @@ class ChangelogWriter:
             await admin.delete_topics([self.topic])
 
     async def fill(self, live: int, closed: int) -> int:
-        """Live sessions and closed ones; how many entries that were."""
+        """Write live and closed sessions; return the number of entries."""
         self.live = range(live)
         return await self._write(self._fill(closed))
 
     async def change(self, each: int, changed: int | None = None) -> int:
-        """`each` sessions closed and new, and `changed` of the others (unless told, `each`); how many entries."""
+        """Close and open `each` sessions, and change `changed` of the others (default `each`); return the entries."""
         changed = each if changed is None else changed
         assert len(self.live) >= each + changed
         return await self._write(self._change(each, changed))
 
     def live_by_partition(self) -> list[int]:
-        """How many live sessions each partition has."""
+        """The number of live sessions in each partition."""
         found = Counter(self.partition_of(b"live-%d" % i) for i in self.live)
         return [found[partition] for partition in range(self.partitions)]
 
     def partition_of(self, key: bytes) -> int:
-        """Where a key's entries are."""
+        """The partition of a key's entries."""
         return for_key(key, self.partitions)
 
     def spread(self, entries: Sequence[Entry]) -> list[list[Entry]]:
-        """By partition its entries, in their order."""
+        """The entries of each partition, in order."""
         found: list[list[Entry]] = [[] for _ in range(self.partitions)]
         for key, value in entries:
             assert key is not None
@@ -155,7 +159,7 @@ class ChangelogWriter:
         return Producer(self.kafka, ProducerSettings(linger_ms=0, batch_size=256 * 1024))
 
     async def _write_commit(self, producer: Producer, by_partition: Sequence[Sequence[Entry]]) -> None:
-        """Each partition's entries, and the progress record which confirms them."""
+        """Write each partition's entries, and the progress record that confirms them."""
         records = []
         for partition, entries in enumerate(by_partition):
             self._positions[partition] += len(entries)

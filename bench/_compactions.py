@@ -1,7 +1,7 @@
-"""What the parts of the bench of compaction do: compactions, and restores as an aggregator's instance makes them.
+"""Steps of the benchmark of compaction: compactions, and restores as an aggregator's instance makes them.
 
-An instance restores all its partitions at once, on one loop, so that is what a restore is here: how long it takes until
-the last one is there, its connections among it.
+An instance restores all its partitions at once, on one loop. A restore here does the same. It is timed until the last
+partition is restored, connections included.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from penstock.shared.streams.changelog.restore_io import RestoreReport
 from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.stream_task import StreamTask
 
-RESTORES = 5  # from each snapshot; the median is taken
+RESTORES = 5  # from each snapshot; the median counts
 
 
 class Restored(NamedTuple):
-    """How long all partitions took, in seconds, and what each of them says."""
+    """The time of a restore of all partitions, in seconds, and their reports."""
 
     seconds: float
     reports: list[RestoreReport]
 
     @property
     def snapshot_windows(self) -> int:
-        """Windows that the snapshot had."""
+        """The number of windows in the snapshot."""
         return sum(report.snapshot_windows for report in self.reports)
 
 
 class Timed(NamedTuple):
-    """What a compaction took, and of that its rewrite of `state`; CPU is that of driver, JVM and Python workers."""
+    """The time of a compaction, and of its rewrite of `state`. CPU is that of driver, JVM and Python workers."""
 
     seconds: float
     cpu_s: float
@@ -51,7 +51,7 @@ class Timed(NamedTuple):
 
 
 class _Observed(Compaction):
-    """Notes what its rewrite takes."""
+    """Measures its rewrite."""
 
     rewrite_rows, rewrite_s = 0, 0.0
 
@@ -71,16 +71,19 @@ class Compactions:
     """One Spark session, one broker and one lake for all applications."""
 
     def __init__(self, spark: Any, kafka: KafkaSettings, folder: Path, broker_pid: int) -> None:
-        self.spark, self.kafka, self.lake, self.broker_pid = spark, kafka, str(folder / "lake"), broker_pid
+        self.spark = spark
+        self.kafka = kafka
+        self.lake = str(folder / "lake")
+        self.broker_pid = broker_pid
 
     async def application(self, kind: Kind, partitions: int = 1) -> ChangelogWriter:
-        """A new one, whose changelog is made and has no entries yet."""
+        """A new application, with an empty changelog."""
         writer = ChangelogWriter(self.kafka, f"bench-{uuid.uuid4().hex[:8]}", kind, partitions)
         await writer.create()
         return writer
 
     async def compact(self, writer: ChangelogWriter) -> Timed:
-        """Compact all that was written."""
+        """Compact everything that was written."""
         return await asyncio.to_thread(self._compact, writer.application)
 
     async def compact_delta(self, writer: ChangelogWriter, each: int) -> Timed:
@@ -92,14 +95,14 @@ class Compactions:
         return done
 
     async def median_restores(self, writers: Sequence[ChangelogWriter]) -> list[Restored]:
-        """Of each one's restores from its snapshot, in turns, the median."""
+        """The median of each application's restores from its snapshot, taken in turns."""
         rounds = [[await self.restore(writer, self.lake) for writer in writers] for _ in range(RESTORES)]
         return [sorted(of, key=lambda found: found.seconds)[RESTORES // 2] for of in zip(*rounds, strict=True)]
 
     async def restore(self, writer: ChangelogWriter, lake: str | None) -> Restored:
         """Restore all partitions, from the snapshot in `lake` or from the whole changelog.
 
-        What is there then is what was written.
+        The number of live sessions after it is checked.
         """
         started = time.monotonic()
         restores = [self._restore(writer, partition, lake) for partition in range(writer.partitions)]
@@ -109,7 +112,7 @@ class Compactions:
         return Restored(seconds, [report for _, report in found])
 
     async def forget(self, writer: ChangelogWriter) -> None:
-        """Leave the disk as it was."""
+        """Remove the application's files from the disk."""
         await writer.delete()
         await asyncio.to_thread(shutil.rmtree, f"{self.lake}/{writer.application}")
 
@@ -123,7 +126,7 @@ class Compactions:
         return Timed(*took, job.rewrite_rows, job.rewrite_s, runs)
 
     async def _restore(self, writer: ChangelogWriter, partition: int, lake: str | None) -> tuple[int, RestoreReport]:
-        """Live sessions that are there then, and the report."""
+        """The number of live sessions after the restore, and its report."""
         settings = StreamsSettings(application_id=writer.application, lake=lake)
         changelog = ChangelogPartition(self.kafka, settings, partition, "bench")
         topology = writer.kind.topology()

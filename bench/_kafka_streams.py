@@ -1,11 +1,11 @@
-"""Kafka Streams beside the benchmark of sessions: `KafkaStreamsSessions.java` in a JVM of its own.
+"""Kafka Streams in the benchmark of sessions: `KafkaStreamsSessions.java` in its own JVM.
 
-It processes as many records to warm up as are then measured: without them the JVM's compiler takes more CPU than the
-records do.
+It first processes as many records for warm-up as are then measured. Without a warm-up, the JVM's compiler takes more
+CPU than the records do.
 
-Its jars are locked in `kafka_streams_jars.json`; `scripts/lock_jars.py` resolves them as Maven would, and they are
-downloaded from a Maven repository once a user. Java compiles the program when it starts it, so a JDK is needed. Where
-the JDK or a jar is missing, it is reported as not measured.
+Its jars are locked in `kafka_streams_jars.json`. `scripts/lock_jars.py` resolves them as Maven would, and they are
+downloaded from a Maven repository once a user. Java compiles the program when it starts it, so a JDK is needed. If the
+JDK or a jar is missing, it is reported as not measured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GUARANTEES = {"at_least_once": "at_least_once", "exactly_once": "exactly_once_v2
 
 
 async def launcher() -> list[str] | str:
-    """The command that runs the program, without its arguments; or why there is none."""
+    """The command that runs the program, without its arguments, or the reason why there is none."""
     try:
         java = find_java()
         if not java.executable.resolve().with_name("javac").exists():
@@ -40,7 +40,7 @@ async def launcher() -> list[str] | str:
 async def session_count(
     name: str, launch: list[str], servers: str, topic: str, guarantee: str, commit_interval_ms: int, records: int
 ) -> Figures | None:
-    """Count sessions of a topic with twice as many records, and write those that close to `results_of(name)`."""
+    """Count sessions of a topic with twice as many records, and write closed sessions to `results_of(name)`."""
     times = [str(GAP_MS), str(GRACE_MS), str(commit_interval_ms)]
     with tempfile.TemporaryDirectory(prefix="kafka-streams-") as folder:
         own = [servers, topic, results_of(name), GUARANTEES[guarantee], *times, str(records), str(records), folder]
@@ -48,7 +48,7 @@ async def session_count(
 
 
 def results_of(name: str) -> str:
-    """The topic of this contestant's results, which is its application id too.
+    """The topic of this contestant's results, which is also its application id.
 
     >>> results_of("kafka streams exactly_once count, zipf keys")
     'kafka-streams-exactly-once-count-zipf-keys'

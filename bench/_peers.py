@@ -1,7 +1,7 @@
-"""Peers beside the benchmark of sessions, in a Python that has them: theirs, and not a dependency of ours.
+"""Peers in the benchmark of sessions, in another Python environment: they are not dependencies of Penstock.
 
-What can be imported there is run (`_session_peers`), each in a process of its own; what cannot is said. They are slower
-by an order, so they get a topic of their own with fewer records of the same kind.
+Each peer that can be imported there runs in its own process (`_session_peers`); the others are reported as missing.
+They are slower by an order of magnitude, so they get their own topic with fewer records of the same kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 600
 
 
 def available(python: str) -> list[str]:
-    """The peers that this Python can import, by name; none where it is no Python."""
+    """The peers that this Python can import, by name; empty if it is not a Python."""
     try:
         done = subprocess.run([python, str(SCRIPT), "--list"], capture_output=True, text=True, timeout=60, check=False)
     except OSError as e:
@@ -31,7 +31,7 @@ def available(python: str) -> list[str]:
 
 
 def absent(python: str, found: Sequence[str]) -> list[str]:
-    """A line for each peer that is not there."""
+    """A line for each missing peer."""
     return [
         f"{name}: not measured, {python} has no {module} (pip install {module} into an environment of its own, and "
         "name its Python with --peers-python)"
@@ -41,7 +41,7 @@ def absent(python: str, found: Sequence[str]) -> list[str]:
 
 
 async def race(python: str, names: Sequence[str], servers: str, topic: str, records: int) -> dict[str, Figures]:
-    """One round of each; one that fails has no figures."""
+    """One round of each peer. A peer that fails has no figures."""
     figures: dict[str, Figures] = {}
     for name in names:
         own = ["--one", name, "--servers", servers, "--topic", topic, "--records", str(records)]
@@ -51,7 +51,7 @@ async def race(python: str, names: Sequence[str], servers: str, topic: str, reco
 
 
 async def measured(name: str, command: Sequence[str]) -> Figures | None:
-    """The figures that a peer's process prints as its last line; if it fails, its last words are printed."""
+    """The figures that a peer's process prints as its last line. If it fails, its last line of output is printed."""
     try:
         done = await asyncio.to_thread(
             subprocess.run, command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True

@@ -1,4 +1,4 @@
-"""What processes have used of the CPU, from Linux' /proc."""
+"""The CPU time of processes, from Linux' /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Process(NamedTuple):
-    """A process that runs: its parent, its own seconds of CPU, and those of ended children that it has waited for."""
+    """A running process: its parent, its own CPU seconds, and those of its ended children that it has waited for."""
 
     parent: int
     own_s: float
@@ -32,7 +32,7 @@ def processes() -> dict[int, Process]:
 
 
 def tree_cpu_s(root: int, found: Mapping[int, Process], without: Collection[int] = ()) -> float:
-    """Seconds of CPU of a process and all that it started, with those that have ended, but for those `without`.
+    """CPU seconds of a process and its descendants, ended ones included, except the processes in `without`.
 
     >>> tree_cpu_s(1, {1: Process(0, 1.0, 2.0), 2: Process(1, 4.0, 0.0), 3: Process(2, 8.0, 0.0)})
     15.0
@@ -52,5 +52,5 @@ def tree_cpu_s(root: int, found: Mapping[int, Process], without: Collection[int]
 
 
 def own_tree_cpu_s(*without: int) -> float:
-    """Seconds of CPU of this process and all that it started, but for those `without`."""
+    """CPU seconds of this process and its descendants, except the processes in `without`."""
     return tree_cpu_s(os.getpid(), processes(), without)

@@ -1,15 +1,15 @@
-"""The peers of the benchmark of sessions, each as its own documentation has it run; needs nothing of Penstock.
+"""The peers of the benchmark of sessions, each run as its own documentation shows. Needs nothing of Penstock.
 
-Runs in the Python of an environment that has `bytewax` and `quixstreams`, which may be another than the benchmark's:
+It runs in a Python environment that has `bytewax` and `quixstreams`, which may differ from the benchmark's:
 
     python bench/_session_peers.py --list
     python bench/_session_peers.py --one NAME --servers HOST:PORT --topic TOPIC --records N
 
-`--list` names the peers that can be imported, one a line. `--one` prints its figures as JSON in the last line: records
-per second and CPU microseconds a record of this process. Bytewax counts sessions (gap 30 min, records waited for 5 min)
-of the topic's records and writes them to a topic, without recovery: from its first record to its end. Quix Streams
-counts tumbling windows of 30 min, at least once, with its changelog and RocksDB, and writes closed windows to a topic:
-from its first record to its last, what it then commits aside.
+`--list` prints the peers that can be imported, one a line. `--one` prints its figures as JSON in the last line: records
+per second and CPU microseconds a record of this process. Bytewax counts sessions (gap 30 min, waiting 5 min for late
+records) and writes them to a topic, without recovery. Its time runs from the first record to its end. Quix Streams
+counts tumbling windows of 30 min, at least once, with its changelog and RocksDB, and writes closed windows to a topic.
+Its time runs from the first record to the last, without the commit that follows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PEERS = {"bytewax session count": "bytewax", "quix tumbling count": "quixstreams
 
 
 class Stopwatch:
-    """Wall and CPU time from the first of so many records to the last."""
+    """Wall and CPU time from the first of `records` records to the last."""
 
     def __init__(self, records: int) -> None:
         self.left = self.records = records
@@ -38,7 +38,7 @@ class Stopwatch:
         self.last = (0.0, 0.0)
 
     def seen(self) -> None:
-        """One more record."""
+        """Count one more record."""
         if self.left == self.records:
             self.wall, self.cpu = time.perf_counter(), time.process_time()
         self.left -= 1
@@ -46,7 +46,7 @@ class Stopwatch:
             self.last = time.perf_counter(), time.process_time()
 
     def figures(self, *, to_last_record: bool = False) -> dict[str, float]:
-        """What it took until now, or until the last record came."""
+        """The figures up to now, or up to the last record."""
         if self.left:
             raise SystemExit(f"{self.left} of {self.records} records did not come")
         wall_end, cpu_end = self.last if to_last_record else (time.perf_counter(), time.process_time())
@@ -110,7 +110,7 @@ def quix_tumbling(servers: str, topic: str, records: int) -> dict[str, float]:
         results = application.topic("results-quixstreams", value_serializer="json", key_serializer="str")
         frame = application.dataframe(source).update(seen)
         frame.tumbling_window(GAP, grace_ms=GRACE).count().final().to_topic(results)
-        application.run(timeout=IDLE_SECONDS)  # ends when nothing came for so long
+        application.run(timeout=IDLE_SECONDS)  # ends after this time without records
     return watch.figures(to_last_record=True)
 
 
@@ -118,7 +118,7 @@ RUN = {"bytewax session count": bytewax_sessions, "quix tumbling count": quix_tu
 
 
 def main() -> int:
-    """List or run."""
+    """List the peers, or run one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--one", choices=sorted(PEERS))

@@ -1,9 +1,9 @@
-"""What the benchmark of sessions reads: a day of clicks, out of order by minutes, few keys with most of them.
+"""The input of the benchmark of sessions: a day of clicks, out of order by minutes, skewed by key.
 
-Each law of keys has a topic. Zipf's gives the n-th key 1/n of the first one's records, which is a tenth of all; the
-power law is flatter, with 1 % for the first one; the even one has fewer keys, of which each has as many records. Event
-times rise over one day that ended an hour ago. Every twentieth record is up to six minutes behind its place, so that of
-those one in six is behind the grace period. Values are JSON objects of 100 bytes.
+Each distribution of keys ("law") has a topic. By Zipf's law the n-th key has 1/n of the first key's records, which is a
+tenth of all. The power law is flatter, with 1 % for the first key. The even law has fewer keys, each with the same
+number of records. Event times ascend over one day that ended an hour ago. Every twentieth record is up to six minutes
+late, so one in six of these is behind the grace period. Values are JSON objects of 100 bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LAWS: dict[str, Callable[[Generator, int], Int64Array]] = {
     "power": lambda random, size: (KEYS * random.random(size) ** POWER).astype(np.int64),
     "even": lambda random, size: random.integers(0, EVEN_KEYS, size),
 }
-"""Laws of keys: numbers of so many records' keys."""
+"""The laws: key numbers for a number of records."""
 
 
 def topic_of(law: str) -> str:
@@ -46,7 +46,7 @@ def topic_of(law: str) -> str:
 
 
 def clicks(count: int, law: str, topic: str, first: int | None = None, seed: int = SEED) -> Iterator[RecordColumns]:
-    """The records of a whole day that has `count` of them, in bulks; with `first` only as many, from its beginning."""
+    """The records of a day with `count` of them, in bulks; with `first`, only that many, from the beginning."""
     random = np.random.default_rng(seed)
     first_ms = int(time.time() * 1000) - HOUR_MS - DAY_MS
     end = count if first is None else first
@@ -73,13 +73,13 @@ def _value(user: bytes, ms: int, number: int) -> bytes:
 
 
 async def make_topic(kafka: KafkaSettings, topic: str) -> None:
-    """An event-time topic with the benchmark's partitions."""
+    """Create an event-time topic with the benchmark's partitions."""
     async with Admin(kafka) as admin:
         await admin.create_topics([event_time_topic(topic, PARTITIONS)])
 
 
 async def fill(kafka: KafkaSettings, count: int, law: str, topic: str, first: int | None = None) -> None:
-    """Write the topic, which exists; see `clicks`."""
+    """Write the topic, which must exist; see `clicks`."""
     async with Producer(kafka, ProducerSettings(batch_size=65_536, linger_ms=20)) as producer:
         for bulk in clicks(count, law, topic, first):
             if (error := await (await producer.send_many(bulk)).first_error()) is not None:

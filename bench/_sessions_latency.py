@@ -1,9 +1,9 @@
-"""How long after its append a record's result can be read: 10,000 records a second, a commit every 100 ms.
+"""Latency from a record's append to its readable result: 10,000 records a second, a commit every 100 ms.
 
-Each record has a key of its own and as its event time the moment at which it was due to be sent, and results go out on
-update: so every record has a result of its own whose timestamp says when it was due. Whatever holds up the sender
-counts as latency, and a rate that was not held is said. Producer, stream worker and the reader of the results (under
-read_committed) share one process and one event loop, which makes the figure worse than it is in life.
+Each record has its own key, and its event time is the moment at which it was due to be sent. Results are emitted on
+update. So every record has its own result, whose timestamp is the record's due time. Any delay of the sender counts as
+latency, and a rate that was not held is reported. Producer, stream worker and the reader of the results
+(read_committed) share one process and one event loop, so the latency is higher than in production.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.shared.streams.settings import StreamsSettings
 from penstock.shared.streams.task.context import Guarantee
 
 RECORDS_PER_SECOND = 10_000
-RATE_HELD_MIN = 0.98  # of the records due in the time that sending them took
+RATE_HELD_MIN = 0.98  # of the records that were due while sending
 TICK_MS = 10
 COMMIT_INTERVAL_MS = 100
 WARM_UP_SECONDS = 2
@@ -36,9 +36,9 @@ TOPIC, RESULTS = "moments", "moments-seen"
 
 
 async def latency(kafka: KafkaSettings, seconds: int, guarantee: Guarantee) -> dict[str, float]:
-    """Milliseconds from when a record was due to its result, of those due once the first seconds are over.
+    """Milliseconds from a record's due time to its result, for records due after the first seconds.
 
-    `offered_per_second` is how many were sent.
+    `offered_per_second` is the number of records sent per second.
     """
     source, results = f"{TOPIC}-{guarantee}", f"{RESULTS}-{guarantee}"
     async with Admin(kafka) as admin:
@@ -79,7 +79,7 @@ async def _run(worker: StreamWorker) -> None:
 
 
 async def _send(kafka: KafkaSettings, topic: str, wanted: int) -> float:
-    """Send each tick's records when they are due, however late the tick before was: how many a second that were."""
+    """Send each tick's records when they are due, however late the tick before was; return the records per second."""
     a_tick = RECORDS_PER_SECOND * TICK_MS // 1000
     async with Producer(kafka, ProducerSettings(linger_ms=0)) as producer:
         started, started_ms = time.monotonic(), time.time_ns() // 1_000_000

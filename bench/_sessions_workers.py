@@ -1,8 +1,8 @@
-"""What a record costs `penstock aggregator --workers N`: the CPU of its worker processes, for session counts.
+"""The CPU cost of a record in `penstock aggregator --workers N`: the CPU of its worker processes, for session counts.
 
 The workers start on an empty topic. Once each runs its share of the partitions they are stopped (SIGSTOP), the topic is
-filled, and they go on (SIGCONT): so each of them has the same backlog from the beginning, and its start is not counted.
-The end is when the group has committed all records.
+filled, and they continue (SIGCONT). So each worker has its whole backlog from the beginning, and its start is not
+counted. The measurement ends when the group has committed all records.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def topology(topic: str, results: str) -> Topology:
-    """Session counts by key; the workers load it by its name."""
+    """Session counts by key. The workers load it by its name."""
     builder = StreamsBuilder()
     windows = builder.stream(topic, value=bytes).group_by_key().session_window(gap=GAP_MS, grace=GRACE_MS)
     windows.aggregate("sessions", n=Count()).on_close().to(results)
@@ -40,7 +40,7 @@ def topology(topic: str, results: str) -> Topology:
 
 
 async def session_count(kafka: KafkaSettings, workers: int, count: int, law: str, commit_interval_ms: int) -> Figures:
-    """One round at least once, on a topic of its own."""
+    """One round, at least once, on its own topic."""
     name = f"workers-{workers}-{time.time_ns()}"
     topic, results = f"{name}-clicks", f"{name}-sessions"
     for each in (topic, results):
@@ -107,12 +107,12 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """The CPU time that these processes have used, in user and kernel mode."""
+    """The CPU time of these processes, in user and kernel mode."""
     return sum(cpu_ticks(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")) for pid in pids) / TICKS_PER_SECOND
 
 
 def cpu_ticks(stat: str) -> int:
-    """Of a line of `/proc/PID/stat`: fields 14 and 15, counted behind the name, which may hold anything.
+    """The CPU ticks in a line of `/proc/PID/stat`: fields 14 and 15, counted after the name, which may hold any text.
 
     >>> cpu_ticks("7 (a b) c) S 1 7 7 0 -1 4194560 100 0 0 0 120 30 0 0 20 0")
     150

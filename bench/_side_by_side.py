@@ -1,4 +1,4 @@
-"""Contestants side by side: each round of each in a process of its own, in turns, and the best round of each counts."""
+"""Runs contestants side by side: each round in its own process, in turns. The best round of each counts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 Figures = dict[str, float]
 Wanted = Iterable[tuple[str, str, float]]
-"""`(ours, theirs, how many times their rate ours is to be)`."""
+"""`(ours, theirs, the minimum ratio of our rate to theirs)`."""
 
 
 async def best_of(module: str, contestants: Iterable[str], arguments: Sequence[str], rounds: int) -> dict[str, Figures]:
-    """Run `python -m module --one CONTESTANT arguments`, whose last line is its figures as JSON; by contestant."""
+    """Run `python -m module --one CONTESTANT arguments`, which prints its figures as JSON last; return the best."""
     best: dict[str, Figures] = {}
     for _ in range(rounds):
         for contestant in contestants:
@@ -37,9 +37,10 @@ def report(
     as_json: bool,
     more: dict[str, Any] | None = None,
 ) -> int:
-    """Print figures, ratios and the `rates` asked for by contestant; the exit status: 1 where one is missed.
+    """Print figures, ratios and the target `rates` by contestant. The exit status is 1 if a target is missed.
 
-    One that was not measured, as a peer may not be, is reported and not missed. `more` is for the JSON.
+    A contestant that was not measured, such as a missing peer, is reported and misses no target. `more` is added to the
+    JSON.
     """
     print(title)
     width = max(map(len, figures))

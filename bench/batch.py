@@ -1,11 +1,11 @@
-"""`penstock batch` over a topic of clicks, beside the live engine on the same records, and what partitions cost.
+"""`penstock batch` over a topic of clicks, compared with the live engine on the same records; the cost of partitions.
 
-One embedded broker, Spark's local[2] and one session, which a small batch has warmed up. The clicks, the session count
-and the live engine are those of the bench `sessions` (exactly once); each is measured in turns, and the best round
-counts. A batch is timed whole: its plan, its tasks and the compaction that follows.
+It uses one embedded broker, Spark's local[2] and one session, which a small batch has warmed up. The clicks, the
+session count and the live engine are those of the benchmark `sessions` (exactly once). They run in turns, and the best
+round counts. A batch is timed as a whole: its plan, its tasks and the compaction that follows.
 
-Then up to PARTITIONS_RECORDS of the clicks are in topics of 1, 2, 4 and 8 partitions, and what a record costs a batch
-of CPU is compared: that of driver, JVM and Python workers together. Asked for is what ASKED says.
+Then up to PARTITIONS_RECORDS of the clicks are written to topics of 1, 2, 4 and 8 partitions. The CPU time of a record
+in a batch is compared: that of driver, JVM and Python workers together. The targets are in ASKED.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ASKED: dict[str, tuple[float, str]] = {
 
 
 class Timed(NamedTuple):
-    """What a batch took, and of that its compaction."""
+    """The time of a batch, and of its compaction."""
 
     seconds: float
     compaction_s: float
@@ -55,7 +55,7 @@ class Timed(NamedTuple):
 
 
 def sessions(topic: str, results: str) -> Topology:
-    """What the live engine runs in the bench `sessions`."""
+    """The topology of the live engine in the benchmark `sessions`."""
     builder = StreamsBuilder()
     windows = builder.stream(topic, value=bytes).group_by_key().session_window(gap=GAP_MS, grace=GRACE_MS)
     windows.aggregate("sessions", n=Count()).on_close().to(results)
@@ -63,10 +63,13 @@ def sessions(topic: str, results: str) -> Topology:
 
 
 class Bench:
-    """One session and one broker; each batch is an application of its own."""
+    """One session and one broker. Each batch is its own application."""
 
     def __init__(self, spark: Any, kafka: KafkaSettings, lake: Path, broker_pid: int) -> None:
-        self.spark, self.kafka, self.lake, self.broker_pid = spark, kafka, lake, broker_pid
+        self.spark = spark
+        self.kafka = kafka
+        self.lake = lake
+        self.broker_pid = broker_pid
         self.found: dict[str, float] = {}
 
     def note(self, name: str, value: float) -> None:
@@ -79,7 +82,7 @@ class Bench:
         await fill(self.kafka, records, LAW, topic)
 
     async def batch(self, topic: str, records: int, partitions: int) -> Timed:
-        """Run a batch over all of a topic."""
+        """Run a batch over all records of a topic."""
         application = f"batch-{time.time_ns()}"
         async with Admin(self.kafka) as admin:
             await admin.create_topics([event_time_topic(f"{application}-results", partitions)])
@@ -139,7 +142,7 @@ async def run(records: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure and print; 1 where something that is asked for was missed."""
+    """Measure and print. The status is 1 if a target was missed."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--records", type=int, default=200_000, help="clicks in the topic (for figures: 20000000)")
     options.add_argument("--rounds", type=int, default=2)

@@ -1,17 +1,16 @@
-"""Compaction and restore, on an embedded broker and Spark's local[2]; Spark's start is told apart.
+"""Compaction and restore, on an embedded broker and Spark's local[2]; Spark's start is measured separately.
 
-Changelogs are written by the engine's own format. The parts:
+Changelogs are written in the engine's own format. The parts:
 
 - `fold`: `--sessions` live sessions and a twentieth as many closed ones are compacted for the first time, cold (the
-  first job of the session) and warm; then nothing, and ten changes. CPU is that of the driver, its JVM and its Python
-  workers together.
-- `delta`: a change of three times `--delta` entries into 1.6 times `--sessions` live ones, without a rewrite, then with
-  one.
-- `history`: the first compaction again, and 4 and 16 times as many entries that leave as many sessions. Tasks are
+  first job of the session) and warm. Then an empty change and ten changes are compacted. CPU is that of the driver, its
+  JVM and its Python workers together.
+- `delta`: a change of three times `--delta` entries to 1.6 times `--sessions` live ones, without and with a rewrite.
+- `history`: the first compaction again, then with 4 and 16 times as many entries that leave as many sessions. Tasks are
   restored right after a rewrite, before one with half as many superseded rows, and once from the whole changelog.
 - `partitions`: a first compaction with 64 partitions, compared with one.
 
-Asked for is what ASKED says.
+The targets are in ASKED.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from penstock.shared.common.settings import KafkaSettings
 PARTS = ("fold", "delta", "history", "partitions")
 FACTORS = (1, 4, 16)
 PARTITIONS = (1, 64)
-LIVE_FACTOR = 1.6  # of sessions, that a delta goes into
+LIVE_FACTOR = 1.6  # a delta changes this many times --sessions live sessions
 ASKED: dict[str, tuple[float, str]] = {
     "cold fold, entries/s": (120_000, "least"),
     "warm fold, entries/s": (200_000, "least"),
@@ -55,13 +54,14 @@ ASKED: dict[str, tuple[float, str]] = {
 
 
 class Bench(Compactions):
-    """The parts, one after the other; each figure is said at once."""
+    """The parts, one after the other. Each figure is printed at once."""
 
     def __init__(
         self, spark: Any, kafka: KafkaSettings, folder: Path, broker_pid: int, sessions: int, delta: int
     ) -> None:
         super().__init__(spark, kafka, folder, broker_pid)
-        self.sessions, self.delta = sessions, delta
+        self.sessions = sessions
+        self.delta = delta
         self.found: dict[str, float] = {}
 
     def note(self, name: str, value: float) -> None:
@@ -69,7 +69,7 @@ class Bench(Compactions):
         print(f"{name}: {value:,.2f}", file=sys.stderr, flush=True)
 
     async def filled(self, live: int, closed: int, partitions: int = 1) -> tuple[ChangelogWriter, int]:
-        """An application whose changelog has so much, and how many entries that is."""
+        """An application with a filled changelog, and the number of its entries."""
         writer = await self.application(NUMBERS, partitions)
         return writer, await writer.fill(live, closed)
 
@@ -100,7 +100,8 @@ class Bench(Compactions):
         restores = [await self._restore_after(factor) for factor in FACTORS]
         self.note("restore after a rewrite, s", restores[0])
         self.note("restore after 16 times the history over 1", restores[-1] / restores[0])
-        writer, _ = await self.filled(self.sessions, 0)  # a restore takes the changelog over: nothing comes after it
+        # A restore takes the changelog over, so nothing is written after it.
+        writer, _ = await self.filled(self.sessions, 0)
         await self.compact(writer)
         assert not (await self.compact_delta(writer, self.sessions // 6)).rewrite_rows
         mixed = (await self.median_restores([writer]))[0].seconds
@@ -111,7 +112,7 @@ class Bench(Compactions):
         await self.forget(writer)
 
     async def _restore_after(self, factor: int) -> float:
-        """The seconds of a restore right after a rewrite, with so many times the history."""
+        """The seconds of a restore right after a rewrite, with `factor` times the history."""
         writer, _ = await self.filled(self.sessions, 0)
         done = await self.compact(writer)
         for _ in range(factor - 1):
@@ -151,11 +152,13 @@ async def run(sessions: int, delta: int, only: Collection[str] = PARTS) -> dict[
 
 
 def main() -> int:
-    """Measure and print; 1 where something that is asked for was missed."""
+    """Measure and print. The status is 1 if a target was missed."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sessions", type=int, default=20_000, help="live sessions (for figures: 1000000)")
-    options.add_argument("--delta", type=int, default=1_000, help="closed, changed and new (for figures: 66000)")
-    options.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="what is measured; default: all")
+    options.add_argument(
+        "--delta", type=int, default=1_000, help="sessions to close, change and open (for figures: 66000)"
+    )
+    options.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="the parts to measure (default: all)")
     options.add_argument("--json", action="store_true")
     given = options.parse_args()
     found = asyncio.run(run(given.sessions, given.delta, given.only))

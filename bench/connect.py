@@ -1,11 +1,11 @@
-"""Connect side by side: Kafka to a file by Kafka Connect's own FileStreamSink and by ours, and to Postgres by ours.
+"""Connect sinks side by side: Kafka Connect's FileStreamSink and Penstock's file sink; also Penstock's Postgres sink.
 
-One real embedded broker, one topic of one partition with 100-byte records, one task with string converters (Postgres:
-JSON). Each contestant is a process of its own, in turns, and the best round of each counts. The time runs from the
-first record in the file or table to the last; CPU is the whole process', its start included. Kafka Connect's jars are
-downloaded once a user. Postgres is one of the bench's own, from the binaries on the machine, or the one that
-`--postgres` names; without either that contestant is left out. Rows are upserted by `user`, of whom there are 20,000:
-nearly every record updates one.
+It uses one real embedded broker, one topic of one partition with 100-byte records, and one task with string converters
+(Postgres: JSON). Each contestant runs in its own process, in turns, and the best round of each counts. The time runs
+from the first record in the file or table to the last. CPU is the whole process', its start included. Kafka Connect's
+jars are downloaded once a user. Postgres is started from the binaries on the machine, or is the one that `--postgres`
+names; without either that contestant is left out. Rows are upserted by `user`, of which there are 20,000, so nearly
+every record updates a row.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ BULK = 20_000
 THEIRS, OURS, POSTGRES = "kafka connect file", "penstock file", "penstock postgres"
 WANTED = ((OURS, THEIRS, 1.0),)
 POSTGRES_ROWS_MIN = 30_000
-"""Rows a second that are asked for."""
+"""The target in rows a second."""
 USERS = 20_000
 CONNECT_JARS = read_jar_set(Path(__file__).with_name("connect_jars.json"))
 
 
 class Quiet:
-    """A status listener that says failures alone."""
+    """A status listener that prints only failures."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *said: print(*said, file=sys.stderr) if name == "on_failure" else None
 
 
 def value_of(i: int) -> bytes:
-    """About 100 bytes."""
+    """A value of about 100 bytes."""
     return b'{"id":%07d,"user":"u%07d","path":"/item/%04d","ms":%04d,"status":200,"agent":"Mozilla 5.0, and so on"}' % (
         1_000_000 + i,
         i % USERS,
@@ -70,7 +70,7 @@ def value_of(i: int) -> bytes:
 
 
 async def fill(kafka: KafkaSettings, records: int) -> None:
-    """The topic, with all records."""
+    """Create the topic, with all records."""
     async with Admin(kafka) as admin, Producer(kafka, ProducerSettings(batch_size=65_536)) as producer:
         await admin.create_topics([NewTopic(TOPIC, 1)])
         for first in range(0, records, BULK):
@@ -80,10 +80,11 @@ async def fill(kafka: KafkaSettings, records: int) -> None:
 
 
 class Progress:
-    """When the first record was there, and when the last."""
+    """The times of the first and the last record."""
 
     def __init__(self, records: int) -> None:
-        self._records, self._first = records, (0.0, 0)
+        self._records = records
+        self._first = (0.0, 0)
 
     def seen(self, count: int) -> float | None:
         """Records a second, once all are there."""
@@ -97,12 +98,12 @@ class Progress:
 
 
 def lines_in(path: Path, size: int) -> int:
-    """Whole records in a file, by its size: all have the same."""
+    """The number of complete records in a file, computed from its size: all records have the same size."""
     return path.stat().st_size // size if path.exists() else 0
 
 
 async def ours(bootstrap: str, name: str, records: int, postgres: str, folder: Path) -> Figures:
-    """One of our sinks in this process."""
+    """One of Penstock's sinks, in this process."""
     started = time.process_time()
     props = {"bootstrap.servers": bootstrap, "key.converter": STRING, "value.converter": STRING}
     props |= {"connect.files.allowed": str(folder)}
@@ -140,7 +141,7 @@ async def ours(bootstrap: str, name: str, records: int, postgres: str, folder: P
 
 
 def theirs(bootstrap: str, records: int, folder: Path) -> Figures:
-    """Kafka Connect, standalone, in a process of its own."""
+    """Kafka Connect, standalone, in its own process."""
     java = find_java()
     jars = asyncio.run(fetch_jars(CONNECT_JARS))
     out = folder / f"theirs-{time.time_ns()}"
@@ -169,14 +170,14 @@ def theirs(bootstrap: str, records: int, folder: Path) -> Figures:
 
 
 def postgres_of(url: str) -> AbstractContextManager[str]:
-    """The Postgres to use: the one that is named, or one of our own where its binaries are here; else none."""
+    """The Postgres to use: the one in `url`, or one started from the machine's binaries if there are any."""
     return server() if not url and found() else nullcontext(url)
 
 
 def too_slow(figures: dict[str, Figures]) -> bool:
-    """Whether Postgres got fewer rows than are asked for; said where it is measured."""
+    """Whether Postgres received fewer rows than its target; prints the rate."""
     if POSTGRES not in figures:
-        print(f"  {POSTGRES}: left out, since there is no Postgres here")
+        print(f"  {POSTGRES}: not measured, because there is no Postgres on this machine")
         return False
     rate = figures[POSTGRES]["records_per_second"]
     print(f"  {POSTGRES}: {rate:,.0f} rows/s (asked for: {POSTGRES_ROWS_MIN:,})")
@@ -198,7 +199,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench connect", description=__doc__)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--postgres", default="", help="a URL, of another than the bench's own")
+    parser.add_argument("--postgres", default="", help="URL of a Postgres to use (default: start one)")
     parser.add_argument("--bootstrap", default="")
     parser.add_argument("--one", default="")
     parser.add_argument("--json", action="store_true")

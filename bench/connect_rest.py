@@ -1,9 +1,10 @@
-"""Connect's REST while 200 connectors are made: how long until all run, and how long answers take meanwhile.
+"""Connect's REST while 200 connectors are created: the time until all run, and the response times meanwhile.
 
-One real embedded broker and one distributed worker, each a process of its own. Half of the connectors are file sources,
-half file sinks, one task each, made one after another by `PUT /connectors/NAME/config`. Beside it a second client asks
-for the list with statuses and for single statuses, ten times a second. `create` is the time of the PUTs, which wait for
-the rebalance before them to end; `asked` is everything else; `rest` is both together, for which the limit is.
+It uses one real embedded broker and one distributed worker, each in its own process. Half of the connectors are file
+sources, half file sinks, with one task each. They are created one after another by `PUT /connectors/NAME/config`.
+Meanwhile a second client requests the list with statuses and single statuses, ten times a second. `create` is the time
+of the PUTs, which wait for the previous rebalance to end. `asked` is the time of all other requests. `rest` is both
+together; the limit applies to it.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ ASK_SECONDS = 0.1
 
 
 def percentile(times_ms: Sequence[float], part: float) -> float:
-    """The time that so large a part of them does not exceed."""
+    """The time that this part of the requests does not exceed."""
     ordered = sorted(times_ms)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else 0.0
 
 
 def connector(number: int, folder: Path) -> dict[str, str]:
-    """A file source, or with an odd number a file sink."""
+    """A file source for an even number, a file sink for an odd one."""
     common = {"tasks.max": "1", "key.converter": STRING, "value.converter": STRING}
     if number % 2:
         return common | {"connector.class": "FileStreamSink", "topics": TOPIC, "file": str(folder / f"{number}.out")}
@@ -49,7 +50,7 @@ def connector(number: int, folder: Path) -> dict[str, str]:
 
 
 def worker_file(folder: Path, bootstrap: str, port: int) -> Path:
-    """A distributed worker's properties."""
+    """Write a distributed worker's properties."""
     stores = ("config", "offset", "status")
     props = {
         "bootstrap.servers": bootstrap,
@@ -67,7 +68,7 @@ def worker_file(folder: Path, bootstrap: str, port: int) -> Path:
 
 
 class Asked:
-    """Asks a worker's REST all the time, and notes how long each answer took."""
+    """Sends requests to a worker's REST all the time, and records each response time."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
@@ -85,7 +86,7 @@ class Asked:
 
 
 async def until_healthy(client: httpx.AsyncClient, process: asyncio.subprocess.Process) -> None:
-    """Return when the worker has its place in the group."""
+    """Wait until the worker has joined its group."""
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:
             assert process.returncode is None, "the worker ended"
@@ -98,7 +99,7 @@ async def until_healthy(client: httpx.AsyncClient, process: asyncio.subprocess.P
 
 
 async def until_running(client: httpx.AsyncClient, count: int) -> None:
-    """Return when every connector and each of its tasks runs."""
+    """Wait until every connector and each of its tasks runs."""
     async with asyncio.timeout(LIMIT_SECONDS):
         while True:
             found = (await client.get("/connectors?expand=status")).json()
@@ -114,7 +115,7 @@ async def until_running(client: httpx.AsyncClient, count: int) -> None:
 
 
 async def measure(count: int, folder: Path) -> dict[str, float]:
-    """Seconds until all run, and the times of answers in ms."""
+    """Seconds until all run, and the response times in ms."""
     (folder / "in.txt").write_text("one line\n")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -135,7 +136,7 @@ async def measure(count: int, folder: Path) -> dict[str, float]:
 
 
 async def drive(count: int, folder: Path, url: str, worker: asyncio.subprocess.Process) -> dict[str, float]:
-    """Make the connectors of a worker, and ask it."""
+    """Create the connectors of a worker, and send it requests."""
     creates: list[float] = []
     async with (
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=100) as client,
@@ -170,7 +171,7 @@ async def drive(count: int, folder: Path, url: str, worker: asyncio.subprocess.P
 
 
 def main() -> int:
-    """Measure, print; the exit status: 1 where the 99th percentile is over its limit or an answer was an error."""
+    """Measure and print. The status is 1 if the 99th percentile exceeds its limit, or a response was an error."""
     parser = argparse.ArgumentParser(prog="scripts/bench connect_rest", description=__doc__)
     parser.add_argument("--connectors", type=int, default=200)
     parser.add_argument("--json", action="store_true")

@@ -1,10 +1,11 @@
-"""Consumers side by side: aiokafka's getmany, confluent-kafka's consume, ours as columns and as records.
+"""Consumers side by side: aiokafka's getmany, confluent-kafka's consume, Penstock as columns and as records.
 
-One real embedded broker, one topic of four partitions, 100-byte JSON records in batches of 64 KiB, uncompressed, all
-in the broker's page cache. Each contestant runs in a process of its own, in turns, and its best round counts. The time
-runs from the assignment of the partitions to the last record; CPU is the process' own within it. Every contestant
-takes as much as it gives at a time. All but `confluent-kafka consume, unread` read each record's value: there a
-message's key and value are made when they are asked for, elsewhere they are there. Bytes and records read are checked.
+It uses one real embedded broker and one topic of four partitions, with 100-byte JSON records in uncompressed batches of
+64 KiB, all in the broker's page cache. Each contestant runs in its own process, in turns, and its best round counts.
+The time runs from the assignment of the partitions to the last record. CPU is the process' own within it. Every
+contestant takes as many records at a time as its API returns. All but `confluent-kafka consume, unread` read each
+record's value: confluent-kafka creates a message's key and value when they are accessed, the others have them already.
+The numbers of bytes and records are checked.
 """
 
 from __future__ import annotations
@@ -61,17 +62,18 @@ def value_of(i: int) -> bytes:
 
 
 class Stopwatch:
-    """Wall and CPU time from its making."""
+    """Wall and CPU time since its creation."""
 
     def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._wall = time.perf_counter()
+        self._cpu = time.process_time()
 
     def read(self) -> tuple[float, float]:
         return time.perf_counter() - self._wall, time.process_time() - self._cpu
 
 
 async def penstock(servers: str, count: int, *, records: bool) -> Measured:
-    """Ours, as columns or as record objects."""
+    """Penstock, as columns or as record objects."""
     settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
     async with Consumer(KafkaSettings(bootstrap_servers=servers), settings) as consumer:
         watch = Stopwatch()
@@ -110,7 +112,7 @@ def confluent(servers: str, count: int, topic: str = TOPIC, *, unread: bool) -> 
     from confluent_kafka import Consumer as Confluent
     from confluent_kafka import TopicPartition as ConfluentTopicPartition
 
-    # By its defaults it waits a second whenever 100,000 messages are ahead.
+    # With its defaults it waits a second whenever 100,000 messages are ahead.
     ahead = {"queued.min.messages": 1_000_000, "fetch.queue.backoff.ms": 10}
     consumer = Confluent({"bootstrap.servers": servers, "group.id": "bench", "enable.auto.commit": False, **ahead})
     consumer.list_topics(topic)
@@ -142,7 +144,7 @@ def run_one(contestant: str, servers: str, count: int, size: int) -> Figures:
 
 
 async def fill(servers: str, count: int) -> int:
-    """Write the topic; gives the bytes of all values."""
+    """Write the topic; return the bytes of all values."""
     kafka = KafkaSettings(bootstrap_servers=servers)
     async with Admin(kafka) as admin:
         await admin.create_topics([NewTopic(TOPIC, PARTITIONS)])
@@ -170,7 +172,7 @@ async def run(count: int, rounds: int) -> dict[str, Figures]:
 
 
 def main() -> int:
-    """Run, print, compare."""
+    """Run, print and compare."""
     parser = argparse.ArgumentParser(prog="scripts/bench consumer", description=__doc__)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,8 +1,8 @@
-"""The handler runner against one record at a time: a handler of 5 ms over 10,000 records and 1,000 keys.
+"""The handler runner compared with one record at a time: a handler of 5 ms, 10,000 records and 1,000 keys.
 
-One real embedded broker. Both ways read the same topic through the same Consumer with the same handler; the time runs
-from the first call of the handler to the end of the last, so joining the group is in neither. Order per key is checked
-in both: the values seen for each key must be those sent, in order, each once.
+It uses one real embedded broker. Both read the same topic through the same Consumer with the same handler. The time
+runs from the first call of the handler to the end of the last, so joining the group is not included. Order per key is
+checked in both: the values seen for each key must be the sent ones, in order, each once.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ TOPIC = "bench"
 PARTITIONS = 4
 RATIO_WANTED = 50
 RUNS = 3
-"""The runner's best of so many counts: a run of under a second is at the mercy of whatever else the machine does."""
+"""The rounds of the runner, of which the best counts. In a round of under a second other load has much influence."""
 
 
 class SlowHandler:
-    """Waits as a call to another service would, and keeps what it saw."""
+    """Waits like a call to another service, and keeps the records that it has seen."""
 
     def __init__(self, handler_ms: float) -> None:
         self.handler_ms = handler_ms
@@ -161,7 +161,7 @@ async def measure(records: int, keys: int, handler_ms: float, concurrency: int) 
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and print; exit status 1 where the ratio or the order is missed."""
+    """Measure and print. The status is 1 if the ratio or the order is missed."""
     parser = argparse.ArgumentParser(prog="consumer_runner", description=__doc__)
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--keys", type=int, default=1_000)

@@ -1,10 +1,10 @@
-"""What an import costs: CPU time, memory and installed size, beside aiokafka, FastStream and Quix Streams.
+"""The cost of an import: CPU time, memory and installed size, compared with aiokafka, FastStream and Quix Streams.
 
-Each package is installed by uv into a virtual environment of its own, with what it requires and nothing else; Penstock
-is the wheel of this checkout without extras. An import runs in a process of its own, all of them in turns, after one
-run each that compiles the modules. CPU time is that of the import alone, in the median; memory is the resident set of
-the whole process after it, in the median; size is what lies in the environment's site-packages before any import.
-Asked for: that a producer's import costs at most 1.2 times what importing its dependencies does.
+uv installs each package into its own virtual environment, with its requirements only. Penstock is the wheel of this
+checkout without extras. Each import runs in its own process, in turns, after one run each that compiles the modules.
+CPU time is that of the import alone, as the median. Memory is the resident set of the whole process after it, as the
+median. Size is that of the environment's site-packages before any import. The target: a producer's import takes at most
+1.2 times the CPU time of importing its dependencies.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ print(cpu, pages * os.sysconf("SC_PAGE_SIZE"))
 
 @dataclass(frozen=True)
 class Contestant:
-    """An import: the row's name, the package that is installed for it, and the statement."""
+    """An import: the row's name, the package to install, and the statement."""
 
     name: str
     package: str
@@ -113,7 +113,7 @@ def ratio(figures: dict[str, dict[str, float]]) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    """Install, measure, and print the table; status 1 where the ratio that is asked for is missed."""
+    """Install, measure, and print the table. The status is 1 if the ratio misses its target."""
     parser = argparse.ArgumentParser(prog="scripts/bench footprint", description=__doc__)
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--json", action="store_true")

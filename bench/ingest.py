@@ -1,11 +1,10 @@
-"""Ingest over HTTP: acknowledged records/s by size of request and number of connections, beside a bare handler.
+"""Ingest over HTTP: acknowledged records/s by request size and number of connections, compared with a bare handler.
 
-One real embedded broker, one topic of four partitions, the producer service as it is run (`penstock producer`), and a
-load generator: each a process of its own. Requests of NDJSON with 1, 100 and 10,000 records of 100 bytes with a key
-pointer, over 1, 32 and 256 keep-alive connections. A request counts when it was answered 200. `bare` is the ceiling:
-the same server with a handler that reads the body, parses each line and answers, without Kafka. CPU is the service's
-alone.
-`--body-mb` posts one body of that many MB and tells by how much the service's memory grew.
+It uses one real embedded broker, one topic of four partitions, the producer service (`penstock producer`) and a load
+generator, each in its own process. Requests are NDJSON with 1, 100 and 10,000 records of 100 bytes with a key pointer,
+over 1, 32 and 256 keep-alive connections. A request counts if it is answered with 200. `bare` is the upper limit: the
+same server with a handler that reads the body, parses each line and answers, without Kafka. CPU is the service's alone.
+`--body-mb` posts one body of that many MB and reports the growth of the service's memory.
 """
 
 from __future__ import annotations
@@ -63,10 +62,11 @@ def lines(count: int) -> bytes:
 
 
 class Client(asyncio.Protocol):
-    """One keep-alive connection that sends the same request again and again until the end."""
+    """One keep-alive connection that sends the same request repeatedly until the end."""
 
     def __init__(self, request: bytes, ends_at: float) -> None:
-        self._request, self._ends_at = request, ends_at
+        self._request = request
+        self._ends_at = ends_at
         self._answer = bytearray()
         self._sent_at = 0.0
         self.latencies: list[tuple[float, float]] = []
@@ -106,7 +106,7 @@ class Client(asyncio.Protocol):
 
 
 async def load(url: str, size: int, connections: int, seconds: float) -> dict[str, Any]:
-    """Requests for so many seconds; what was acknowledged after the warm-up."""
+    """Send requests for `seconds`; return the figures of those acknowledged after the warm-up."""
     host, port = urlsplit(url).hostname, urlsplit(url).port
     body = lines(size)
     head = (
@@ -128,7 +128,7 @@ async def load(url: str, size: int, connections: int, seconds: float) -> dict[st
 
 
 async def bare(port: int) -> None:
-    """The ceiling: the same server, no Kafka."""
+    """The upper limit: the same server, without Kafka."""
     router, decode = APIRouter(), msgspec.json.Decoder().decode
 
     @router.post(PATH)
@@ -150,7 +150,7 @@ async def bare(port: int) -> None:
 
 @asynccontextmanager
 async def serving(kind: str, bootstrap_servers: str) -> AsyncIterator[tuple[str, int]]:
-    """A service in a process of its own; its address and process id."""
+    """Run a service in its own process; yield its address and process id."""
     port = pick("127.0.0.1", 1)[0]
     topics = {TOPIC: {"key": ["/user"]}}
     own = {
@@ -162,7 +162,7 @@ async def serving(kind: str, bootstrap_servers: str) -> AsyncIterator[tuple[str,
         "PENSTOCK_PRODUCER__BATCH_SIZE": "131072",
     }
     command = [sys.executable, "-c", PRODUCER] if kind == "ingest" else [sys.executable, "-m", "bench.ingest", "--bare"]
-    process = subprocess.Popen(  # noqa: ASYNC220 - it only starts it
+    process = subprocess.Popen(  # noqa: ASYNC220 - only starts the process
         [*command, *([str(port)] if kind == "bare" else [])], env=os.environ | own
     )
     url = f"http://127.0.0.1:{port}"
@@ -182,7 +182,7 @@ async def serving(kind: str, bootstrap_servers: str) -> AsyncIterator[tuple[str,
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has used."""
+    """User and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -194,7 +194,7 @@ def memory_mb(pid: int) -> float:
 
 
 async def measure(url: str, pid: int, size: int, connections: int, seconds: float) -> dict[str, Any]:
-    """One row; the load comes from another process."""
+    """One row. The load comes from another process."""
     arguments = ["--load", url, str(size), str(connections), str(seconds)]
     before, started = cpu_seconds(pid), time.perf_counter()
     process = await asyncio.create_subprocess_exec(
@@ -220,7 +220,7 @@ async def measure(url: str, pid: int, size: int, connections: int, seconds: floa
 
 
 async def long_body(url: str, pid: int, megabytes: int) -> dict[str, float]:
-    """One NDJSON body of so many MB; how much the service's memory grew at most while it came."""
+    """Send one NDJSON body of `megabytes` MB; return the maximum growth of the service's memory meanwhile."""
     chunk = lines(10_000)
     warm = httpx.AsyncClient(trust_env=False, timeout=600)
     headers = {"Content-Type": "application/x-ndjson"}
@@ -280,12 +280,12 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def verdict(figures: dict[str, Any]) -> int:
-    """0 where every figure that is asked for was reached."""
+    """The exit status: 0 if every figure reached its target."""
     records = max((r["records_per_s"] for r in figures["ingest"] if r["size"] == 10_000), default=WANTED_RECORDS)
     requests = max((r["requests_per_s"] for r in figures["ingest"] if r["size"] == 1), default=WANTED_REQUESTS)
     grew = figures.get("long_body", {}).get("grew_mb", 0.0)
     good = records >= WANTED_RECORDS and requests >= WANTED_REQUESTS and grew <= MEMORY_GROWTH_MB
-    print(f"{records:,.0f} records/s, {requests:,.0f} requests/s: {'as wanted' if good else 'NOT what is wanted'}")
+    print(f"{records:,.0f} records/s, {requests:,.0f} requests/s: {'target reached' if good else 'target MISSED'}")
     return 0 if good else 1
 
 

@@ -1,11 +1,11 @@
 """Whether compaction keeps up with the engine: an aggregator at a steady rate, with compactions beside it.
 
-One embedded broker, one `penstock aggregator` with a session count and a lake, and a producer in this process that
-sends so many records a second. Every quarter of a minute the aggregator's lag, the changelog's length, the snapshot's
-age and the aggregator's memory are taken, and what share of a core the broker, the aggregator, its compactions (JVM and
-Python workers) and the producer used. The exit status is 1 where the rate was not held, where the aggregator was more
-than LAG_MAX_S behind, or where the second half is not as flat as the first: its longest changelog, its oldest snapshot
-or its memory is more than FLAT_MAX times that of the first.
+It uses one embedded broker, one `penstock aggregator` with a session count and a lake, and a producer in this process
+that sends at a fixed rate. Every 15 s it samples the aggregator's lag, the changelog's length, the snapshot's age and
+the aggregator's memory. It also samples the share of a core that the broker, the aggregator, its compactions (JVM and
+Python workers) and the producer use. The exit status is 1 if the rate was not held, if the aggregator was more than
+LAG_MAX_S behind, or if the second half is not flat: its longest changelog, its oldest snapshot or its memory is more
+than FLAT_MAX times that of the first half.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from penstock.shared.common.records import RecordColumns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 
 APPLICATION, TOPIC, PARTITIONS = "keeping-up", "clicks", 4
-KEYS, ACTIVE = 80_000, 4  # one in so many keys is active at a time
+KEYS, ACTIVE = 80_000, 4  # one in ACTIVE keys is active at a time
 ACTIVE_MS = 3_600_000
 VALUE = b'{"n": 1}'
 GAP_MS = 1_800_000
-TURN_S, TURN_MS = 0.1, 20_000  # in each turn event time moves on by so much
+TURN_S, TURN_MS = 0.1, 20_000  # event time advances by TURN_MS in each turn of TURN_S
 SAMPLE_S = 15
 INTERVAL_MS = 30_000
 FLAT_MAX, HELD_MIN, LAG_MAX_S = 1.3, 0.95, 5.0
@@ -52,9 +52,9 @@ def topology():
 
 
 class Sample(NamedTuple):
-    """What was measured at one moment: records, seconds, KiB, and seconds of CPU by part since the start.
+    """The measurements at one moment: records, seconds, KiB, and CPU seconds by part since the start.
 
-    `lag` is how many records the aggregator has not committed.
+    `lag` is the number of records that the aggregator has not committed.
     """
 
     seconds: float
@@ -67,10 +67,10 @@ class Sample(NamedTuple):
 
 
 class CpuByPart:
-    """Seconds of CPU of our own process and all that it started, by part, with those that have ended.
+    """CPU seconds of this process and its descendants, ended ones included, by part.
 
-    Compactions are what the aggregator started. Nobody waits for Spark's processes, so what they used is noted while
-    they run: `look` often.
+    Compactions are the aggregator's child processes. No process waits for Spark's own children, so their CPU time must
+    be read while they run: call `look` often.
     """
 
     def __init__(self, aggregator: int) -> None:
@@ -103,7 +103,7 @@ class CpuByPart:
 
 
 def turn(nth: int, records: int) -> RecordColumns:
-    """One turn's records: of the active keys, with times in a little disorder."""
+    """One turn's records: of the active keys, with times slightly out of order."""
     random = np.random.default_rng(nth)
     now_ms = nth * TURN_MS + ACTIVE_MS
     own = random.integers(0, KEYS // ACTIVE, records) * ACTIVE + now_ms // ACTIVE_MS % ACTIVE
@@ -114,7 +114,7 @@ def turn(nth: int, records: int) -> RecordColumns:
 
 
 async def send(kafka: KafkaSettings, rate: int, seconds: float, sent: list[int]) -> None:
-    """Send at the rate; `sent` counts what was acknowledged."""
+    """Send at the rate. `sent` counts the acknowledged records."""
     records = int(rate * TURN_S)
     async with Producer(kafka, ProducerSettings(linger_ms=5, batch_size=256 * 1024)) as producer:
         started = time.monotonic()
@@ -205,7 +205,7 @@ def main() -> int:
 
 
 def report(samples: list[Sample], rate: int) -> int:
-    """Print the shares of a core and both halves; the exit status."""
+    """Print the shares of a core and both halves; return the exit status."""
     begin, end = samples[1], samples[-1]
     seconds = end.seconds - begin.seconds
     held = (end.sent - begin.sent) / seconds / rate
@@ -214,7 +214,7 @@ def report(samples: list[Sample], rate: int) -> int:
         print(f"{part}: {(end.cpu_s[part] - begin.cpu_s[part]) / seconds:.2f} of a core")
     half = len(samples) // 2
     lag_s = max(one.lag for one in samples[1:]) / rate
-    print(f"the aggregator was at most {lag_s:.1f} s behind")
+    print(f"maximum lag of the aggregator: {lag_s:.1f} s")
     status = int(held < HELD_MIN or lag_s > LAG_MAX_S)
     for name in ("changelog_records", "snapshot_age_s", "aggregator_kib"):
         first, second = (max(getattr(one, name) for one in part) for part in (samples[1:half], samples[half:]))

@@ -1,12 +1,13 @@
-"""Producers side by side: aiokafka's send, confluent-kafka's produce, ours with send and with send_many.
+"""Producers side by side: aiokafka's send, confluent-kafka's produce, Penstock with send and with send_many.
 
-One real embedded broker, one topic of four partitions, 100-byte JSON with 20,000 keys, acks=all, idempotent, batches of
-64 KiB, 5 ms of linger for all. The broker's JVM is warmed up first, with rounds that do not count: until it has
-compiled its own code it is the broker that is measured. Each contestant runs in a process of its own, in turns, and its
-best round counts. Each sends 20,000 records in its own way before it is measured (which for columns loads the compiled
-kernels). The time runs from the first send to the last acknowledgement; CPU is the process' own in that time; latency
-is that of every 100th record (in bulk: of 10,000 records), from handing it over to its acknowledgement, under full
-load. `send_many` is given 10,000 records at a time, as objects that are made in the measured time, or as columns.
+It uses one real embedded broker and one topic of four partitions. All send 100-byte JSON with 20,000 keys, acks=all,
+idempotent, with batches of 64 KiB and 5 ms of linger. The broker's JVM is warmed up first, with rounds that do not
+count: until it has compiled its own code, the broker limits the rate. Each contestant runs in its own process, in
+turns, and its best round counts. Each sends 20,000 records in its own way before the measurement (for columns, this
+loads the compiled kernels). The time runs from the first send to the last acknowledgement. CPU is the process' own in
+that time. Latency is that of every 100th record (in bulk: of 10,000 records), from the send to its acknowledgement,
+under full load. `send_many` gets 10,000 records at a time, as objects that are created in the measured time, or as
+columns.
 """
 
 from __future__ import annotations
@@ -71,12 +72,12 @@ def payloads(count: int) -> tuple[list[bytes], list[bytes]]:
 
 
 def as_objects(keys: list[bytes], values: list[bytes]) -> Sequence[ProducerRecord]:
-    """A bulk, as most have it."""
+    """A bulk of record objects, the usual form."""
     return [ProducerRecord(TOPIC, v, k) for k, v in zip(keys, values, strict=True)]
 
 
 def as_columns(keys: list[bytes], values: list[bytes]) -> Sequence[ProducerRecord]:
-    """A bulk, where keys and values are at hand as columns."""
+    """A bulk of columns, for a caller that has keys and values as columns."""
     return RecordColumns(TOPIC, keys, values)
 
 
@@ -84,17 +85,17 @@ BULKS = {"penstock send_many": as_objects, "penstock send_many, columns": as_col
 
 
 def started() -> Spent:
-    """When the measured part begins."""
+    """The times at the start of the measured part."""
     return time.perf_counter(), time.process_time()
 
 
 def spent_since(start: Spent) -> Spent:
-    """What the measured part took."""
+    """The duration and CPU time of the measured part."""
     return time.perf_counter() - start[0], time.process_time() - start[1]
 
 
 async def penstock(servers: str, keys: list[bytes], values: list[bytes], latencies: Times, bulk: Bulk | None) -> Spent:
-    """Ours, with `send` or in bulks of this kind; gives what the measured part took."""
+    """Penstock, with `send` or in bulks of this kind; returns the time of the measured part."""
     settings = ProducerSettings(batch_size=BATCH_SIZE, linger_ms=LINGER_MS)
     async with Producer(KafkaSettings(bootstrap_servers=servers), settings) as producer:
         warm = (bulk or as_objects)(keys[:WARM_UP], values[:WARM_UP])
@@ -120,13 +121,13 @@ async def penstock(servers: str, keys: list[bytes], values: list[bytes], latenci
 
 
 async def settled(deliveries: Deliveries, handed: float, latencies: Times) -> None:
-    """Wait for a bulk to be acknowledged and note how long that took."""
+    """Wait until a bulk is acknowledged, and record its latency."""
     assert await deliveries.first_error() is None
     latencies.append(time.perf_counter() - handed)
 
 
 def timer(latencies: Times) -> Callable[..., None]:
-    """A delivery callback that notes how long ago it was made."""
+    """A delivery callback that records the time since its creation."""
     handed = time.perf_counter()
     return lambda *_: latencies.append(time.perf_counter() - handed)
 
@@ -199,7 +200,7 @@ def run_one(contestant: str, servers: str, count: int) -> Figures:
     """One round of one contestant, in this process."""
     keys, values = payloads(count)
     latencies: Times = []
-    gc.freeze()  # the payloads are nobody's garbage: looking through them is not the contestant's time
+    gc.freeze()  # a search of the payloads by the collector must not count as the contestant's time
     if contestant == "confluent-kafka produce":
         seconds, cpu = confluent(servers, keys, values, latencies)
     elif contestant == "aiokafka send":
@@ -226,7 +227,7 @@ async def run(count: int, rounds: int) -> dict[str, Figures]:
 
 
 def profiled(contestant: str, servers: str, count: int) -> str:
-    """One round under the profiler, in this process: where its time goes, by the functions' own."""
+    """One round under the profiler, in this process: the functions by their own time."""
     profiler, said = cProfile.Profile(), io.StringIO()
     profiler.runcall(run_one, contestant, servers, count)
     pstats.Stats(profiler, stream=said).sort_stats("tottime").print_stats(PROFILE_LINES)
@@ -234,7 +235,7 @@ def profiled(contestant: str, servers: str, count: int) -> str:
 
 
 async def profile(count: int) -> int:
-    """Each of ours once under the profiler, in a process of its own."""
+    """Profile each of Penstock's contestants once, in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as kafka:
             async with Admin(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)) as admin:
@@ -251,12 +252,12 @@ async def profile(count: int) -> int:
 
 
 def main() -> int:
-    """Run, print, compare."""
+    """Run, print and compare."""
     parser = argparse.ArgumentParser(prog="scripts/bench producer", description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="print where the CPU time of ours goes, and end")
+    parser.add_argument("--profile", action="store_true", help="only profile the CPU time of Penstock's contestants")
     parser.add_argument("--one", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--servers", help=argparse.SUPPRESS)
     given = parser.parse_args()

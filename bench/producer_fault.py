@@ -1,17 +1,17 @@
-"""One partition of four answers NOT_ENOUGH_REPLICAS for 5 s: what the other three still get through.
+"""One partition of four answers NOT_ENOUGH_REPLICAS for 5 s: the throughput of the other three.
 
-On the fake broker, which runs in the same process and on the same processor as the producer in every window. So senders
-that send as fast as they can tell little: one that is held up leaves the others its share of the processor. What counts
-is therefore a load with headroom: first the rate that four tasks, one to each partition, reach as fast as they can;
-then each task offers 60 % of that, and of partitions 1 to 3 it is measured which share of what was offered is
-acknowledged within the window, and the p99 latency from when a record was due to be sent. The windows follow each other
-in turns, and the best of each kind counts: without the fault; with it; and without a sender for partition 0, which is
-what the other three get at most. Both ratios count for the exit status, and so does that the refused partition had its
-half of the buffer full within the window: a shorter fault, or smaller records, would end before anything is held up.
+The fake broker runs in the same process, and on the same processor, as the producer in every window. So senders at full
+speed show little: one that is blocked leaves the others its share of the processor. The load that counts therefore has
+headroom. First the full rate of four tasks, one for each partition, is measured. Then each task offers 60 % of that
+rate. For partitions 1 to 3, the share of the offered records that is acknowledged within the window is measured, and
+the p99 latency from a record's due time. The windows follow each other in turns, and the best of each kind counts:
+without the fault; with it; and without a sender for partition 0, which is the upper limit for the other three. Both
+ratios count for the exit status. It is also 1 if the failing partition did not fill its half of the buffer within the
+window: a shorter fault, or smaller records, would end before anything is blocked.
 
-The same as fast as it goes is printed beside it: a task for each partition, and one task that sends to all four in
-turn, which has to wait itself once partition 0 has its share of the buffer. At the end of each window every record of
-every partition must be in the log once, in order.
+The same at full speed is printed too: with a task for each partition, and with one task that sends to all four in turn.
+That one has to wait itself once partition 0 has filled its share of the buffer. At the end of each window every record
+of every partition must be in the log once, in order.
 """
 
 from __future__ import annotations
@@ -35,20 +35,22 @@ RATIO_WANTED = 0.9
 VALUE = b"x" * 592 + b"%08d"
 BUFFER_BYTES = ProducerSettings().buffer_memory
 FULL_AFTER = 0.4
-"""Of the window: by then the refused partition is to have half of the buffer. Where the load is too small for that, as
-on a machine that does other things as well, the buffer is made smaller in every window with that load."""
+"""The part of the window after which the failing partition must have filled its half of the buffer.
+
+If the load is too small for that, as on a busy machine, the buffer is made smaller in every window with that load.
+"""
 AT_A_TIME = 50
 LOOK_EVERY_SECONDS = 0.05
 
 OFFERED_SHARE = 0.6
-"""Of the rate that is reached as fast as it goes: leaves room for what the fault itself costs."""
+"""The offered share of the full rate. It leaves room for the cost of the fault itself."""
 
 Senders = Literal["one each", "none for the first", "one for all"]
 
 
 class Window(NamedTuple):
-    """What partitions 1 to 3 got acknowledged in a window, per second, and how long a record took (p99); the most bytes
-    of the buffer that were taken, and how many sends waited for some."""
+    """The acknowledged records per second of partitions 1 to 3 in a window, and their p99 latency; the maximum of
+    used buffer bytes, and of sends that waited for buffer memory."""
 
     per_second: float
     p99_ms: float
@@ -57,7 +59,7 @@ class Window(NamedTuple):
 
 
 class Log:
-    """Counts what is acknowledged of each partition, and times the last record of every few.
+    """Counts the acknowledged records of each partition, and times the last record of each group sent at once.
 
     Senders send until the window is `over`.
     """
@@ -68,7 +70,7 @@ class Log:
         self.latencies_ms: list[float] = []
 
     async def send_some(self, producer: Producer, partition: int, first: int, due: float) -> int:
-        """Send a few records that were due at a time to one partition; gives how many."""
+        """Send a few records with the due time `due` to one partition; return their number."""
 
         def on_delivery(metadata: object, error: Exception | None) -> None:
             assert error is None, error
@@ -85,7 +87,7 @@ class Log:
         return AT_A_TIME
 
     async def send_to(self, producer: Producer, partition: int, rate: float | None) -> int:
-        """Send to one partition until the window is over, at `rate` a second or as fast as it goes; gives how many."""
+        """Send to one partition until the window is over, at `rate` a second or at full speed; return the number."""
         sent, due = 0, time.perf_counter()
         while not self.over:
             sent += await self.send_some(producer, partition, sent, due)
@@ -94,7 +96,7 @@ class Log:
         return sent
 
     async def send_to_all(self, producer: Producer) -> list[int]:
-        """Send to every partition in turn until the window is over; gives how many records each was sent."""
+        """Send to every partition in turn until the window is over; return the number of records for each."""
         sent = [0] * PARTITIONS
         while not self.over:
             now = time.perf_counter()
@@ -105,7 +107,7 @@ class Log:
 
 
 class Watched(NamedTuple):
-    """How long a window was, the most that was taken of the buffer, and the most sends that waited for some."""
+    """The length of a window, the maximum of used buffer bytes, and the maximum of sends that waited for memory."""
 
     seconds: float
     taken_bytes: float
@@ -115,10 +117,10 @@ class Watched(NamedTuple):
 async def watched(
     producer: Producer, log: Log, sending: asyncio.Future[list[int]], seconds: float, buffer_bytes: int
 ) -> Watched:
-    """Let the window pass. It is over when its time is up and partitions 1 to 3 each have an acknowledged record.
+    """Wait for the end of the window: its time is up, and partitions 1 to 3 each have an acknowledged record.
 
-    On a machine that does other things as well the first acknowledgements may take longer than a short window. If a
-    partition gets none, the senders fail with BufferExhausted, which also ends the window.
+    On a busy machine the first acknowledgements may take longer than a short window. If a partition gets none, the
+    senders fail with BufferExhausted, which also ends the window.
     """
     taken, waiting, start = 0.0, 0.0, time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds or not (all(log.acknowledged[1:]) or sending.done()):
@@ -133,7 +135,7 @@ async def watched(
 async def window(
     seconds: float, senders: Senders, *, fault: bool, rate: float | None = None, buffer_bytes: int = BUFFER_BYTES
 ) -> Window:
-    """One window; with `rate` each task offers so many records a second."""
+    """One window. With `rate` each task offers that many records a second."""
     log, settings = Log(), ProducerSettings(buffer_memory=buffer_bytes)
     async with FakeCluster() as cluster:
         cluster.create_topic(TOPIC, partitions=PARTITIONS)
@@ -183,7 +185,7 @@ RATIOS = {
 
 
 async def measure(seconds: float, rounds: int) -> dict[str, float]:
-    """The best of each window in records per second, with a load also its share and p99, and the ratios."""
+    """The best of each window in records per second, under load also its share and p99, and the ratios."""
     best = dict.fromkeys((*FREE, *WINDOWS), Window(0.0, 0.0))
     for _ in range(rounds):
         for name, (senders, fault) in FREE.items():
@@ -208,7 +210,7 @@ async def measure(seconds: float, rounds: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, print, compare."""
+    """Measure, print and compare."""
     parser = argparse.ArgumentParser(prog="scripts/bench producer_fault", description=__doc__)
     parser.add_argument("--seconds", type=float, default=FAULT_SECONDS)
     parser.add_argument("--rounds", type=int, default=2)
@@ -220,7 +222,7 @@ def main() -> int:
     if given.json:
         print(json.dumps(figures))
     if not figures["with_fault_waiting"]:
-        print("the refused partition's half of the buffer never filled: the load came in too slowly", file=sys.stderr)
+        print("the failing partition never filled its half of the buffer: the load was too small", file=sys.stderr)
         return 1
     return 0 if min(figures[name] for name in COUNTED) >= RATIO_WANTED else 1
 

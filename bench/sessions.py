@@ -1,27 +1,27 @@
-"""Session windows from Kafka back to Kafka, beside librdkafka's bare consume and Kafka Streams.
+"""Session windows from Kafka to Kafka, compared with librdkafka's bare consume and Kafka Streams.
 
-One real embedded broker; topics of four partitions with a day of clicks, one for each law of keys (`_sessions_data`).
-Each contestant runs in a process of its own, in turns, and its best round counts. `confluent-kafka consume` takes
-10,000 messages at a time and leaves their values unread; `fetch` only reads columns. The others run a stream worker
-with a session count (gap 30 min, grace 5 min) that writes closed sessions to a topic and its state to its changelog,
-with a commit every 200 ms: `count` of values left as bytes, `mean` with a mean of a field decoded from the JSON
-besides. Time runs from when the first task is restored to when all records are committed; CPU is the process' own. What
-comes out is checked: every record is in a closed session, in a live one, or late.
+It uses one real embedded broker, and topics of four partitions with a day of clicks, one for each law of keys
+(`_sessions_data`). Each contestant runs in its own process, in turns, and its best round counts. `confluent-kafka
+consume` takes 10,000 messages at a time and leaves their values unread. `fetch` only reads columns. The others run a
+stream worker with a session count (gap 30 min, grace 5 min). It writes closed sessions to a topic and its state to its
+changelog, with a commit every 200 ms. `count` leaves values as bytes; `mean` also computes the mean of a field decoded
+from the JSON. Time runs from the first restored task to the commit of all records. CPU is the process' own. The output
+is checked: every record is in a closed session, in a live one, or late.
 
 Kafka Streams counts the same sessions on the first records of each topic (`_kafka_streams`), in one round, after as
-many to warm up: its time runs from the first record that is measured to the last. Bytewax and Quix Streams run beside
-it where an environment has them (`_peers`). A peer that is missing is reported. With `--workers 2` the worker processes
-of `penstock aggregator` share a topic of their own, and their CPU a record is compared with that of one
+many for warm-up. Its time runs from the first measured record to the last. Bytewax and Quix Streams run too if an
+environment has them (`_peers`). A missing peer is reported. With `--workers 2` the worker processes of `penstock
+aggregator` share a topic of their own, and their CPU a record is compared with that of one worker
 (`_sessions_workers`).
 
-Besides: what a live session with count and mean takes of memory, with a million of them, and how long after it was due
-a record's result can be read at 10,000 records a second (`_sessions_latency`). The exit status is 1 where a figure that
-is asked for is missed, or where that rate was not held. With `--profile` each of ours runs once under the profiler
-instead.
+Two more figures: the memory of a live session with count and mean, among a million of them; and the latency from a
+record's due time to its readable result, at 10,000 records a second (`_sessions_latency`). The exit status is 1 if a
+figure misses its target, or if that rate was not held. With `--profile` each of Penstock's contestants runs once under
+the profiler instead.
 
 With `--windows tumbling` (30 min), `hopping` (1 h every 5 min, so that a record is in twelve) or `sliding` (difference
-1 min, over 2,000 keys with as many records each) the same is measured of those, from Kafka back to Kafka and nothing
-else. Of sliding windows it is checked only that all results come out: how many windows hold a record follows from its
+1 min, over 2,000 keys with as many records each) the same is measured for those windows, from Kafka to Kafka only. For
+sliding windows the only check is that all results are written: the number of windows with a record depends on its
 neighbours.
 """
 
@@ -66,14 +66,14 @@ from penstock.shared.streams.windows.compilation import compile_kernels
 
 COMMIT_INTERVAL_MS = 200
 PROFILE_LINES = 30
-PEERS_SLOWER = 10  # at least: they get so many times fewer records, or would take minutes
+PEERS_SLOWER = 10  # they get this many times fewer records, since they would take minutes
 POLL_MS = 100
 SESSIONS, SESSION_BYTES_MAX = 1_000_000, 150
 FIRST_MS = 1_700_000_000_000
 LATENCY_SECONDS = 8
 P99_MS_MAX: dict[Guarantee, int] = {"at_least_once": 121, "exactly_once": 250}
 DIFFERENCE_MS = 60_000
-WORKERS_CPU_MAX = 1.15  # of several worker processes over one, for a record
+WORKERS_CPU_MAX = 1.15  # CPU a record of several worker processes over that of one
 SESSION, HOPPING, SLIDING = "session", "hopping", "sliding"
 WINDOWS: dict[str, Callable[[GroupedStream], WindowedGroup]] = {
     SESSION: lambda grouped: grouped.session_window(gap=GAP_MS, grace=GRACE_MS),
@@ -82,9 +82,9 @@ WINDOWS: dict[str, Callable[[GroupedStream], WindowedGroup]] = {
     SLIDING: lambda grouped: grouped.sliding_window(difference=DIFFERENCE_MS, grace=GRACE_MS),
 }
 PER_RECORD = {SESSION: 1, "tumbling": 1, HOPPING: 2 * GAP_MS // GRACE_MS}
-"""How many windows a record is in, where that is known beforehand."""
+"""The number of windows that contain a record, if it is fixed."""
 LAWS_OF = {SESSION: ("zipf", "power"), "tumbling": ("zipf",), HOPPING: ("zipf",), SLIDING: ("even",)}
-"""The laws of keys that each kind of windows is measured with, unless `--keys` names one."""
+"""The laws of keys that each kind of window is measured with, unless `--keys` names one."""
 CONSUME, FETCH, KAFKA_STREAMS = "confluent-kafka consume", "fetch", "kafka streams"
 OURS = ("at_least_once count", "exactly_once count", "at_least_once mean", "exactly_once mean")
 
@@ -99,7 +99,7 @@ def row(what: str, law: str) -> str:
 
 
 def parts_of(row: str) -> tuple[str, str]:
-    """What a contestant does, and the law of its keys.
+    """The kind of a contestant, and the law of its keys.
 
     >>> parts_of("at_least_once count, power keys")
     ('at_least_once count', 'power')
@@ -109,7 +109,7 @@ def parts_of(row: str) -> tuple[str, str]:
 
 
 def contestants(laws: Sequence[str]) -> list[str]:
-    """All that run in turns; what only reads does so on the first law's topic.
+    """All contestants that run in turns. Those that only read run on the first law's topic.
 
     >>> contestants(["power"])[:3]
     ['confluent-kafka consume, power keys', 'fetch, power keys', 'at_least_once count, power keys']
@@ -123,17 +123,17 @@ WANTED = (
     (row("at_least_once count", "power"), row(f"{KAFKA_STREAMS} at_least_once count", "power"), 45.0),
     (row("exactly_once count", "power"), row(f"{KAFKA_STREAMS} exactly_once count", "power"), 70.0),
 )
-"""Of session windows: how many times the rate of the second one is asked of the first one."""
+"""For session windows: the minimum ratio of the first contestant's rate to the second's."""
 RATES_WANTED = {
     SESSION: {row("at_least_once mean", "zipf"): 1_300_000},
     HOPPING: {row("at_least_once count", "zipf"): 400_000},
     SLIDING: {row("at_least_once count", "even"): 500_000},
 }
-"""Records a second that are asked for, by the kind of windows."""
+"""The target rates in records a second, by the kind of window."""
 
 
 class Click(msgspec.Struct):
-    """What the mean needs of a value; the rest of the JSON is passed over."""
+    """The field of a value that the mean needs. The rest of the JSON is skipped."""
 
     ms: int
 
@@ -166,7 +166,7 @@ class Stopwatch:
 
 
 def consume(kafka: KafkaSettings, topic: str, count: int) -> Figures:
-    """librdkafka's messages, with their values unread: the rate that a Python consumer on top of it starts from."""
+    """librdkafka's messages with unread values: the upper limit for a Python consumer on top of it."""
     seen, _, wall, cpu = consumer.confluent(kafka.bootstrap_servers, count, topic, unread=True)
     if seen != count:
         raise SystemExit(f"confluent-kafka consumed {seen} records instead of {count}")
@@ -174,7 +174,7 @@ def consume(kafka: KafkaSettings, topic: str, count: int) -> Figures:
 
 
 async def fetch(kafka: KafkaSettings, topic: str, count: int) -> Figures:
-    """The records as columns, and nothing else."""
+    """Only fetch the records as columns."""
     settings = ConsumerSettings(auto_offset_reset="earliest", max_poll_records=None)
     async with Consumer(kafka, settings) as consumer:
         watch, seen = Stopwatch(), 0
@@ -188,7 +188,7 @@ async def fetch(kafka: KafkaSettings, topic: str, count: int) -> Figures:
 async def windowed(
     kafka: KafkaSettings, topic: str, count: int, guarantee: Any, kind: str, *, mean: bool, keep: str
 ) -> Figures:
-    """The stream worker, from empty to all committed. `keep` tells this round's topics from others'."""
+    """Run the stream worker until all is committed. `keep` distinguishes this round's topics from others'."""
     settings = StreamsSettings(
         application_id=f"bench-{keep}",
         processing_guarantee=guarantee,
@@ -207,7 +207,7 @@ async def windowed(
             await worker.run_once()
         figures = watch.figures(count)
         tasks = [owned.task for owned in worker.tasks().values() if owned.task is not None]
-        counted = 0 if kind == SESSION else 1  # behind the time of the latest record
+        counted = 0 if kind == SESSION else 1  # after the time of the latest record
         live = sum(s.states[counted] for task in tasks for s in task.stores["sessions"].rows())
         missed = [t.metrics.late_total if kind == SESSION else t.metrics.missed_windows_total for t in tasks]
         figures["windows_closed"] = sum(task.metrics.closed_total for task in tasks)
@@ -226,7 +226,7 @@ def _all_committed(worker: StreamWorker, count: int) -> bool:
 
 
 async def _results_in(kafka: KafkaSettings, topic: str, windows: int) -> tuple[int, int]:
-    """How many windows were written, of so many that are waited for, and how many records are in them."""
+    """The number of windows written to a topic, after waiting for `windows` of them, and of the records in them."""
     settings = ConsumerSettings(auto_offset_reset="earliest", isolation_level="read_committed", max_poll_records=None)
     decode = msgspec.json.Decoder(dict[str, Any]).decode
     async with Consumer(kafka, settings) as consumer:
@@ -254,7 +254,7 @@ async def contest(contestant: str, kafka: KafkaSettings, count: int, kind: str) 
 
 
 def profiled(contestant: str, kafka: KafkaSettings, count: int, kind: str) -> str:
-    """One round under the profiler: each function's own time, and each file's share of it all."""
+    """One round under the profiler: each function's own time, and each file's share of the total."""
     profiler, said = cProfile.Profile(), io.StringIO()
     profiler.runcall(lambda: asyncio.run(contest(contestant, kafka, count, kind)))
     stats = pstats.Stats(profiler, stream=said)
@@ -267,7 +267,7 @@ def profiled(contestant: str, kafka: KafkaSettings, count: int, kind: str) -> st
 
 
 def shares(seconds: dict[str, float], count: int, lines_max: int) -> list[str]:
-    """Each name's part of all the time, the largest first; the last line is all others', so that nothing is left out.
+    """Each name's share of the total time, the largest first. The last line is the sum of all others.
 
     >>> shares({"a.py": 1.0, "b.py": 2.0, "c.py": 0.5, "d.py": 0.5}, 1_000_000, 2)
     [' 50.0%   2.00 µs a record  b.py', ' 25.0%   1.00 µs a record  a.py', ' 25.0%   1.00 µs a record  all others']
@@ -280,7 +280,7 @@ def shares(seconds: dict[str, float], count: int, lines_max: int) -> list[str]:
 
 
 def bytes_per_session(count: int) -> float:
-    """Memory of a live session with count and mean, of so many with a key each: all that a task keeps after commits."""
+    """Memory of a live session with count and mean, for `count` sessions: all that a task keeps after commits."""
     compile_kernels()
     task = StreamTask(topology("clicks", "sessions", SESSION, mean=True), 0, application="bench")
     task.initialize(FIRST_MS)
@@ -290,7 +290,7 @@ def bytes_per_session(count: int) -> float:
         numbers = np.arange(first, min(first + BULK, count))
         keys: list[bytes | None] = [b"user-%09d" % n for n in numbers.tolist()]
         task.process(Columns("clicks", 0, keys, [b'{"ms":1}'] * len(keys), FIRST_MS + numbers, numbers), FIRST_MS)
-        del keys  # or the last bulk's are counted
+        del keys  # so that the last bulk's are not counted
         task.prepare_commit(FIRST_MS)
         task.commit_succeeded()
     after, _ = tracemalloc.get_traced_memory()
@@ -300,7 +300,7 @@ def bytes_per_session(count: int) -> float:
 
 
 class Beside(NamedTuple):
-    """What runs beside ours: the Python that has peers, which of them, how many records, how many worker processes."""
+    """The peers to run: the Python that has them, their names, the number of records, and of worker processes."""
 
     python: str
     peers: Sequence[str]
@@ -309,7 +309,7 @@ class Beside(NamedTuple):
 
 
 async def run_peers(kafka: KafkaSettings, beside: Beside, law: str, count: int) -> dict[str, Figures]:
-    """One round of each peer in Python, on the first records."""
+    """One round of each Python peer, on the first records."""
     if not beside.peers:
         return {}
     topic = f"{topic_of(law)}-peers"
@@ -320,7 +320,7 @@ async def run_peers(kafka: KafkaSettings, beside: Beside, law: str, count: int) 
 
 
 async def run_kafka_streams(kafka: KafkaSettings, law: str, count: int, records: int) -> dict[str, Figures]:
-    """One round of Kafka Streams under each guarantee, on the first records, behind as many to warm up."""
+    """One round of Kafka Streams under each guarantee, on the first records, after as many for warm-up."""
     launch, topic = await _kafka_streams.launcher(), f"{topic_of(law)}-kafka-streams"
     if isinstance(launch, str):
         print(f"{row(KAFKA_STREAMS, law)}: not measured: {launch}", file=sys.stderr)
@@ -338,7 +338,7 @@ async def run_kafka_streams(kafka: KafkaSettings, law: str, count: int, records:
 
 
 async def run_workers(kafka: KafkaSettings, workers: int, count: int, rounds: int) -> dict[str, Figures]:
-    """One worker process and `workers` of them, `rounds` times in turns; the round that took least CPU counts."""
+    """One worker process and `workers` of them, `rounds` times in turns. The round with the least CPU counts."""
     best: dict[str, Figures] = {}
     for _ in range(rounds):
         for number in (1, workers):
@@ -350,7 +350,7 @@ async def run_workers(kafka: KafkaSettings, workers: int, count: int, rounds: in
 
 
 def workers_row(number: int) -> str:
-    """The name of so many worker processes.
+    """The name of a contestant with this number of worker processes.
 
     >>> workers_row(2)
     'at_least_once count, --workers 2, zipf keys'
@@ -359,13 +359,13 @@ def workers_row(number: int) -> str:
 
 
 async def profile(count: int, kind: str, laws: Sequence[str]) -> int:
-    """Each of ours once under the profiler, in a process of its own."""
+    """Profile each of Penstock's contestants once, in its own process."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as broker:
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
             await fill_topics(kafka, count, laws)
             rest = ("--profile", "--servers", broker.bootstrap_servers, "--records", str(count), "--windows", kind)
-            for contestant in contestants(laws)[1:]:  # the first one is not ours
+            for contestant in contestants(laws)[1:]:  # the first one is not Penstock's
                 own = (sys.executable, "-m", "bench.sessions", "--one", contestant, *rest)
                 if await (await asyncio.create_subprocess_exec(*own)).wait():
                     return 1
@@ -373,7 +373,7 @@ async def profile(count: int, kind: str, laws: Sequence[str]) -> int:
 
 
 async def fill_topics(kafka: KafkaSettings, count: int, laws: Sequence[str]) -> None:
-    """A topic with all records for each law."""
+    """Write a topic with all records for each law."""
     for law in laws:
         await make_topic(kafka, topic_of(law))
         await fill(kafka, count, law, topic_of(law))
@@ -382,7 +382,7 @@ async def fill_topics(kafka: KafkaSettings, count: int, laws: Sequence[str]) -> 
 async def run(
     count: int, rounds: int, kind: str, laws: Sequence[str], beside: Beside | None = None
 ) -> tuple[dict[str, Figures], dict[Guarantee, Figures]]:
-    """Every contestant, `rounds` times in turns, and what is to run beside; and of sessions latencies by guarantee."""
+    """Run every contestant `rounds` times in turns, then the peers; for sessions also the latencies by guarantee."""
     with tempfile.TemporaryDirectory() as folder:
         async with EmbeddedKafka(Path(folder)) as broker:
             kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
@@ -400,37 +400,35 @@ async def run(
 
 
 def latency_holds(guarantee: Guarantee, figures: dict[str, float]) -> bool:
-    """Whether results came soon enough, and that at the rate that was asked for."""
+    """Whether the latency is below its limit, and the target rate was held."""
     is_held = figures["offered_per_second"] >= RATE_HELD_MIN * RECORDS_PER_SECOND
     return is_held and figures["p99_ms"] <= P99_MS_MAX[guarantee]
 
 
 def workers_missed(figures: dict[str, Figures], workers: int) -> bool:
-    """Print what a record costs several workers over one; whether that is too much."""
+    """Print the ratio of CPU a record of several workers to one; return whether it is too high."""
     one, several = (figures[workers_row(number)]["cpu_us_per_record"] for number in (1, workers))
     print(f"CPU a record, --workers {workers} / --workers 1: {several / one:.2f} (at most {WORKERS_CPU_MAX})")
     return several / one > WORKERS_CPU_MAX
 
 
 def main() -> int:
-    """Run, print, compare."""
+    """Run, print and compare."""
     parser = argparse.ArgumentParser(prog="scripts/bench sessions", description=__doc__)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--windows", choices=WINDOWS, default=SESSION)
-    parser.add_argument(
-        "--keys", choices=LAWS, help="one law of keys; default: those that the windows are measured with"
-    )
+    parser.add_argument("--keys", choices=LAWS, help="one law of keys (default: the laws of the kind of window)")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--profile", action="store_true", help="print where the CPU time of ours goes, and end")
+    parser.add_argument("--profile", action="store_true", help="only profile the CPU time of Penstock's contestants")
     parser.add_argument(
         "--peers",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="Kafka Streams beside it, and Bytewax and Quix Streams where they are installed",
+        help="also run Kafka Streams, and Bytewax and Quix Streams if they are installed",
     )
-    parser.add_argument("--peers-python", metavar="PATH", default=sys.executable, help="the Python that has the latter")
-    parser.add_argument("--peer-records", type=int, help="how many records each of them gets; default: a tenth")
+    parser.add_argument("--peers-python", metavar="PATH", default=sys.executable, help="the Python with these two")
+    parser.add_argument("--peer-records", type=int, help="records for each peer (default: a tenth)")
     parser.add_argument(
         "--workers", type=int, choices=(1, 2, 4), default=2, help="worker processes to compare with one; 1: do not"
     )

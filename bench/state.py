@@ -1,18 +1,18 @@
-"""State larger than memory: what a process with many live sessions takes, with its stores in memory and in RocksDB.
+"""State larger than memory: the memory of a process with many live sessions, with stores in memory and in RocksDB.
 
-Each contestant is a process of its own that runs one task, as a stream worker does, without a broker: a session count
-and a mean, records of as many keys as there are to be sessions, a commit every 10,000 records, and then a second record
-for one key in ten, taken at random, which has to be looked up again. `held` is how much more memory the process holds
-(private pages: anonymous ones and those written to) when all is committed than when it began, `on disk` what its folder
-takes. RocksDB's share and the rows kept in memory are limited, so that part does not grow with the sessions.
+Each contestant runs in its own process. It runs one task, as a stream worker does, without a broker: a session count
+and a mean, one record for each key, and a commit every 10,000 records. Then one key in ten, at random, gets a second
+record and has to be looked up again. `held` is the growth of the process' private memory (anonymous pages and those
+written to) from its start to the last commit. `on disk` is the size of its folder. RocksDB's share and the rows in
+memory are limited, so this part does not grow with the sessions.
 
-`restore` is what it takes a new task to go on from what is on disk, as it would be after a crash: a copy of the folder
-as it is while the first one runs, from opening it until the first session is at hand (not with `--data-mib`). Only the
-changelog past its checkpoint, of which there is none here, would have to be read besides. `--default-limits` gives
-RocksDB and the rows in memory what a worker gives them.
+`restore` is the time a new task takes to continue from the disk, as after a crash. It opens a copy of the folder that
+was taken while the first task runs, until the first session is available (not with `--data-mib`). In production the
+changelog past its checkpoint would also be read; here there is none. `--default-limits` sets the limits of RocksDB and
+of the rows in memory to a worker's defaults.
 
-With `--data-mib` each process may have so much more private memory than at its start, by a limit of the kernel's: what
-asks for more ends with MemoryError, and is said to.
+With `--data-mib` a kernel limit allows each process only that much more private memory than at its start. A process
+that needs more ends with MemoryError, and is reported so.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class Click(msgspec.Struct):
-    """What a record's value has."""
+    """The fields of a record's value."""
 
     ms: int
 
@@ -79,14 +79,14 @@ class Filled:
         if local is not None and not local.db.is_new:
             reader = ChangelogReader(ignore)
             covered = take_up(reader, local, self.task.topology.schemas())
-            assert covered is not None, "what is on disk was not gone on from"
+            assert covered is not None, "the state on disk was not restored"
             assert reader.progress is not None
             restore_progress(self.task, reader.progress)
             self._changelog, self._offset = covered, self.task.sources["clicks"]
         self.task.initialize(START_MS)
 
     def take(self, numbers: Int64Array) -> None:
-        """A record of each of these keys, and a commit."""
+        """Process a record of each of these keys, and commit."""
         count = len(numbers)
         keys: list[bytes | None] = [b"user-%09d" % n for n in numbers.tolist()]
         offsets = np.arange(self._offset, self._offset + count)
@@ -97,7 +97,7 @@ class Filled:
         self.task.commit_succeeded(CommitPlace(None, self._changelog, self._changelog))
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder."""
         if self.task.local is not None:
             self.task.local.close()
 
@@ -109,17 +109,17 @@ class Filled:
 
 
 def contest(store: str, sessions: int, data_mib: int | None, *, default_limits: bool = False) -> dict[str, float | str]:
-    """One contestant's figures; where it ran out of memory, that alone."""
+    """One contestant's figures, or, if it ran out of memory, only that."""
     with tempfile.TemporaryDirectory() as folder:
         filled = Filled(Path(folder) if store == "rocksDB" else None, default_limits=default_limits)
-        filled.take(np.arange(-BATCH, 0) + 10**8)  # what is made once is there before it is measured
+        filled.take(np.arange(-BATCH, 0) + 10**8)  # make one-time allocations before the measurement
         before = private_kib()
         if data_mib is not None:
             limit = (private_kib("VmData") + data_mib * 1024) * 1024
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         try:
             figures, twice = _fill(filled, sessions, before, Path(folder))
-            if store == "rocksDB" and data_mib is None:  # a second one would not have room
+            if store == "rocksDB" and data_mib is None:  # there would be no memory for a second one
                 figures["restore_seconds"] = _restored(Path(folder), sessions, twice)
             return figures
         except (MemoryError, ProcessingFailed) as e:
@@ -153,7 +153,7 @@ def _fill(filled: Filled, sessions: int, before: int, folder: Path) -> tuple[dic
 
 
 def _restored(folder: Path, sessions: int, twice: int) -> float:
-    """How long a task takes to be there again after a crash; the one that has the folder goes on."""
+    """The time a task takes to be restored after a crash, while the first task keeps its folder."""
     with tempfile.TemporaryDirectory() as copy:
         shutil.copytree(folder, copy, dirs_exist_ok=True)
         started = time.monotonic()
@@ -166,18 +166,20 @@ def _restored(folder: Path, sessions: int, twice: int) -> float:
 
 
 def private_kib(of: str = "RssAnon") -> int:
-    """What the kernel says of this process' memory."""
+    """This process' memory in KiB, as the kernel reports it."""
     found = re.search(rf"^{of}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1])
 
 
 def main() -> int:
-    """Run both, print; 1 where RocksDB's failed, or held more than what is in memory."""
+    """Run both and print. The status is 1 if RocksDB's failed, or used more memory than the one in memory."""
     parser = argparse.ArgumentParser(prog="scripts/bench state", description=__doc__)
     parser.add_argument("--sessions", type=int, default=1_000_000)
-    parser.add_argument("--data-mib", type=int, help="private memory that a process may take besides")
-    parser.add_argument("--default-limits", action="store_true", help="as much memory for RocksDB as a worker gives it")
+    parser.add_argument("--data-mib", type=int, help="limit of the growth of a process' private memory")
+    parser.add_argument(
+        "--default-limits", action="store_true", help="use a worker's default memory limits for RocksDB"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", choices=STORES, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -196,7 +198,7 @@ def main() -> int:
 
 
 def report(sessions: int, figures: dict[str, dict[str, Any]], *, as_json: bool) -> int:
-    """Print what was measured; the exit status."""
+    """Print the figures; return the exit status."""
     if as_json:
         print(json.dumps(figures))
     else:

@@ -14,7 +14,7 @@ ARROW_TYPES = {"int64": pa.int64(), "float64": pa.float64(), "binary": pa.binary
 
 
 def binary_array(strings: PackedBytes) -> pa.Array:
-    """The strings, none of which is a null. Their buffer is their own afterwards.
+    """An Arrow array of the strings, which must not contain nulls. The array copies the buffer.
 
     >>> binary_array(PackedBytes.of([b"ann", b""])).to_pylist()
     [b'ann', b'']
@@ -26,7 +26,7 @@ def binary_array(strings: PackedBytes) -> pa.Array:
 
 
 def packed(column: Any) -> PackedBytes:
-    """Byte strings and nulls as Arrow has them, not copied.
+    """Packed strings of an Arrow column of byte strings and nulls, without a copy.
 
     >>> packed(pa.array([b"a", None, b"bc"], pa.binary()))[1:].tolist()
     [None, b'bc']

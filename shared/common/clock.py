@@ -1,4 +1,4 @@
-"""The clock that edges read; everything else is handed `now_ms`."""
+"""The clock. Only edges read it; all other code takes `now_ms` as an argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What an edge asks for the time; tests hand in `penstock.shared.testing.ManualClock`."""
+    """The times that an edge reads. Tests pass `penstock.shared.testing.ManualClock`."""
 
     def now_ms(self) -> int:
         """Wall-clock milliseconds since the epoch."""

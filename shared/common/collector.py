@@ -1,7 +1,8 @@
-"""The process' garbage collector, set up for a service: it looks for cycles seldom, and not among what stays.
+"""Sets the process' garbage collector up for a service: fewer cycle searches, and none among long-lived objects.
 
-Records are freed without it. At its usual 700 new objects it would look at the same buffered ones again and again; and
-a full look at everything that a service has loaded holds the event loop up for some 100 ms each time.
+Records are freed by reference counting, without the collector. With Python's default threshold of 700 new objects, it
+would search the same buffered records again and again. A full search of everything that a service has loaded blocks the
+event loop for some 100 ms.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import gc
 
 YOUNG_OBJECTS_MAX = 20_000
-"""New objects after which it looks for cycles among them."""
+"""New objects after which the collector searches the young generation for cycles."""
 OLDER_EVERY = 50
-"""How many looks at the young ones, and at the older ones, go before one that goes further."""
+"""Searches of a generation after which the next older generation is searched too."""
 
 
 def spare_the_collector() -> None:
-    """What there is now stays: it is not looked at any more."""
+    """Exclude all present objects from later cycle searches, and raise the thresholds."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS_MAX, OLDER_EVERY, OLDER_EVERY)

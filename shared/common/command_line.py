@@ -1,4 +1,4 @@
-"""What commands with subcommands have in common: an error of ours is one line and an exit status."""
+"""Runs commands with subcommands: an error of Penstock is printed as one line and sets the exit status."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ REFUSED, WRONG_SETTING = 1, 2
 
 
 def run_app(app: Callable[..., object], arguments: list[str], program: str) -> int:
-    """Run a typer application under its name; the exit status: 1 where it was refused, 2 for wrong arguments or
-    settings, else what it asked for.
+    """Run a typer application under the name `program` and return the exit status.
+
+    The status is 1 if the command failed with a Penstock error, 2 for wrong arguments or settings, and otherwise the
+    status that the command set.
     """
     try:
         app(args=arguments, prog_name=program)

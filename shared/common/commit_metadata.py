@@ -1,9 +1,9 @@
-"""Offsets that are finished beyond a committed one, as the text that the commit carries.
+"""Encodes finished offsets beyond a committed offset as the text that the commit carries.
 
-Parallel handling finishes records out of order; Kafka stores one offset a partition and up to 4,096 bytes of text with
-it. The text is `p1r:` (version 1, runs: gap, length, gap, length … as varints) or `p1b:` (version 1, a bit an offset),
-each after the committed offset itself, so that it cannot be read against another offset, in base64. Ranges may span
-offsets that hold no record.
+Parallel handling finishes records out of order. Kafka stores one offset a partition, and with it a text of up to 4,096
+bytes. The text begins with `p1r:` (version 1, runs: gap, length, gap, length … as varints) or `p1b:` (version 1, a
+bitmap with one bit an offset). The rest is base64. It begins with the committed offset itself, so the text cannot be
+applied to another offset. Ranges may span offsets that hold no record.
 
 >>> text = encode_finished(100, [(103, 110), (120, 120)])
 >>> text
@@ -28,14 +28,14 @@ from penstock.shared.common.records import OffsetAndMetadata
 Ranges = tuple[tuple[int, int], ...]
 
 METADATA_BYTES_MAX = 4096
-"""Kafka's default `offset.metadata.max.bytes`: what a commit may carry for a partition."""
+"""Kafka's default of `offset.metadata.max.bytes`: the metadata that a commit may carry for a partition."""
 
 _RUNS, _BITS = "p1r:", "p1b:"
 _BASE_BYTES_MAX = 9
 
 
 def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
-    """Finished ranges (first, last), rising from `offset`, as commit metadata: runs or a bitmap, the shorter one."""
+    """Finished ranges (first, last), ascending from `offset`, as commit metadata: runs or a bitmap, the shorter one."""
     if not finished:
         return ""
     runs, at = bytearray(_varint(offset)), offset
@@ -52,7 +52,7 @@ def encode_finished(offset: int, finished: Sequence[tuple[int, int]]) -> str:
 
 
 def encoded_bytes_max(runs: int, span: int) -> int:
-    """An upper bound of `encode_finished`'s length for so many ranges over so many offsets.
+    """An upper bound of the length of `encode_finished` for `runs` ranges over `span` offsets.
 
     Of the numbers that add up to the span, at most span / 128^k need more than k bytes.
     """
@@ -62,7 +62,7 @@ def encoded_bytes_max(runs: int, span: int) -> int:
 
 
 def decode_finished(committed: OffsetAndMetadata) -> Ranges:
-    """The finished ranges of a commit; none for metadata that is not ours. DataError where it is ours and damaged."""
+    """The finished ranges of a commit, empty for metadata of another program. Raises DataError for damaged metadata."""
     text = committed.metadata
     if not text.startswith((_RUNS, _BITS)):
         return ()
@@ -109,7 +109,7 @@ def _varint(number: int) -> bytes:
 
 
 def _numbers(data: bytes) -> Iterator[tuple[int, int]]:
-    """Varints with the position after each."""
+    """The varints, each with the position after it."""
     number = shift = 0
     for at, byte in enumerate(data, 1):
         number |= (byte & 0x7F) << shift

@@ -1,5 +1,7 @@
-"""Whether kernels are compiled, and compiling them before they are needed: some seconds once on a machine, then half a
-second a start. This module does not load numba; `compiled` does, and with it every module that has kernels.
+"""Compiles kernels before they are needed: it takes some seconds once on a machine, then half a second a start.
+
+`IS_COMPILED` is false if numba is not installed or is switched off. This module does not load numba. `compiled` does,
+and so does every module with kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from penstock.shared.common.log import get_logger
 IS_COMPILED = find_spec("numba") is not None and os.environ.get("NUMBA_DISABLE_JIT", "") in {"", "0"}
 
 LOGGED_AFTER_SECONDS = 1.0
-"""What takes longer is no cached code."""
+"""A load that takes longer is not served from the cache of compiled code."""
 
 T = TypeVar("T")
 
@@ -23,7 +25,7 @@ log = get_logger(__name__)
 
 
 async def loaded(load: Callable[[], T], kernels: str) -> T:
-    """What `load` gives, beside the loop; logged where it takes its time."""
+    """Call `load` in a thread and return its result; a load that takes long is logged."""
     loading = asyncio.create_task(asyncio.to_thread(load))
     done, _ = await asyncio.wait({loading}, timeout=LOGGED_AFTER_SECONDS)
     if not done:

@@ -1,4 +1,4 @@
-"""Functions over arrays that numba compiles, and that run as plain Python where it is not installed.
+"""Functions over arrays that numba compiles. If numba is not installed they run as plain Python.
 
 Compiled code is cached per user by numba (`NUMBA_CACHE_DIR`). With `NUMBA_DISABLE_JIT=1` the functions run slowly, and
 a debugger can step through them.
@@ -17,9 +17,9 @@ Kernel = Callable[..., Any]
 
 
 def copy_bytes(out: Any, at: Any, source: Any, offset: Any, count: Any) -> None:
-    """`out[at:at + count] = source[offset:offset + count]`, for kernels, of uint8 arrays that do not overlap.
+    """`out[at:at + count] = source[offset:offset + count]` in kernels, for uint8 arrays that do not overlap.
 
-    Compiled it takes a third of the time of a slice's copy. Nothing is checked.
+    Compiled, it takes a third of the time of a slice copy. Bounds are not checked.
     """
     out[at : at + count] = source[offset : offset + count]
 
@@ -40,7 +40,7 @@ if IS_COMPILED:
         return types.void(out, types.int64, source, types.int64, types.int64), generated
 
     def _widened(argument: Any) -> Any:
-        """The type that a kernel which is called by another is compiled for: one for all constants and widths."""
+        """The argument type that called kernels are compiled for: one type for all constants and integer widths."""
         plain: Any = types.unliteral(argument)  # type: ignore[no-untyped-call]
         return types.int64 if plain == types.int32 else plain
 
@@ -48,19 +48,19 @@ if IS_COMPILED:
 
 
 def compiled(function: Kernel) -> Kernel:
-    """The function, compiled at its first call; it releases the GIL.
+    """The function, compiled at its first call. It releases the GIL.
 
-    It may not make arrays, nor copy one slice into another: it runs without numba's runtime, which counts references to
-    arrays. In functions that call each other the counting takes longer than all the rest.
+    A kernel must not create arrays or copy one slice into another. It runs without numba's runtime, which counts
+    references to arrays. In functions that call each other, this counting would take longer than everything else.
     """
     if not IS_COMPILED:
-        return np.errstate(over="ignore")(function)  # a hash is meant to leave 64 bits
+        return np.errstate(over="ignore")(function)  # a hash overflows 64 bits on purpose
     import numba
 
     options: Any = {"nogil": True, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
     try:
         kernel: Any = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # there is no folder that can be written: compiled anew by each process
+    except RuntimeError:  # no folder is writable: each process compiles again
         kernel = numba.njit(**options)(function)
     template = kernel.get_call_template
     kernel.get_call_template = lambda arguments, names: template(tuple(map(_widened, arguments)), names)

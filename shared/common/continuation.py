@@ -1,8 +1,8 @@
-"""Where an answer that was cut goes on: the place of its last row in the order of all rows, as text to be handed back.
+"""Continuations of cut answers: the position of the last row in the order of all rows, as text for the next request.
 
-A place is what a row is found by, not a count of rows: what comes and goes between two pages moves no other row, and
-another instance, or the same one after a restart, goes on from it alike. The text has a digest of the question, so that
-with another question it is refused.
+A position identifies a row; it is not a count of rows. Rows that appear or disappear between two pages do not shift the
+other rows, and another instance or a restarted one continues from the same position. The text contains a digest of the
+query. It is rejected if it is used with another query.
 
 >>> pages = Continuations(RowPlace, "shop", "sessions")
 >>> pages.place(pages.text(RowPlace(0, b"ann", 5)))
@@ -24,15 +24,15 @@ from penstock.shared.common.errors import DataError
 
 DIGEST_BYTES = 8
 SHOWN_MAX = 100
-"""Characters of it in an error; keys may be long."""
+"""Characters of a continuation that an error shows; keys may be long."""
 
 
 class WrongContinuation(DataError):
-    """A continuation that no answer to this question gave."""
+    """A continuation that no answer to this query returned."""
 
 
 class RowPlace(NamedTuple):
-    """A store's row: rows come by partition, and within it as `row_order` has them."""
+    """A row of a store: rows are sorted by partition, and within a partition by `row_order`."""
 
     partition: int
     key: bytes
@@ -40,7 +40,7 @@ class RowPlace(NamedTuple):
 
 
 class WindowPlace(NamedTuple):
-    """A window, open or closed: those that begin first come first."""
+    """A window, open or closed: windows are sorted by start, the earliest first."""
 
     start_ms: int
     end_ms: int
@@ -49,7 +49,7 @@ class WindowPlace(NamedTuple):
 
 
 class LivePlace(NamedTuple):
-    """A live window of any store: those that end last come first, as `live_order` has them."""
+    """A live window of any store: windows are sorted by end, the latest first, as `live_order` does it."""
 
     end_ms: int
     store: str
@@ -60,21 +60,21 @@ class LivePlace(NamedTuple):
 
 PlaceT = TypeVar("PlaceT", RowPlace, WindowPlace, LivePlace)
 RowOrder = tuple[int, bytes]
-_START = struct.Struct(">Q")  # shifted, so that bytes are in the numbers' order
+_START = struct.Struct(">Q")  # shifted, so that the bytes sort like the numbers
 _SHIFT = 1 << 63
 
 
 def start_bytes(start: int) -> bytes:
-    """A signed number of 64 bits as bytes that sort as numbers do."""
+    """A signed 64-bit number as bytes that sort like the numbers."""
     return _START.pack(start + _SHIFT)
 
 
 key_hash = crc32
-"""What a partition's rows are sorted by before anything else, in memory as on disk: a number of 32 bits."""
+"""The first sort key of a partition's rows, in memory and on disk: a 32-bit number."""
 
 
 def row_order(key: bytes, start: int) -> RowOrder:
-    """What a partition's rows are sorted by.
+    """The sort key of a partition's rows.
 
     >>> row_order(b"ann", -1) < row_order(b"ann", 0)
     True
@@ -83,13 +83,15 @@ def row_order(key: bytes, start: int) -> RowOrder:
 
 
 def live_order(place: LivePlace) -> tuple[int, str, int, str, int]:
-    """What live windows are sorted by."""
+    """The sort key of live windows."""
     return -place.end_ms, place.store, place.partition, place.key, place.start_ms
 
 
 class Continuations(Generic[PlaceT]):
-    """Continuations of the answers to one question, which is of what msgpack can have; None is the first page's, and
-    says of an answer that it is the last."""
+    """Continuations of the answers to one query, which consists of values that msgpack can encode.
+
+    None is the continuation of the first page. In an answer, None marks the last page.
+    """
 
     def __init__(self, kind: type[PlaceT], *question: Any) -> None:
         asked = msgspec.msgpack.encode((kind.__name__, question))
@@ -97,14 +99,14 @@ class Continuations(Generic[PlaceT]):
         self._digest = blake2b(asked, digest_size=DIGEST_BYTES).digest()
 
     def text(self, place: PlaceT | None) -> str | None:
-        """The place as text that can stand in a URL as it is."""
+        """The place as text that can be used in a URL without escapes."""
         if place is None:
             return None
         packed = msgspec.msgpack.encode((self._digest, place))
         return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
     def place(self, text: str | None) -> PlaceT | None:
-        """The place that an answer to this question gave; WrongContinuation names what is none."""
+        """The place that an answer to this query returned. Raises WrongContinuation for any other text."""
         if text is None:
             return None
         shown = repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…")

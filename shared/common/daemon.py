@@ -1,10 +1,10 @@
-"""The life of a service: settings, `startup`, `main_loop`, `shutdown`, and the signals that end it.
+"""The lifecycle of a service: settings, `startup`, `main_loop`, `shutdown`, and the signals that end it.
 
-SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`; both together have `shutdown_timeout_ms`, after which `run`
-returns. A second signal ends the process at once. Exit status: 0 after a shutdown that was asked for, 1 after an error,
-2 after one that only other settings mend (ConfigError: a port that is taken, a file that is not there).
+SIGTERM or SIGINT cancels `main_loop` and runs `shutdown`. Both together may take `shutdown_timeout_ms`, after which
+`run` returns. A second signal ends the process at once. The exit status is 0 after a requested shutdown, 1 after an
+error, and 2 after an error that only other settings fix (ConfigError: a port in use, a missing file).
 
-An error that is ours is said in one line; only one that nobody foresaw comes with its traceback.
+A Penstock error is logged as one line. An unexpected error is logged with its traceback.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Daemon(Protocol):
     """A service that `run` can drive."""
 
     async def startup(self) -> None:
-        """Connect to everything that is needed; an error here ends the process with its message."""
+        """Connect to everything that is needed. An error here ends the process with its message."""
         ...
 
     async def main_loop(self) -> None:
-        """Work until cancelled; returning means that the work is done."""
+        """Work until cancelled. A return means that the work is done."""
         ...
 
     async def shutdown(self) -> None:
-        """Finish or give back what is in flight; called also after a failed `startup`."""
+        """Finish or give back the work in flight. It is also called after a failed `startup`."""
         ...
 
 
@@ -52,10 +52,10 @@ def serve(
     *,
     limit_ms: Callable[[S], int] | None = None,
 ) -> int:
-    """The whole of a command that is a daemon: load its settings, set its log up, drive it to its end.
+    """Run a daemon as a command: load its settings, set up its log, run it to its end, and return the exit status.
 
-    `make` is called within the event loop; `limit_ms` says how long the shutdown may take, by default
-    `shutdown_timeout_ms`. Returns the exit status; a wrong setting is one line on standard error.
+    `make` is called within the event loop. `limit_ms` returns the limit of the shutdown, by default
+    `shutdown_timeout_ms`. A wrong setting is printed as one line on standard error.
     """
     settings = load_or_exit(settings_class, arguments, program)
     configure(settings.log, program.split()[-1])
@@ -65,15 +65,16 @@ def serve(
 
     try:
         return asyncio.run(drive())
-    except ConfigError as e:  # of `make`: nothing was started yet
+    except ConfigError as e:  # raised by `make`: nothing has started yet
         print(f"{program}: {e}", file=sys.stderr)
         return WRONG_SETTING
 
 
 def require_running(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Raise what ended one of the tasks that are to run as long as the service does, after a line that names it.
+    """Raise the error of an ended task, after a log line that names the task.
 
-    IllegalState where it just returned, or ended with what is no Exception.
+    The tasks must run as long as the service does. Raises IllegalState if a task returned, or ended with an error that
+    is not an Exception.
     """
     for task in tasks:
         if not task.done():
@@ -86,7 +87,7 @@ def require_running(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def run(daemon: Daemon, shutdown_timeout_ms: int) -> int:
-    """Drive a daemon to its end and return the exit status."""
+    """Run a daemon to its end and return the exit status."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 
@@ -138,7 +139,7 @@ async def _start_and_work(daemon: Daemon) -> None:
 
 
 def _say(error: Exception) -> int:
-    """Log what ended the work, and give the exit status for it."""
+    """Log the errors that ended the work, and return the exit status."""
     leaves = list(_leaves(error))
     for e in leaves:
         if isinstance(e, PenstockError):
@@ -149,7 +150,7 @@ def _say(error: Exception) -> int:
 
 
 def _leaves(error: Exception) -> Iterator[Exception]:
-    """The errors of a group of tasks, or the one that it is."""
+    """The errors of an exception group, or the single error."""
     if isinstance(error, ExceptionGroup):
         for one in error.exceptions:
             yield from _leaves(one)

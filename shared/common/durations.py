@@ -19,7 +19,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
 def parse_ms(text: str) -> int:
-    """A duration in ms; ConfigError where it is none, or no whole number of ms."""
+    """A duration in ms. Raises ConfigError if the text is not a duration, or not a whole number of ms."""
     match = _DURATION.fullmatch(text.strip())
     ms = float(match[1]) * _UNITS_MS[match[2]] if match else 0.5
     if ms != int(ms):

@@ -1,9 +1,9 @@
-"""What can go wrong, said as it is.
+"""The errors that Penstock raises.
 
-A leaf class says what is true (`ProducerFenced`, `RecordTooLarge`); the base it derives from says what to do:
-`RetriableError` may be tried again as it is, `AbortableError` needs the transaction aborted first, `FatalError`
-ends the client or task that raised it. `ConfigError` and `DataError` are neither: a person must change a setting
-or a record. Names are Kafka's where Kafka has one (org.apache.kafka.common.errors, without the suffix `Exception`).
+A leaf class says what is true (`ProducerFenced`, `RecordTooLarge`). Its base class says what to do: a `RetriableError`
+may be tried again as it is, an `AbortableError` needs the transaction aborted first, a `FatalError` ends the client or
+task that raised it. `ConfigError` and `DataError` are neither: a person must change a setting or a record. Names are
+Kafka's where Kafka has one (org.apache.kafka.common.errors, without the suffix `Exception`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from penstock.shared.common.public_names import publish
 class PenstockError(Exception):
     """Base of every error that Penstock raises on purpose.
 
-    `maybe_written` says, of a record or request that failed with it, that Kafka may hold it all the same: to send it
-    again may then store it twice. Who knows better sets it on the error.
+    `maybe_written` is true if Kafka may hold the failed record or request all the same. To send it again may then store
+    it twice. Code that knows better sets it on the error.
 
-    `abortable` says, of an error that a transaction failed with, that the producer can go on once it has aborted, also
-    where the class is a FatalError: the principal may not use one topic or group, but it may use others.
+    `abortable` is true for an error of a transaction if the producer can continue after it has aborted. This may be so
+    for a FatalError too: the principal may not use one topic or group, but it may use others.
     """
 
     maybe_written: bool = False
@@ -26,17 +26,17 @@ class PenstockError(Exception):
 
 
 class RetriableError(PenstockError):
-    """Passing: the same call may succeed when it is made again."""
+    """A temporary failure: the same call may succeed when it is made again."""
 
 
 class AbortableError(PenstockError):
-    """The transaction cannot be committed; abort it, then the work may be done again."""
+    """The transaction cannot be committed. Abort it; then the work may be done again."""
 
     abortable = True
 
 
 class FatalError(PenstockError):
-    """The client or task that raised it cannot go on; make a new one."""
+    """The client or task that raised it cannot continue. Make a new one."""
 
 
 class ConfigError(PenstockError):
@@ -48,7 +48,7 @@ class MissingExtra(ConfigError, ModuleNotFoundError):
 
 
 class DataError(PenstockError):
-    """A value from outside is not what it must be. The message names the value's place."""
+    """An invalid value from outside. The message names the value's position."""
 
 
 class SerializationError(DataError):
@@ -60,7 +60,7 @@ class IllegalState(PenstockError):
 
 
 class KafkaTimeout(RetriableError):
-    """The deadline of a call passed before the broker answered. What was asked may still have happened."""
+    """The deadline of a call passed before the broker answered. The request may still have been carried out."""
 
     maybe_written = True
 
@@ -82,7 +82,7 @@ class NotEnoughReplicas(RetriableError):
 
 
 class DeliveryTimeout(PenstockError):
-    """A record was not acknowledged within `delivery_timeout_ms` of being handed over; see `maybe_written`."""
+    """A record was not acknowledged within `delivery_timeout_ms` after `send`; see `maybe_written`."""
 
     maybe_written = True
 
@@ -92,11 +92,11 @@ class BufferExhausted(RetriableError):
 
 
 class RecordTooLarge(DataError):
-    """A record is larger than `max_request_size`, or than the broker takes."""
+    """A record is larger than `max_request_size`, or than the broker accepts."""
 
 
 class SendCancelled(PenstockError):
-    """A record was taken back before it was sent."""
+    """A record was cancelled before it was sent."""
 
 
 class InvalidTopic(DataError):
@@ -104,15 +104,15 @@ class InvalidTopic(DataError):
 
 
 class InvalidTimestamp(DataError):
-    """A record's timestamp is outside of what the topic accepts."""
+    """A record's timestamp is outside the range that the topic accepts."""
 
 
 class TopicAlreadyExists(PenstockError):
-    """A topic of that name exists."""
+    """A topic of that name already exists."""
 
 
 class AuthenticationFailed(FatalError):
-    """The broker refused the credentials."""
+    """The broker rejected the credentials."""
 
 
 class AuthorizationFailed(FatalError):
@@ -120,8 +120,11 @@ class AuthorizationFailed(FatalError):
 
 
 class ProducerFenced(FatalError):
-    """This producer must not write any more: a newer one with the same transactional id exists, or the coordinator
-    aborted a transaction that took longer than `transaction_timeout_ms`."""
+    """This producer must not write any more.
+
+    A newer producer with the same transactional id exists, or the coordinator aborted a transaction that took longer
+    than `transaction_timeout_ms`.
+    """
 
 
 class OutOfOrderSequence(FatalError):
@@ -133,11 +136,11 @@ class TransactionAborted(AbortableError):
 
 
 class Wakeup(PenstockError):
-    """`Consumer.wakeup` was called: the poll that raises this took nothing, and the next one goes on."""
+    """`Consumer.wakeup` was called. The poll that raises this took no records; the next poll continues."""
 
 
 class CommitFailed(PenstockError):
-    """Offsets could not be committed since the member no longer owns the partitions; the message says why."""
+    """Offsets could not be committed because the member no longer owns the partitions; the message says why."""
 
 
 class IllegalGeneration(CommitFailed):
@@ -157,7 +160,7 @@ class FencedInstanceId(FatalError):
 
 
 class InconsistentGroupProtocol(PenstockError):
-    """The group's other members assign partitions in another way than `partition_assignment_strategy` says."""
+    """The group's other members use another assignment protocol than `partition_assignment_strategy`."""
 
 
 class GroupMaxSizeReached(PenstockError):
@@ -165,15 +168,15 @@ class GroupMaxSizeReached(PenstockError):
 
 
 class OffsetOutOfRange(PenstockError):
-    """An offset outside of what the partition holds, where no reset is allowed."""
+    """An offset is outside the partition's range, and no reset is allowed."""
 
 
 class LogTruncation(OffsetOutOfRange):
-    """Records that were read are not in the log any more: it was truncated when its leader changed. Seek to go on."""
+    """Records that were read are no longer in the log: it was truncated when its leader changed. Seek to continue."""
 
 
 class NoOffsetForPartition(PenstockError):
-    """No committed offset, and `auto_offset_reset` is `none`."""
+    """There is no committed offset, and `auto_offset_reset` is `none`."""
 
 
 class GroupNotEmpty(PenstockError):
@@ -193,11 +196,11 @@ class ChangelogHole(FatalError):
 
 
 class StateStoreFailed(FatalError):
-    """The state on disk cannot be read or written; the message names the folder and what the system said."""
+    """The state on disk cannot be read or written; the message names the folder and the system's error."""
 
 
 class SourceTopicChanged(FatalError):
-    """A source topic is not the one that the state was made from, or has lost records; the message names both."""
+    """A source topic was replaced or has lost records since the state was made from it; the message names both."""
 
 
 class SourceOffsetsMissing(FatalError):
@@ -225,19 +228,19 @@ class InvalidProducerIdMapping(InvalidTxnState):
 
 
 class UnsupportedVersion(FatalError):
-    """The broker does not speak the version of a request that is needed."""
+    """The broker does not support a version of a request that is needed."""
 
 
 class InvalidRequest(DataError):
-    """The broker refused a request's values (partitions, replication factor, configs); the message says why."""
+    """The broker rejected a request's values (partitions, replication factor, configs); the message says why."""
 
 
 class GroupNotFound(PenstockError):
-    """The coordinator knows no group of that id."""
+    """The coordinator knows no group with that id."""
 
 
 class BrokerError(PenstockError):
-    """The broker answered with an error that has no class of its own here; the message gives Kafka's name for it."""
+    """The broker answered with an error that has no class of its own here; the message contains Kafka's name for it."""
 
 
 class JarsUnavailable(ConfigError):
@@ -245,19 +248,19 @@ class JarsUnavailable(ConfigError):
 
 
 class JavaNotFound(ConfigError):
-    """No Java at any of the places looked at."""
+    """No Java was found in any of the searched locations."""
 
 
 class WrongJava(ConfigError):
-    """There is a Java, but none of a version that does; the message says which version is where."""
+    """Java was found, but no supported version; the message lists which version is where."""
 
 
 class LakeUnavailable(RetriableError):
-    """The table cannot be read: storage that does not answer, or files that an upkeep has removed meanwhile."""
+    """The table cannot be read: the storage does not answer, or upkeep has removed files meanwhile."""
 
 
 class NotASnapshot(FatalError):
-    """There is a Delta table, but not one that this release can read as a snapshot; the message says why."""
+    """A Delta table exists, but this release cannot read it as a snapshot; the message says why."""
 
 
 class WriterFenced(FatalError):
@@ -265,34 +268,37 @@ class WriterFenced(FatalError):
 
 
 class LakeNotRemoved(RetriableError):
-    """Files of a lake could not be listed or removed; the message names the first, and why. What is left can be tried
-    again."""
+    """Files of a lake could not be listed or removed; the message names the first, and the reason.
+
+    The removal of the remaining files can be tried again.
+    """
 
 
 class ProcessingFailed(FatalError):
-    """A record, a punctuation or a state cannot be handled to its end, and the worker stops; the message names it.
+    """A record, a punctuation or a state cannot be processed, and the worker stops; the message names it.
 
-    Nothing of it was committed: the next start restores the state of the last commit, meets the same record and fails
-    again. The way on is another program or setting. Where the stage's exception handler is `fail`, `dead_letter` goes
-    on without the record, or behind a store without the output. Where a node raised after it had changed a store, mend
-    it, or have it raise before; for what is too large raise `max_request_size` and the topic's `max.message.bytes`.
+    Nothing of it was committed. The next start restores the state of the last commit, meets the same record and fails
+    again, unless the program or a setting changes. If the stage's exception handler is `fail`, `dead_letter` continues
+    without the record, or behind a store without the output. If a node raised after it had changed a store, fix the
+    node, or have it raise before the change. For a record or state that is too large, raise `max_request_size` and the
+    topic's `max.message.bytes`.
     """
 
 
 class RecordTooSlow(PenstockError):
-    """A record takes longer than the group waits for a heartbeat, so that nothing of it is ever committed."""
+    """A record takes longer than the group waits for a heartbeat, so it can never be committed."""
 
 
 class HandlerTimeout(RetriableError):
-    """The handler was cancelled: it ran longer than `handler_timeout_ms`."""
+    """The handler ran longer than `handler_timeout_ms` and was cancelled."""
 
 
 class HandlerExited(RetriableError):
-    """The handler raised what is meant to end a process or thread (SystemExit, GeneratorExit); it ends neither."""
+    """The handler raised an error that would end the process or thread (SystemExit, GeneratorExit); neither ends."""
 
 
 class HandlerCancelled(RetriableError):
-    """Something within the handler was cancelled, and it let the cancellation through."""
+    """A cancellation within the handler was not caught by the handler."""
 
 
 publish("penstock.errors", globals(), [name for name, each in globals().items() if isinstance(each, type)])

@@ -36,19 +36,19 @@ EXTRA_OF = {
     "starlette": "server",
     "uvicorn": "server",
 }
-"""The smallest extra of pyproject.toml that has a module's distribution."""
+"""The smallest extra of pyproject.toml that contains a module's distribution."""
 
 
 def missing(who: str, module: str, *extras: str) -> str:
-    """The message that `who` needs a module that is not installed; `extras` are all that it needs."""
+    """The message that `who` needs a module that is not installed. `extras` are all the extras that `who` needs."""
     return f'{who} needs {module}: pip install "penstock[{",".join(extras or (EXTRA_OF[module],))}]"'
 
 
 @contextmanager
 def needs(who: str, *extras: str) -> Iterator[None]:
-    """Raise MissingExtra where a package of an extra is not installed; `extras` are all that `who` needs.
+    """Raise MissingExtra if a package of an extra is not installed. `extras` are all the extras that `who` needs.
 
-    Any other missing module stays as it is: the user's own code is imported here too.
+    The error of any other missing module is not changed, since the user's own code is imported here too.
     """
     try:
         yield

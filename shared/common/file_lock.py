@@ -1,7 +1,7 @@
-"""A lock on a file that one process at a time has, and whom that process hands it on to.
+"""A lock on a file. One process at a time holds it and can pass it to its child processes.
 
-The lock (flock) belongs to an open file, not to a process: it is held until the last process that has the file open is
-gone, however it ends. So no lock outlives its holders, and a child that inherits the descriptor keeps it.
+The lock (flock) belongs to an open file, not to a process. It is held until the last process that has the file open
+ends, in whatever way. So no lock outlives its holders, and a child that inherits the descriptor keeps the lock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class FileLock:
-    """The lock of one file, which is made where it is missing, and its folder with it."""
+    """The lock of one file. The file and its folder are created if they are missing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,17 +23,17 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether it was taken here and not let go."""
+        """Whether this object has acquired the lock and not released it."""
         return self._fd is not None
 
     @property
     def fd(self) -> int:
-        """The descriptor of the locked file, to be written to or handed on; the lock must be held."""
+        """The descriptor of the locked file, to write to or to pass to a child. The lock must be held."""
         assert self._fd is not None
         return self._fd
 
     def try_acquire(self) -> bool:
-        """Take it if nobody has it: whether it is held now. OSError where the file cannot be made or locked."""
+        """Acquire the lock if it is free; return whether it is held. Raises OSError if the file cannot be locked."""
         if self._fd is not None:
             return False
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Let go, also more than once; who inherited the descriptor keeps his own hold."""
+        """Release the lock; a second call does nothing. A process that inherited the descriptor keeps its hold."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -1,4 +1,4 @@
-"""Texts of many rows, put together by a compiled kernel: constant pieces, and a row's texts between them.
+"""Texts of many rows, put together by a compiled kernel: constant pieces with a row's texts between them.
 
 >>> names, ages = PackedBytes.of([b"ann", b"bob"]), PackedBytes.of([b"7", b"10"])
 >>> list(interleaved([b"<", b", ", b">"], [names, ages]))
@@ -22,9 +22,9 @@ from penstock.shared.common.varints import put_varint, zigzag
 
 @compiled
 def put_row(out, at, row, pieces, piece_ends, data, starts, lengths, is_sized):
-    """Write piece, text, piece, text, … and the last piece of a row; where it ends.
+    """Write piece, text, piece, text, … and the last piece of a row, and return the position after it.
 
-    With `is_sized` each text has its length before it, as a varint; that of a null is -1.
+    With `is_sized` each text has its length before it as a varint. The length of a null is -1.
     """
     columns = len(starts)
     piece = 0
@@ -52,7 +52,7 @@ def _put_rows(pieces, piece_ends, data, starts, lengths, out, out_starts, out_le
 
 
 def kernel_pieces(pieces: Sequence[bytes | bytearray]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The pieces and where they end, as kernels take them."""
+    """The pieces and their end positions, as kernels take them."""
     return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([len(piece) for piece in pieces])
 
 
@@ -65,7 +65,7 @@ def kernel_texts(columns: Sequence[PackedBytes]) -> tuple[NDArray[np.uint8], NDA
 
 
 def interleaved(pieces: Sequence[bytes], columns: Sequence[PackedBytes]) -> PackedBytes:
-    """For each row the first piece, the first column's text, and so on to the last piece; there is one piece more."""
+    """For each row: the first piece, the first column's text, …, the last piece (one piece more than columns)."""
     data, starts, lengths = kernel_texts(columns)
     count = starts.shape[1]
     out = np.empty(int(lengths.sum()) + count * sum(map(len, pieces)), np.uint8)

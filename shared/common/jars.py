@@ -1,10 +1,10 @@
-"""Jars that do not come with a Python package, downloaded once per user from a Maven repository.
+"""Jars that no Python package contains, downloaded once per user from a Maven repository.
 
-A jar set is a lock file (JSON) beside the code that uses it: which jars, each with its path in a Maven repository, its
-size and its SHA-256. Nothing is resolved at run time; `scripts/lock_jars.py` makes the locks. A set has one folder in
-`~/.cache/penstock` (`XDG_CACHE_HOME` is honoured). A jar appears there by the rename of a file whose size and SHA-256
-are right, so a jar with its final name is whole. A broken download leaves a file that ends in `.part`, and the next one
-continues it. One process downloads at a time; the others wait for it.
+A jar set is a lock file (JSON) beside the code that uses it. It lists jars, each with its path in a Maven repository,
+its size and its SHA-256. Nothing is resolved at run time; `scripts/lock_jars.py` makes the locks. A set has one folder
+in `~/.cache/penstock` (or `$XDG_CACHE_HOME/penstock`). A download is checked by size and SHA-256 before it is renamed
+to the jar's name, so a jar with its final name is complete. A broken download leaves a file that ends in `.part`, and
+the next one continues it. One process downloads at a time; the others wait for it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LOCK_FILE = "download.lock"
-LOCK_TIMEOUT_MS = 900_000  # another process downloads tens of megabytes: a slow line needs minutes
+LOCK_TIMEOUT_MS = 900_000  # another process may download tens of megabytes: a slow connection needs minutes
 LOCK_POLL_MS = 50
-DOWNLOADS_MAX = 6  # at once: most jars are small, and a request's latency dominates
-ATTEMPTS_MAX = 4  # of one jar, each of which goes on where the one before it ended
-RETRY_BACKOFF_MS = 200  # doubled from attempt to attempt
+DOWNLOADS_MAX = 6  # in parallel: most jars are small, and a request's latency dominates
+ATTEMPTS_MAX = 4  # for one jar; each continues where the one before it ended
+RETRY_BACKOFF_MS = 200  # doubled with each attempt
 CONNECT_TIMEOUT_S = 30.0
-SILENCE_TIMEOUT_S = 60.0  # without a byte: a slow line needs minutes for a jar, a dead one must end
-SPARE_BYTES = 16 * 1024 * 1024  # room that a download leaves on the disk
+SILENCE_TIMEOUT_S = 60.0  # without a byte: a slow connection needs minutes for a jar, a dead one must end
+SPARE_BYTES = 16 * 1024 * 1024  # free space that a download leaves on the disk
 _CHUNK_BYTES = 1 << 20
-_RETRIED = (408, 425, 429, 500, 502, 503, 504)  # statuses that another attempt may not meet
+_RETRIED = (408, 425, 429, 500, 502, 503, 504)  # statuses that another attempt may avoid
 
 
 class Jar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,10 +59,10 @@ class Jar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JarSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A lock file: `jars` are what `roots` (`group:artifact:version`) and all that they need at run time come to.
+    """A lock file: `jars` are the jars of `roots` (`group:artifact:version`) and of all their runtime dependencies.
 
-    `excluded` (`group:artifact`, or `group:*`) are left out of it since they are there already. `title` is for
-    messages, `folder` is the set's name in the cache; another version is another folder.
+    Jars of `excluded` (`group:artifact`, or `group:*`) are left out because they are already present. `title` is for
+    messages. `folder` is the set's name in the cache; another version has another folder.
     """
 
     title: str
@@ -77,7 +77,7 @@ class JarSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_jar_set(path: Path) -> JarSet:
-    """The lock file at `path`. Raises ValueError with the path where it is no lock."""
+    """The lock file at `path`. Raises ValueError with the path if the file is not a lock."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=JarSet)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -85,7 +85,7 @@ def read_jar_set(path: Path) -> JarSet:
 
 
 def cache_root(environ: Mapping[str, str] | None = None) -> Path:
-    """Where this user's downloads are kept: `$XDG_CACHE_HOME/penstock`, or `~/.cache/penstock`."""
+    """The folder of this user's downloads: `$XDG_CACHE_HOME/penstock`, or `~/.cache/penstock`."""
     environ = os.environ if environ is None else environ
     base = environ.get("XDG_CACHE_HOME", "")
     # The XDG specification: a relative path is invalid and is ignored.
@@ -94,7 +94,7 @@ def cache_root(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def missing_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> list[Jar]:
-    """The jars of a set that are not in the cache, or not with their size."""
+    """The jars of a set that are not in the cache, or have another size there."""
     folder = cache_root(environ) / wanted.folder
 
     def is_there(jar: Jar) -> bool:
@@ -107,7 +107,7 @@ def missing_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> li
 
 
 def announcement(wanted: JarSet, environ: Mapping[str, str] | None = None) -> str | None:
-    """What `fetch_jars` will download, from where and to where; None where the jars are there."""
+    """A line on what `fetch_jars` will download, with source and target; None if the jars are in the cache."""
     environ = os.environ if environ is None else environ
     if not missing_jars(wanted, environ):
         return None
@@ -116,9 +116,9 @@ def announcement(wanted: JarSet, environ: Mapping[str, str] | None = None) -> st
 
 
 async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -> Path:
-    """The folder that holds the jars; downloads those that are not there yet.
+    """Download the jars that are not in the cache, and return the folder that holds all of them.
 
-    Takes from seconds to minutes the first time. Cancelling it ends the download. Raises JarsUnavailable.
+    The first time takes from seconds to minutes. Cancelling it ends the download. Raises JarsUnavailable.
     """
     environ = os.environ if environ is None else environ
     root = cache_root(environ)
@@ -130,14 +130,14 @@ async def fetch_jars(wanted: JarSet, environ: Mapping[str, str] | None = None) -
         _check_space(root, sum(jar.size for jar in missing))
         repository = find_repository(environ)
         async with _only_downloader(root):
-            if missing := missing_jars(wanted, environ):  # another process may have had them meanwhile
+            if missing := missing_jars(wanted, environ):  # another process may have downloaded them meanwhile
                 log.info("downloading", what=wanted.title, repository=repository.name, folder=str(folder))
                 folder.mkdir(exist_ok=True)
                 try:
                     await _download(wanted, missing, repository, folder)
                 finally:
                     with contextlib.suppress(OSError):
-                        folder.rmdir()  # where nothing was put into it
+                        folder.rmdir()  # if it is empty
     except OSError as e:
         raise JarsUnavailable(_explain_os_error(e, root, wanted)) from None
     return folder
@@ -167,8 +167,8 @@ async def _only_downloader(root: Path) -> AsyncIterator[None]:
 
 
 async def _download(wanted: JarSet, jars: Sequence[Jar], repository: Repository, folder: Path) -> None:
-    """Fetch all, the largest first. Raises what ended the first one that failed: JarsUnavailable or OSError."""
-    import httpx  # takes a tenth of a second, which a start with jars in the cache need not spend
+    """Fetch all, the largest first. Raises the error of the first that failed: JarsUnavailable or OSError."""
+    import httpx  # the import takes a tenth of a second, which a start with cached jars saves
 
     auth = None if repository.username is None else (repository.username, repository.password or "")
     timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=None)
@@ -189,17 +189,17 @@ async def _download(wanted: JarSet, jars: Sequence[Jar], repository: Repository,
 
 
 class _AttemptFailed(Exception):
-    """An attempt that another one may not repeat."""
+    """A failure that another attempt may avoid."""
 
 
 class _WrongContent(Exception):
-    """What came is not the jar that is locked."""
+    """The received bytes are not the locked jar."""
 
 
 async def _fetch_jar(
     client: httpx.AsyncClient, jar: Jar, part: _PartFile, wanted: JarSet, repository: Repository
 ) -> None:
-    """One jar into its place, by at most ATTEMPTS_MAX requests. Raises JarsUnavailable."""
+    """Download one jar to its path, in at most ATTEMPTS_MAX requests. Raises JarsUnavailable."""
     why = ""
     for attempt in range(ATTEMPTS_MAX):
         if attempt:
@@ -214,7 +214,7 @@ async def _fetch_jar(
         except _WrongContent as e:
             part.delete()
             why = str(e)
-            if not was_resumed:  # else the fault may be in what was there before
+            if not was_resumed:  # else the bytes that were there before may be wrong
                 break
         finally:
             part.close()
@@ -225,7 +225,7 @@ async def _fetch_jar(
 
 
 async def _attempt(client: httpx.AsyncClient, url: str, part: _PartFile) -> None:
-    """One request for what the part file lacks. Raises _AttemptFailed, _WrongContent."""
+    """Request the bytes that the part file lacks. Raises _AttemptFailed, _WrongContent."""
     import httpx
 
     headers = {"range": f"bytes={part.size}-"} if part.size else {}
@@ -233,16 +233,16 @@ async def _attempt(client: httpx.AsyncClient, url: str, part: _PartFile) -> None
         async with client.stream("GET", url, headers=headers) as answer:
             status = f"{answer.status_code} {answer.reason_phrase}"
             # There are three cases:
-            # 1. Another attempt may get another answer. A range that cannot be had (416) is given up for it.
+            # 1. Another attempt may get another answer. A range that the server rejects (416) fails only this attempt.
             if answer.status_code == 416:
                 part.delete()
             if answer.status_code in (*_RETRIED, 416):
                 raise _AttemptFailed(f"it answers {status}")
-            # 2. The repository does not have the jar, or not for us.
+            # 2. The repository does not have the jar, or does not allow access.
             if answer.status_code not in (200, 206):
                 hint = {401: ", so it wants other credentials", 403: ", so it wants other credentials"}
                 raise _WrongContent(f"it answers {status}{hint.get(answer.status_code, '')}")
-            # 3. The jar, or the rest of it; a repository that knows no ranges sends all of it.
+            # 3. The jar, or the rest of it. A repository that does not support ranges sends all of it.
             if answer.status_code == 200:
                 part.restart()
             async for chunk in answer.aiter_bytes():
@@ -252,17 +252,18 @@ async def _attempt(client: httpx.AsyncClient, url: str, part: _PartFile) -> None
 
 
 class _PartFile:
-    """The beginning of a jar, in a file of its own, with the SHA-256 of what is in it."""
+    """The beginning of a jar, in its own file, with the SHA-256 of its bytes."""
 
     def __init__(self, folder: Path, jar: Jar) -> None:
-        self._jar, self._target = jar, folder / jar.name
+        self._jar = jar
+        self._target = folder / jar.name
         self._path = folder / f"{jar.name}.part"
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
         self.size = 0
 
     def begin(self) -> int:
-        """Open the file and take what is in it; the number of bytes that need no download."""
+        """Open the file and read it. Returns the number of bytes that need no download."""
         self._file = self._path.open("a+b")
         self._digest, self.size = hashlib.sha256(), 0
         self._file.seek(0)
@@ -274,13 +275,13 @@ class _PartFile:
         return self.size
 
     def restart(self) -> None:
-        """Forget what is in the file."""
+        """Drop the file's bytes."""
         assert self._file is not None
         self._file.truncate(0)
         self._digest, self.size = hashlib.sha256(), 0
 
     def write(self, chunk: bytes) -> None:
-        """Append bytes. Raises _WrongContent for more than the jar has."""
+        """Append bytes. Raises _WrongContent if there are more than the jar has."""
         assert self._file is not None
         self.size += len(chunk)
         if self.size > self._jar.size:
@@ -289,14 +290,14 @@ class _PartFile:
         self._file.write(chunk)
 
     def finish(self) -> None:
-        """Move the file to the jar's place. Raises _WrongContent where it is not the jar."""
+        """Rename the file to the jar's path. Raises _WrongContent if it is not the jar."""
         assert self._file is not None
         if self.size < self._jar.size:
             raise _WrongContent(f"it sends {self.size} of the {self._jar.size} bytes that are locked")
         if self._digest.hexdigest() != self._jar.sha256:
             raise _WrongContent(f"its SHA-256 is {self._digest.hexdigest()}, and {self._jar.sha256} is locked")
         self._file.flush()
-        os.fsync(self._file.fileno())  # or a crash of the machine leaves a name without the bytes
+        os.fsync(self._file.fileno())  # else a crash of the machine can leave the name without the bytes
         self._path.replace(self._target)
 
     def delete(self) -> None:
@@ -304,7 +305,7 @@ class _PartFile:
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file; one without a byte is removed."""
+        """Close the file; an empty file is removed."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,8 +1,8 @@
-"""Which Java runs Kafka and Spark, and what to do when there is none (an edge).
+"""Finds the Java that runs Kafka and Spark, and says how to install one if there is none (an edge).
 
-Places are tried in order: `JAVA_HOME`, `PATH`, then where distributions, macOS and Homebrew keep theirs; the first
-whose version is between `VERSION_MIN` and `VERSION_MAX` wins. A place that has another one is passed over but
-remembered, so that the error can say which version was found where.
+Locations are tried in order: `JAVA_HOME`, `PATH`, then the folders of distributions, macOS and Homebrew. The first Java
+with a version between `VERSION_MIN` and `VERSION_MAX` is used. Other versions are remembered, so that the error can
+list which version was found where.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 from penstock.shared.common.errors import ConfigError, JavaNotFound, WrongJava
 
-VERSION_MIN = 17  # Spark 4.0's and Kafka 4.1's own
-# Kafka 4.1 runs on newer ones, but the Hadoop client of Spark 4.0 asks Subject.getSubject who the user is: Java 23
-# answers it only where a security manager is allowed, 24 never.
+VERSION_MIN = 17  # the minimum of Spark 4.0 and Kafka 4.1
+# Kafka 4.1 runs on newer versions. But the Hadoop client of Spark 4.0 calls Subject.getSubject for the user's name:
+# Java 23 supports the call only if a security manager is allowed, Java 24 not at all.
 VERSION_MAX = 22
 NEEDED = f"Java {VERSION_MIN} to {VERSION_MAX} is needed"
-VERSION_TIMEOUT_SECONDS = 20  # a cold JVM on a busy machine needs a few; a launcher that hangs must not hang us
+VERSION_TIMEOUT_SECONDS = 20  # a cold JVM on a busy machine needs a few; a launcher that hangs must not block us
 _MAC_JAVA_HOME = Path("/usr/libexec/java_home")
 _LINUX_FOLDER = Path("/usr/lib/jvm")
 _BREW_PREFIXES = (Path("/opt/homebrew"), Path("/usr/local"), Path("/home/linuxbrew/.linuxbrew"))
@@ -33,7 +33,7 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime that was asked for its version. `found_by` says how: JAVA_HOME, PATH, …"""
+    """A Java runtime whose version is known. `found_by` is how it was found: JAVA_HOME, PATH, …"""
 
     executable: Path
     version: int
@@ -41,12 +41,12 @@ class Java:
 
     @property
     def home(self) -> Path:
-        """What `JAVA_HOME` is for this runtime."""
+        """The value of `JAVA_HOME` for this runtime."""
         return self.executable.resolve().parent.parent
 
 
 def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.platform) -> Java:
-    """The first Java whose version does.
+    """The first Java with a supported version.
 
     Raises JavaNotFound or WrongJava; both messages end with the command that installs the right one.
     """
@@ -55,7 +55,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.p
     seen_any = False
     looked_at: set[Path] = set()
     for found_by, executable in _candidates(environ, platform):
-        if executable.resolve() in looked_at:  # one Java by several names, as distributions link theirs
+        if executable.resolve() in looked_at:  # one Java under several names, as distributions link theirs
             continue
         looked_at.add(executable.resolve())
         version = read_version(executable)
@@ -74,7 +74,7 @@ def find_java(environ: Mapping[str, str] | None = None, *, platform: str = sys.p
 
 
 def parse_version(output: str) -> int | None:
-    """The major version in what `java -version` prints.
+    """The major version in the output of `java -version`.
 
     >>> parse_version('openjdk version "17.0.15" 2025-04-15')
     17
@@ -86,7 +86,7 @@ def parse_version(output: str) -> int | None:
 
 
 def read_version(executable: Path) -> int | None:
-    """The major version of a `java` launcher; None when it does not run or says nothing understandable."""
+    """The major version of a `java` launcher; None if it does not run or its output is not understood."""
     try:
         answer = subprocess.run(
             [executable, "-version"],
@@ -103,7 +103,7 @@ def read_version(executable: Path) -> int | None:
 
 
 def install_command(platform: str = sys.platform, version: int = VERSION_MIN) -> str:
-    """The exact command that installs Java on this platform."""
+    """The command that installs Java on this platform."""
     if platform == "darwin":
         return f"brew install openjdk@{version}"
     sudo = "" if os.geteuid() == 0 else "sudo "
@@ -114,7 +114,7 @@ def install_command(platform: str = sys.platform, version: int = VERSION_MIN) ->
 def _candidates(environ: Mapping[str, str], platform: str) -> Iterator[tuple[str, Path]]:
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
-    # shutil.which falls back to the process's own PATH when it is given None, and to nothing for an empty string.
+    # shutil.which searches the process's own PATH for None, and nothing for an empty string.
     if on_path := shutil.which("java", path=environ.get("PATH", "")):
         yield "PATH", Path(on_path)
     if platform == "darwin":
@@ -142,9 +142,9 @@ def _brew_candidates() -> Iterator[tuple[str, Path]]:
 
 
 def main(platform: str = sys.platform) -> int:
-    """Print the launcher of the Java found, for scripts/install; what is wrong goes to standard error, as one line.
+    """Print the launcher of the Java found, for scripts/install; an error is printed to standard error as one line.
 
-    Without the command that installs one: the script has the one that fits this machine.
+    The error has no install command, since the script prints the one that fits this machine.
     """
     try:
         print(find_java(platform=platform).executable)

@@ -1,15 +1,15 @@
 """Runs one command and never outlives its parent.
 
 `python -m penstock.shared.common.keeper [--limit-ms N] [--log FILE] -- COMMAND …` starts the command in a process group
-of its own and holds on to two things: its standard input, a pipe whose other end the parent holds open, and the child.
+of its own and watches two things: the child, and its standard input, a pipe whose other end the parent holds open.
 When the pipe closes (the parent is gone, SIGKILL included) or on SIGTERM, the child gets SIGTERM, and after
 `--limit-ms` the whole group gets SIGKILL. The exit status is the child's (128 + n for a death by signal n).
 
 With `--log`, the child's output is appended to that file and the keeper's own standard output carries its report: one
 line `started PID`, one line `exited STATUS` (negative for a signal), or `failed ERRNO` when the command cannot start.
-Descriptors that the keeper inherits go on to the child, so a lock held on one lasts as long as the child does.
+Descriptors that the keeper inherits are passed to the child, so a lock held on one lasts as long as the child does.
 
-It is run as a file, imports only what the interpreter has loaded anyway, and so costs a few milliseconds.
+It is run as a file and imports only modules that the interpreter has loaded anyway, so it costs a few milliseconds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import sys
 import time
 
 DEFAULT_LIMIT_MS = 10_000
-NOT_STARTED = 127  # what a shell says of a command that it cannot run
+NOT_STARTED = 127  # the status that a shell returns for a command that it cannot run
 
 
 def main(arguments: list[str]) -> int:
-    """Keep one command; see the module's text for arguments and the exit status."""
+    """Keep one command; the module's docstring lists the arguments and the exit status."""
     limit_ms, log, command = _parse(arguments)
     wakeup = _wake_on_signals()
     try:
@@ -52,7 +52,7 @@ def _wake_on_signals() -> int:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, _on_sigterm)
-    # A terminal's Ctrl-C reaches the parent too, and the parent decides what it means for the child.
+    # A terminal's Ctrl-C reaches the parent too, and the parent decides what happens to the child.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return reader
@@ -83,7 +83,7 @@ def _spawn(command: list[str], log: str | None) -> int:
 
 
 def _watch(pid: int, wakeup: int, limit_ms: int) -> int:
-    """Wait for the child's end, seeing to it once the parent is gone or SIGTERM came. Returns its status."""
+    """Wait for the child's end, and end it once the parent is gone or SIGTERM came. Returns its status."""
     kill_at: float | None = None
     watched = [wakeup, 0]
     while True:
@@ -107,7 +107,7 @@ def _watch(pid: int, wakeup: int, limit_ms: int) -> int:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:  # noqa: SIM105 - contextlib would be an import more
+    try:  # noqa: SIM105 - contextlib would be one more import
         os.kill(pid, number)
     except ProcessLookupError:
         pass
@@ -116,7 +116,7 @@ def _signal(pid: int, number: int) -> None:
 def _signal_group(pid: int, number: int) -> None:
     try:  # noqa: SIM105
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS answers EPERM for a group of zombies
+    except (ProcessLookupError, PermissionError):  # macOS returns EPERM for a group of zombies
         pass
 
 
@@ -125,7 +125,7 @@ def _say(log: str | None, line: str) -> None:
         return
     try:  # noqa: SIM105
         os.write(1, f"{line}\n".encode())
-    except OSError:  # nobody listens any more; the child's end matters, not the report
+    except OSError:  # no one reads it any more; the child's end matters, not the report
         pass
 
 

@@ -1,4 +1,4 @@
-"""Which keys are asked for: one, or those between two bounds, as bytes; text is UTF-8, whose order is the same.
+"""A range of keys: one key, or the keys between two bounds, as bytes. Text is UTF-8, which sorts as its bytes do.
 
 >>> KeyRange.of("ann").has(b"ann"), KeyRange.of(low="b", high=b"c").has(b"bob"), KeyRange.of().has(b"\\xff")
 (True, True, True)
@@ -14,7 +14,7 @@ from penstock.shared.common.errors import ConfigError
 
 
 class KeyRange(NamedTuple):
-    """Both bounds inclusive; None leaves one open."""
+    """Both bounds are inclusive. None leaves one open."""
 
     first: bytes | None = None
     last: bytes | None = None
@@ -23,20 +23,20 @@ class KeyRange(NamedTuple):
     def of(
         cls, key: str | bytes | None = None, low: str | bytes | None = None, high: str | bytes | None = None
     ) -> KeyRange:
-        """One key, the keys from `low` to `high`, or what is both."""
+        """One key, the keys from `low` to `high`, or, with all three, the key if it is in that range."""
         only, lows, highs = (None if one is None else raw_key(one) for one in (key, low, high))
         if only is None:
             return cls(lows, highs)
         return cls(max(only, lows or only), min(only, only if highs is None else highs))
 
     def has(self, key: bytes | None) -> bool:
-        """Whether a key is among them."""
+        """Whether a key is in the range."""
         if key is None:
             return False
         return (self.first is None or key >= self.first) and (self.last is None or key <= self.last)
 
     def texts(self) -> tuple[str | None, str | None]:
-        """The bounds as text; ConfigError where one is not UTF-8."""
+        """The bounds as text. Raises ConfigError if one is not UTF-8."""
         try:
             return tuple(None if bound is None else bound.decode() for bound in self)  # type: ignore[return-value]
         except UnicodeDecodeError as e:
@@ -44,5 +44,5 @@ class KeyRange(NamedTuple):
 
 
 def raw_key(key: str | bytes) -> bytes:
-    """A key as Kafka has it: text is UTF-8."""
+    """A key as Kafka stores it: text is encoded as UTF-8."""
     return key.encode() if isinstance(key, str) else key

@@ -1,15 +1,15 @@
-"""What the lake's Delta tables say, read without Spark, as Arrow.
+"""Reads the lake's Delta tables as Arrow, without Spark.
 
-`<lake>/<application>/state` is a log-structured snapshot: one row a change of a live window and one row a run and
-changelog partition (its covered offset). Of the rows with one (partition, store, key, start) that with the highest
-changelog offset counts, and a tombstone there says that the window is no more. `<lake>/<application>/closed/<store>`
-has one row a closed window. A snapshot is one version of `state`: read the covered offsets first, then the windows at
-exactly that version, and they belong together.
+`<lake>/<application>/state` is a log-structured snapshot. It has one row a change of a live window, and one row a
+compaction and changelog partition (its covered offset). Among the rows with the same (partition, store, key, start) the
+one with the highest changelog offset counts. If that row is a tombstone, the window is no longer live.
+`<lake>/<application>/closed/<store>` has one row a closed window. A snapshot is one version of `state`. To read a
+consistent snapshot, read the covered offsets first, then the windows at exactly that version.
 
-Everything here blocks: call it by `asyncio.to_thread`. `storage_options` are deltalake's, such as AWS_REGION.
+Everything here blocks: call it with `asyncio.to_thread`. `storage_options` are deltalake's, such as AWS_REGION.
 """
 
-# ruff: noqa: S608 - SQL is the only way in, and every name and text in it is quoted
+# ruff: noqa: S608 - SQL is the only interface, and every name and text in it is quoted
 from __future__ import annotations
 
 import itertools
@@ -34,23 +34,23 @@ PROGRESS_COLUMNS = ("partition", "changelog_offset", "epoch", "progress", "topic
 WINDOW_COLUMNS = ("key", "start_ms", "end_ms", "live")
 WINDOWS = "row = 'window'"
 DELTA_ERRORS = (DeltaError, OSError, ValueError, RuntimeError, pa.ArrowException)
-"""What deltalake raises: its own class, or whatever stands in Python for an error of Arrow, JSON or the storage."""
+"""The errors that deltalake raises: its own class, or Python's class for an error of Arrow, JSON or the storage."""
 TIMESTAMP_MS_MAX = 8_000_000_000_000_000
-"""More than 250,000 years, in microseconds just a number of 64 bits: a time from there on, or before, is no bound."""
+"""More than 250,000 years; in microseconds it just fits 64 bits. A time at or beyond it, either way, is no bound."""
 COMPACTION, APPEND = "compaction", "WRITE"
-"""The kind that a compaction's commit of `state` has, and its operation."""
+"""The kind of a compaction's commit of `state`, and its operation."""
 HISTORY_VERSIONS = (20, 400, 8_000)
-"""So many of the newest versions are looked at for compactions; more where those are all rewrites and upkeep."""
+"""The newest versions that are searched for compactions; more if all of those are rewrites and upkeep."""
 SLICE_ROWS = 1_000_000
-"""Rows of `state` that are in memory at once, to be ordered."""
+"""Rows of `state` that are in memory at once for sorting."""
 BATCH_ROWS = 50_000
-"""Rows of `state` that are handed out at once: what is loaded between two turns of a loop."""
-_FRAME = re.compile(r"0: \S+$")  # the first line of a stack of Rust's
+"""Rows of `state` in one returned batch, which is loaded between two turns of a loop."""
+_FRAME = re.compile(r"0: \S+$")  # the first line of a Rust stack trace
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
 class PartitionSnapshot(NamedTuple):
-    """How far the snapshot covers one changelog partition; `covered_offset` is the NEXT offset to read."""
+    """How far the snapshot covers one changelog partition. `covered_offset` is the NEXT offset to read."""
 
     partition: int
     covered_offset: int
@@ -60,14 +60,14 @@ class PartitionSnapshot(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """One version of an application's `state`, and the progress of the partitions asked for (those it covers)."""
+    """One version of an application's `state`, and the progress of the requested partitions that it covers."""
 
     version: int
     partitions: dict[int, PartitionSnapshot]
 
 
 class ClosedWindow(NamedTuple):
-    """A row of `closed`: the key as the store has keys, times in ms, results by their names as the table has them."""
+    """A row of `closed`: the key with the store's type, times in ms, results by name with the table's types."""
 
     partition: int
     start_ms: int
@@ -79,7 +79,7 @@ class ClosedWindow(NamedTuple):
 
 
 class Compaction(NamedTuple):
-    """A compaction as its commit tells of it; None is what the commit does not say."""
+    """A compaction as its commit describes it. None is a value that the commit lacks."""
 
     version: int
     ended_at_ms: int
@@ -91,7 +91,7 @@ class Compaction(NamedTuple):
 
 
 class _Said(msgspec.Struct):
-    """What a job writes into the commits of `state`."""
+    """The metadata that a job writes into the commits of `state`."""
 
     kind: str
     job: str | None = None
@@ -102,12 +102,12 @@ class _Said(msgspec.Struct):
 
 
 def table_uri(lake: str, application: str, *table: str) -> str:
-    """Where a table of an application is: a folder as an absolute path, or a URI. ConfigError for no place."""
+    """The location of an application's table: an absolute path of a folder, or a URI. Raises ConfigError if invalid."""
     return "/".join((lake_root(lake), application, *table))
 
 
 def one_line(error: BaseException) -> str:
-    """What deltalake says, without its colours, line breaks, the arrows before each cause and the stack behind it.
+    """The message of deltalake, without its colours, line breaks, the arrows before each cause and the stack trace.
 
     >>> one_line(OSError("Generic S3 error\\n  \\x1b[31m↳\\x1b[0m client error\\n   0: <unknown>\\n   1: main"))
     'Generic S3 error: client error'
@@ -123,7 +123,7 @@ def one_line(error: BaseException) -> str:
 def read_snapshot(
     lake: str, application: str, partitions: Collection[int], storage_options: Mapping[str, str] | None = None
 ) -> Snapshot | None:
-    """The newest snapshot; None where there is no table yet. Raises LakeUnavailable or NotASnapshot."""
+    """The newest snapshot; None if there is no table yet. Raises LakeUnavailable or NotASnapshot."""
     table = open_table(table_uri(lake, application, "state"), storage_options)
     if table is None:
         return None
@@ -150,14 +150,17 @@ def read_windows(
 ) -> Iterator[pa.RecordBatch]:
     """One partition's changes of a store's windows at exactly that version of `state`, in order of changelog offset.
 
-    Replayed in that order, later ones in place of earlier ones, they are what is live. Columns: key (binary), start_ms,
-    end_ms (int64), live (bool), then the state's fields `columns`, in that order (int64, float64 or binary): null where
-    the row is a tombstone, or was written before the store had that aggregation. A store that the snapshot does not
+    Replay them in that order: the last change of each window is its live state. Columns: key (binary), start_ms, end_ms
+    (int64), live (bool), then the state's fields `columns`, in that order (int64, float64 or binary). A field is null
+    if the row is a tombstone, or was written before the store had that aggregation. A store that the snapshot does not
     know yet has no windows. Raises LakeUnavailable or NotASnapshot.
 
-    Rows can stand in any order in the files, since anybody may rewrite those. So: 1. Read the offsets alone. 2. Cut
-    them into slices that have room in memory. 3. Read slice by slice, and order each; files and row groups that have
-    nothing of it are left out by their statistics, where they have any.
+    Rows can stand in any order in the files, because other programs may rewrite the files. The steps are:
+
+    1. Read the offsets alone.
+    2. Cut them into slices that fit in memory.
+    3. Read slice by slice, and sort each. Files and row groups without rows of a slice are skipped by their statistics,
+       if they have any.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None:
@@ -179,7 +182,7 @@ def read_windows(
 
 
 def _slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
-    """Ranges of offsets, both inclusive, of so many rows each, that have all rows."""
+    """Ranges of offsets, both ends inclusive, that together cover all rows and have about SLICE_ROWS rows each."""
     parts = [batch.column(0) for batch in query(table, f"SELECT changelog_offset FROM t WHERE {where}")]
     if any(part.null_count for part in parts):
         raise NotASnapshot(f"{table.table_uri} is no snapshot: there are windows without a changelog offset")
@@ -191,7 +194,7 @@ def _slices(table: DeltaTable, where: str) -> list[tuple[int, int]]:
 
 
 def _ordered(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows by their last column, which is left out."""
+    """The rows sorted by their last column, which is dropped."""
     if not (found := list(batches)):
         return
     own = pa.Table.from_batches(found).combine_chunks()
@@ -213,15 +216,15 @@ def find_windows(
     storage_options: Mapping[str, str] | None = None,
     after: WindowPlace | None = None,
 ) -> list[dict[str, Any]]:
-    """The keys' live windows that touch `reach` (ms, both inclusive) at that version of `state`, the first by place.
+    """The live windows of the keys that touch `reach` (ms, both inclusive) at that version of `state`, in place order.
 
-    Only those after a place, where one is given. Each has partition, key (bytes), start_ms, end_ms and `state`, a dict.
-    Raises LakeUnavailable or NotASnapshot.
+    With `after`, only the windows behind that place. Each has partition, key (bytes), start_ms, end_ms and `state`, a
+    dict. Raises LakeUnavailable or NotASnapshot.
     """
     table = open_table(table_uri(lake, application, "state"), storage_options, version)
     if table is None or store not in _fields(table):
         return []
-    # Of a window all rows have one start: only its end may be another one in the newest.
+    # All rows of a window have the same start. Only the end may differ in the newest row.
     first = "" if after is None else f" AND start_ms >= {after.start_ms}"
     where = f"{WINDOWS} AND store = {_text(store)} AND {_within('key', *keys)} AND start_ms <= {int(reach[1])}{first}"
     wanted = f"live AND end_ms >= {int(reach[0])}{_after(after, _STATE)}"
@@ -232,9 +235,9 @@ def find_windows(
 
 
 def _newest(where: str) -> str:
-    """What is queried for the newest row of each of these windows in `state`, tombstones among them.
+    """The source of a query for the newest row of each matching window in `state`, tombstones included.
 
-    An offset is of one row of a partition: to join by it takes a quarter of the time that numbering the rows takes.
+    An offset belongs to one row of a partition. A join by offset takes a quarter of the time of numbering the rows.
     """
     of_each = f"SELECT partition AS p, max(changelog_offset) AS newest FROM t WHERE {where}"
     of_each += " GROUP BY partition, store, key, start_ms"
@@ -254,10 +257,10 @@ def find_closed(
     storage_options: Mapping[str, str] | None = None,
     after: WindowPlace | None = None,
 ) -> list[ClosedWindow]:
-    """Closed windows of keys between two bounds (inclusive), as the store has them, that touch `reach` (ms, inclusive).
+    """Closed windows of keys between two bounds (inclusive, in the store's form) that touch `reach` (ms, inclusive).
 
-    They come by place, at most `rows_max`, and only those after a place, where one is given. Times are told in ms:
-    those that Python has end with the year 9999.
+    They are in place order, at most `rows_max`, and with `after` only those behind that place. Times are in ms, since
+    Python's own end with the year 9999.
     """
     table = open_table(table_uri(lake, application, "closed", store), storage_options)
     if table is None:
@@ -280,14 +283,14 @@ def find_closed(
 
 
 def window_place(row: Mapping[str, Any] | ClosedWindow) -> WindowPlace:
-    """Where a window is among all others."""
+    """The window's position in the order of all windows."""
     if isinstance(row, ClosedWindow):
         return WindowPlace(row.start_ms, row.end_ms, row.partition, raw_key(row.key))
     return WindowPlace(row["start_ms"], row["end_ms"], row["partition"], row["key"])
 
 
 class _PlaceColumns(NamedTuple):
-    """The columns that make a window's place, in its order."""
+    """The columns of a window's place, in its order."""
 
     start: str
     end: str
@@ -339,9 +342,9 @@ def _ms(column: pa.Array) -> list[int]:
 
 
 def describe(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What a dashboard shows: live rows, closed rows by store, table versions, when the newest compaction ended.
+    """A dashboard's figures: live rows, closed rows by store, table versions, and the end of the newest compaction.
 
-    `compacted_at_ms` is None, and `state_version` -1, where nothing was compacted yet.
+    `compacted_at_ms` is None and `state_version` is -1 if nothing was compacted yet.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
     told: dict[str, Any] = {"live_rows": 0, "closed_rows": {}, "state_version": -1, "closed_versions": {}}
@@ -361,9 +364,9 @@ def describe(lake: str, application: str, storage_options: Mapping[str, str] | N
 def compactions(
     lake: str, application: str, limit: int, storage_options: Mapping[str, str] | None = None
 ) -> list[Compaction]:
-    """The last compactions, newest first, as far as the table's history goes back; raises LakeUnavailable.
+    """The last compactions, newest first, as far as the table's history goes back. Raises LakeUnavailable.
 
-    They are at most `limit`, and may be fewer than there are where many other versions lie between.
+    At most `limit` are returned. There may be fewer if many other versions lie between them.
     """
     state = open_table(table_uri(lake, application, "state"), storage_options)
     return [] if state is None else _compactions(state, limit)
@@ -383,7 +386,7 @@ def _compactions(state: DeltaTable, limit: int) -> list[Compaction]:
 
 
 def _compaction(entry: Mapping[str, Any]) -> Compaction | None:
-    """A commit of `state` as a compaction; None where it is a rewrite, upkeep or somebody else's."""
+    """A commit of `state` as a compaction; None if it is a rewrite, upkeep or another program's commit."""
     if entry.get("operation") != APPEND:
         return None
     try:
@@ -410,7 +413,7 @@ def _covered(table: DeltaTable, row: Mapping[str, Any]) -> PartitionSnapshot:
 def open_table(
     uri: str, storage_options: Mapping[str, str] | None = None, version: int | None = None
 ) -> DeltaTable | None:
-    """A table, at its newest version or another; None where there is none. LakeUnavailable."""
+    """A table, at its newest version or at `version`; None if there is none. Raises LakeUnavailable."""
     try:
         return DeltaTable(uri, version=version, storage_options=dict(storage_options) if storage_options else None)
     except TableNotFoundError:
@@ -421,10 +424,10 @@ def open_table(
 
 
 def query(table: DeltaTable, sql: str) -> Iterator[pa.RecordBatch]:
-    """What a query over the table `t` gives. LakeUnavailable."""
+    """The batches that a query over the table `t` returns. Raises LakeUnavailable."""
     try:
         answer = pa.RecordBatchReader.from_stream(QueryBuilder().register("t", table).execute(sql))
-        # The engine's views of strings and bytes are not what the rest of the code (and older pyarrow) computes with.
+        # The engine returns views of strings and bytes, which the other code (and older pyarrow) cannot compute with.
         schema = pa.schema([pa.field(f.name, _plain(f.type)) for f in answer.schema])
         for batch in answer:
             yield batch.cast(schema)
@@ -433,7 +436,7 @@ def query(table: DeltaTable, sql: str) -> Iterator[pa.RecordBatch]:
 
 
 def rows(table: DeltaTable, sql: str) -> list[dict[str, Any]]:
-    """The rows that a query over the table `t` gives. LakeUnavailable."""
+    """The rows that a query over the table `t` returns. Raises LakeUnavailable."""
     return [row for batch in query(table, sql) for row in batch.to_pylist()]
 
 

@@ -1,10 +1,10 @@
-"""Appends to a Delta table that count once: each carries the offsets it brings the table to (an edge).
+"""Appends to a Delta table that count once: each commit records the offsets that it brings the table to (an edge).
 
-An application's version in the table's log is an offset; an append that finds there another one than its writer left
-belongs to a writer that lost its place, and changes nothing.
+An offset is stored as an application's version in the table's log. If an append finds another version than its writer
+left, another writer has taken over. The append then changes nothing.
 
-A column keeps the type it was made with. A number goes into another type of number where it is the same number there;
-anything else that is of another type is refused, since Delta's own cast would cut 1.5 to 1.
+A column keeps its first type. A number is converted to another number type if its value stays the same. Any other
+difference of type is an error, since Delta's own cast would cut 1.5 to 1.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from penstock.shared.common.errors import DataError, RetriableError, WriterFence
 from penstock.shared.common.lake import one_line
 
 NO_VERSION = -1
-"""The version of an application that is to begin again: a table cannot forget one."""
+"""The version of an application that starts again: a table cannot delete one."""
 
 
 def table_versions(uri: str, applications: list[str], options: Mapping[str, str]) -> dict[str, int]:
-    """The version of each application that the table knows; none where there is no table. RetriableError."""
+    """The version of each application that the table knows; empty if there is no table. Raises RetriableError."""
     table = _table(uri, options)
     found = {} if table is None else {name: table.transaction_version(name) for name in applications}
     return {name: version for name, version in found.items() if version is not None and version != NO_VERSION}
 
 
 def set_versions(uri: str, versions: Mapping[str, int | None], options: Mapping[str, str]) -> None:
-    """Set versions by hand, None: none; nothing where there is no table. RetriableError."""
+    """Set versions by hand, None to remove one. Does nothing if there is no table. Raises RetriableError."""
     table = _table(uri, options)
     if table is not None:
         transactions = [Transaction(name, NO_VERSION if at is None else at) for name, at in versions.items()]
@@ -60,8 +60,8 @@ def append_once(
 ) -> None:
     """Append an Arrow table and bring each application from one version to the next, all in one commit.
 
-    New columns are added to the table. Raises WriterFenced where the table knows another version of one (None: none),
-    DataError where a column cannot be written as the table has it, RetriableError where the store cannot be reached or
+    New columns are added to the table. Raises WriterFenced if the table has another version of an application (None: no
+    version), DataError if a column does not fit the table's type, and RetriableError if the store cannot be reached or
     another commit came first.
     """
     known = table_versions(uri, list(versions), options)
@@ -94,7 +94,7 @@ def _write(
 
 
 def fitted(data: Any, schema: Any) -> Any:
-    """The Arrow table with its columns as a table's schema has them; DataError names the one that cannot be so.
+    """The Arrow table with the column types of a table's schema. DataError names a column that cannot be converted.
 
     >>> fitted(pa.table({"n": [1.0], "new": ["x"]}), pa.schema([("n", pa.int64())])).schema.types
     [DataType(int64), DataType(string)]
@@ -116,7 +116,7 @@ def _is_number(kind: Any) -> bool:
 
 
 def _is_alike(kind: Any, kept: Any) -> bool:
-    """Whether it is the same type, in whatever form; a struct may have other fields besides."""
+    """Whether two types are the same in any encoding. A struct may have other fields besides."""
     types = pa.types
     if types.is_struct(kind) and types.is_struct(kept):
         both = {field.name for field in kind} & {field.name for field in kept}

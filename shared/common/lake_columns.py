@@ -1,7 +1,7 @@
-"""The columns that the lake's tables have beside those of an application's stores and aggregations.
+"""The columns of the lake's tables, except those of an application's stores and aggregations.
 
-In `state` every store is a column, in `closed/<store>` and `late/<store>` every aggregation. Of `key` and `key_bytes` a
-table has one: by whether the store's keys are text.
+In `state` every store is a column; in `closed/<store>` and `late/<store>` every aggregation is one. A table has either
+`key` or `key_bytes`: `key` if the store's keys are text.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The files of an application's tables, in a local folder or an object store: how many there are, and their removal (an
-edge).
+"""The files of an application's tables, in a local folder or an object store: counting and removing them (an edge).
 
-Object stores are reached as the tables themselves are, by deltalake with the same options, so that who can restore from
-a lake can remove what is in it. They know names only: what begins with `<lake>/<application>/` is taken away one by
-one, and a removal that fails can be asked for again. Everything here blocks: call it by `asyncio.to_thread`.
+deltalake reaches object stores for this with the same options as for the tables. So a process that can restore from a
+lake can also remove it. An object store knows only names: each object that begins with `<lake>/<application>/` is
+removed one by one, and a removal that fails can be tried again. Everything here blocks: call it with
+`asyncio.to_thread`.
 
-S3's connector for Hadoop leaves objects without content in place of folders (`state/`). They hold nothing and stay, as
-an object store's API has no name for them.
+Hadoop's S3 connector leaves empty objects in place of folders (`state/`). They hold nothing and stay, because an object
+store's API has no name for them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CLOSED = "closed"
 
 
 class TableFiles(NamedTuple):
-    """A table's files: data and log, also what no version of it refers to any more."""
+    """A table's files: data and log, including files that no version refers to any more."""
 
     files: int
     size_bytes: int
 
 
 class ApplicationFiles(NamedTuple):
-    """What is below an application's folder, a path or a URI; tables are called `state`, `closed/visits` and so on."""
+    """The content of an application's folder (a path or a URI). Tables are named `state`, `closed/visits` and so on."""
 
     root: str
     tables: dict[str, TableFiles]
@@ -47,7 +47,7 @@ class ApplicationFiles(NamedTuple):
 def find_files(
     lake: str, application: str, storage_options: Mapping[str, str] | None = None
 ) -> ApplicationFiles | None:
-    """What the lake holds of an application; None where it holds nothing. Raises ConfigError or LakeNotRemoved."""
+    """The lake's files of an application; None if it holds none. Raises ConfigError or LakeNotRemoved."""
     root = table_uri(lake, application)
     folder = local_folder(root)
     if folder is None:
@@ -61,7 +61,7 @@ def find_files(
 
 
 def remove_files(lake: str, application: str, storage_options: Mapping[str, str] | None = None) -> None:
-    """Remove all that `find_files` finds now, and nothing else. Raises ConfigError or LakeNotRemoved."""
+    """Remove all files that `find_files` finds now, and nothing else. Raises ConfigError or LakeNotRemoved."""
     root = table_uri(lake, application)
     folder = local_folder(root)
     if folder is None:
@@ -72,7 +72,7 @@ def remove_files(lake: str, application: str, storage_options: Mapping[str, str]
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and all that is in it; nothing where there is none. Raises LakeNotRemoved."""
+    """Remove a folder with its content; nothing if there is no folder. Raises LakeNotRemoved."""
     try:
         shutil.rmtree(folder)
     except OSError as e:
@@ -97,7 +97,7 @@ def local_folder(root: str) -> Path | None:
 
 
 def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:
-    """Files with their sizes, each by its path below the application's folder, added up by table.
+    """The count and total size of files by table; each file is given by its path below the application's folder.
 
     >>> by_table([("state/_delta_log/0.json", 70), ("state/partition=0/x.parquet", 30), ("closed/visits/y.parquet", 5)])
     {'closed/visits': TableFiles(files=1, size_bytes=5), 'state': TableFiles(files=2, size_bytes=100)}
@@ -112,7 +112,7 @@ def by_table(sizes: Iterable[tuple[str, int]]) -> dict[str, TableFiles]:
 
 
 def delete_all(root: str, paths: Iterable[str], delete: Callable[[str], None]) -> None:
-    """Delete each, several at once; LakeNotRemoved names the first that could not be and how many are left."""
+    """Delete each, several in parallel. LakeNotRemoved names the first that failed, and how many are left."""
     left = list(paths)
     with ThreadPoolExecutor(DELETIONS_AT_ONCE) as pool:
         deletions = {path: pool.submit(delete, path) for path in left}
@@ -134,13 +134,13 @@ def _opened(root: str, storage_options: Mapping[str, str] | None) -> DeltaStorag
 
 
 def _objects(root: str, storage_options: Mapping[str, str] | None) -> dict[str, int]:
-    """The objects below a URI by their path there, with their sizes in bytes."""
+    """The objects below a URI by their relative path, with their sizes in bytes."""
     store = _opened(root, storage_options)
     try:
         found = store.get_file_info_selector(FileSelector("", allow_not_found=True, recursive=True))
     except DELTA_ERRORS as e:
         raise LakeNotRemoved(f"{root} cannot be listed: {one_line(e)}") from e
-    # An object that stands for a folder comes under the folder's own name; deleted by it, another object would go.
+    # An object that stands for a folder is listed under the folder's own name; to delete that would hit another object.
     folders = {"", *(one.path for one in found if one.type == FileType.Directory)}
     return {one.path: one.size or 0 for one in found if one.type == FileType.File and one.path not in folders}
 

@@ -1,7 +1,7 @@
-"""Where a lake is, in the one form that everything that reads or writes it goes by (an edge).
+"""The location of a lake, in the one form that all readers and writers use (an edge).
 
-Spark takes a URI's escapes (`with%20space`) for the folder's own name, deltalake takes them for what they stand for. So
-a `file:` URI becomes the path that it means, and a `%` that is left, in a path or another URI, is refused.
+Spark takes a URI's escapes (`with%20space`) as part of the folder's name, deltalake decodes them. So a `file:` URI is
+turned into its path, and a `%` in a path or in another URI is rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LOCAL = re.compile(r"file:(//(localhost)?(?=/))?", re.IGNORECASE)
 
 
 def lake_root(lake: str) -> str:
-    """A folder as an absolute path, another URI as it is, both without a slash at the end. ConfigError for no place.
+    """A folder as an absolute path, another URI unchanged, both without a trailing slash. ConfigError if it is invalid.
 
     >>> lake_root("file:///srv/my%20lake/"), lake_root("s3://bucket/lake/")
     ('/srv/my lake', 's3://bucket/lake')
@@ -25,7 +25,7 @@ def lake_root(lake: str) -> str:
     try:
         path = unquote(lake[local.end() :]) if local is not None else lake
         root = path if "://" in path and local is None else str(Path(path).expanduser().resolve())
-    except (ValueError, RuntimeError) as e:  # a null byte; a home folder that is nobody's
+    except (ValueError, RuntimeError) as e:  # a null byte, or a home folder of an unknown user
         raise ConfigError(f"lake {lake!r}: {e}") from None
     if local is not None and (not path.startswith("/") or path.startswith("//")):
         raise ConfigError(f"lake {lake!r}: a file: URI names an absolute path of this machine, file:///folder")
@@ -35,7 +35,7 @@ def lake_root(lake: str) -> str:
 
 
 def require_place(lake: str | None) -> str | None:
-    """The same text, for a setting; ValueError where it is no place."""
+    """The same text, for a setting. Raises ValueError if it is not a location of a lake."""
     try:
         if lake is not None:
             lake_root(lake)

@@ -1,9 +1,8 @@
-"""structlog, set up once a process: JSON lines for machines, a console form for people, on standard error.
+"""Sets structlog up once a process: JSON lines for machines, a console form for people, on standard error.
 
-As a library in somebody else's process nothing is set up: then lines go to the standard library's loggers, by module
-(`penstock.shared.clients.producer.producer`), and the process's own logging decides what becomes of them.
-Without any set-up that is Python's last resort: warnings and errors on standard error. A process that has set structlog
-up gets them as its own.
+If Penstock is used as a library, nothing is set up. Then lines go to the standard library's loggers, named by module
+(`penstock.shared.clients.producer.producer`), and the process's own logging decides what happens to them. Without any
+set-up, Python prints warnings and errors on standard error. If the process has set structlog up, lines go to structlog.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def configure(settings: LogSettings, service: str) -> None:
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(sort_keys=True)]
         if as_json
         else [
-            # With rich installed the default shows local variables, and so passwords and records.
+            # With rich installed the default would show local variables, and so passwords and records.
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
         ]
     )
@@ -53,13 +52,13 @@ def configure(settings: LogSettings, service: str) -> None:
     root.setLevel(settings.level.upper())
     for noisy in ("httpx", "httpcore", "uvicorn.access", "py4j"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
-    # Quiet by itself, see the connection's `security` module.
+    # Silenced on its own; see the connection's `security` module.
     logging.getLogger("aiokafka").setLevel(root.level if settings.level == "debug" else logging.CRITICAL)
     structlog.contextvars.bind_contextvars(service=service)
 
 
 class _Logger:
-    """Decides at each line: who logs may be imported before logging is set up."""
+    """Chooses the logger at each line, because a module may be imported before logging is set up."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -79,12 +78,12 @@ class _Logger:
 
 
 def _as_line(_: Any, __: str, fields: structlog.typing.EventDict) -> tuple[tuple[str], dict[str, Any]]:
-    """The event and its fields as one text, for a logger that knows none."""
+    """The event and its fields as one text, for a logger without fields."""
     exc_info = fields.pop("exc_info", None)
     line = " ".join([str(fields.pop("event")), *(f"{name}={value!r}" for name, value in fields.items())])
     return (line,), {"exc_info": exc_info}
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """The logger of a room; events are short phrases, everything else is a field."""
+    """The logger of a module. Events are short phrases; everything else is a field."""
     return cast(structlog.stdlib.BoundLogger, _Logger(name))

@@ -1,11 +1,11 @@
-"""Which Maven repository jars come from: the one of the user's own settings.
+"""Finds the Maven repository for jars in the user's own settings.
 
-No address stands here. In this order:
+This module contains no address. It looks in this order:
 
 1. `PENSTOCK_MAVEN_REPOSITORY`, the base URL of a repository.
-2. A mirror of Maven Central in the user's `~/.m2/settings.xml`, or in the settings of the Maven that is installed, with
-   the credentials that `<servers>` has for the mirror's id.
-3. Maven Central, at the address that the installed Maven has for it, or the Ivy that comes with pyspark.
+2. A mirror of Maven Central in the user's `~/.m2/settings.xml`, or in the settings of the installed Maven, with the
+   credentials that `<servers>` has for the mirror's id.
+3. Maven Central, at the address in the installed Maven, or in the Ivy that comes with pyspark.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from penstock.shared.common.errors import JarsUnavailable
 
 REPOSITORY_VARIABLE = "PENSTOCK_MAVEN_REPOSITORY"
 CENTRAL = "central"  # the id that every Maven has for Maven Central
-_SETTINGS_BYTES_MAX = 1 << 20  # a settings.xml that is larger is another file
-_SUPER_POM = "org/apache/maven/model/pom-4.0.0.xml"  # what every project of Maven inherits from
+_SETTINGS_BYTES_MAX = 1 << 20  # a larger settings.xml is not Maven's
+_SUPER_POM = "org/apache/maven/model/pom-4.0.0.xml"  # every Maven project inherits from it
 _IVY_PROPERTIES = "org/apache/ivy/core/settings/repository.properties"
 _IVY_ROOT = "ivy.ibiblio.default.artifact.root"
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A Maven repository: its base URL, which ends with `/`, and what to log in with; `source` names the setting."""
+    """A Maven repository: its base URL, which ends with `/`, and its credentials. `source` names the setting."""
 
     url: str
     source: str
@@ -44,23 +44,23 @@ class Repository:
 
     @property
     def name(self) -> str:
-        """How messages name it: the URL without credentials, and the setting that it comes from."""
+        """The name for messages: the URL without credentials, and the setting that it comes from."""
         parts = urlsplit(self.url)
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         return f"{shown} ({self.source})"
 
 
 def home_folder(environ: Mapping[str, str]) -> Path:
-    """The user's own folder: `HOME`, or what the system has for the user."""
+    """The user's home folder: `HOME`, or the system's entry for the user."""
     home = environ.get("HOME", "")
-    if not home:  # which Path.home() takes for the root folder
+    if not home:  # Path.home() would return the root folder
         with contextlib.suppress(KeyError):
             home = pwd.getpwuid(os.getuid()).pw_dir
     return Path(home or "/")
 
 
 def find_repository(environ: Mapping[str, str]) -> Repository:
-    """The repository of the user's settings. Raises JarsUnavailable where there is none, or it is no web address."""
+    """The repository of the user's settings. Raises JarsUnavailable if there is none, or its URL is not http(s)."""
     if url := environ.get(REPOSITORY_VARIABLE):
         return _repository(url, REPOSITORY_VARIABLE)
     maven = maven_home(environ)
@@ -89,7 +89,7 @@ def maven_home(environ: Mapping[str, str]) -> Path | None:
 
 
 def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
-    """Maven Central's address, as the installed Maven has it, or the Ivy in a folder of jars."""
+    """Maven Central's address in the installed Maven, or in the Ivy in a folder of jars."""
     builders = [] if maven is None else [*(maven / "lib").glob("maven-model-builder-*.jar")]
     builders += [] if maven is None else [*(maven / "lib").glob("maven-impl-*.jar")]  # from Maven 4 on
     for jar in builders:
@@ -106,10 +106,10 @@ def maven_central(maven: Path | None, ivy_folder: Path | None) -> str | None:
 
 
 def mirror_of_central(text: str, place: Path, environ: Mapping[str, str]) -> Repository | None:
-    """The mirror that a settings.xml has for Maven Central; None where it has none.
+    """The mirror of Maven Central in a settings.xml; None if there is none.
 
-    As in Maven, a mirror of `central` alone goes before one that covers it by a pattern. Raises JarsUnavailable for a
-    file that is no XML, or credentials that only Maven can read.
+    As in Maven, a mirror of `central` alone takes precedence over one that covers it by a pattern. Raises
+    JarsUnavailable for invalid XML, and for credentials that only Maven can decrypt.
     """
     try:
         settings = ElementTree.fromstring(text)  # noqa: S314  (the user's own file)
@@ -135,7 +135,7 @@ def mirror_of_central(text: str, place: Path, environ: Mapping[str, str]) -> Rep
 
 
 def covers_central(mirror_of: str) -> bool:
-    """Whether a `mirrorOf` covers Maven Central, which is neither local nor spoken to without TLS.
+    """Whether a `mirrorOf` covers Maven Central, which is neither local nor reached without TLS.
 
     >>> [covers_central(p) for p in ("*", "central", "external:*", "a, central", "*,!central", "external:http:*", "a")]
     [True, True, True, True, False, False, False]
@@ -157,7 +157,7 @@ def _repository(url: str, source: str, username: str | None = None, password: st
 
 
 def _interpolate(text: str, environ: Mapping[str, str]) -> str:
-    """Maven's `${env.NAME}` and `${user.home}`; what is unknown stays as it is."""
+    """Replaces Maven's `${env.NAME}` and `${user.home}`; unknown names are not changed."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
@@ -183,7 +183,7 @@ def _read(place: Path) -> str | None:
 
 
 def _member(jar: Path, name: str) -> str | None:
-    """The text of one file in a jar; None where either is missing."""
+    """The text of one file in a jar; None if either is missing."""
     try:
         with zipfile.ZipFile(jar) as archive:
             return archive.read(name).decode()

@@ -1,8 +1,8 @@
 """Prometheus metrics: one registry a process, one naming rule.
 
-Every metric is `penstock_<room>_<what>_<unit>`. Units are Prometheus' base units, seconds and bytes. Labels are few and
-bounded (topic, partition, group, store), never a record's key. Rooms take the registry as an argument, so that a test
-reads its own:
+Every metric is named `penstock_<package>_<name>_<unit>`. Units are Prometheus' base units, seconds and bytes. Labels
+are few and bounded (topic, partition, group, store), never a record's key. Functions take the registry as an argument,
+so that a test reads its own:
 
 >>> from prometheus_client import CollectorRegistry
 >>> registry = CollectorRegistry()
@@ -29,16 +29,16 @@ NOT_BASE_UNITS = {
     *("s", "sec", "ms", "us", "ns", "milliseconds", "microseconds", "nanoseconds", "minutes", "hours", "days"),
     *("b", "kb", "mb", "gb", "bits", "kilobytes", "megabytes", "kibibytes", "mebibytes", "percent", "percentage"),
 }
-"""Words that no metric's name may have: Prometheus' base units are seconds, bytes and ratios."""
+"""Words that a metric's name must not contain, since Prometheus' base units are seconds, bytes and ratios."""
 
 LATENCY_BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 def _without_created(collected: Iterable[Metric]) -> Iterable[Metric]:
-    """The metrics without their `_created` series, the time at which each series began.
+    """The metrics without their `_created` series, which hold the start time of each series.
 
-    The client library can leave them out for the whole process. A process that embeds Penstock decides that for its
-    own metrics, so here it is decided for each of ours.
+    The client library can switch them off only for the whole process. A process that embeds Penstock decides that for
+    its own metrics, so they are removed here from Penstock's metrics alone.
     """
     for metric in collected:
         metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
@@ -56,17 +56,17 @@ class _Histogram(Histogram):
 
 
 def counter(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Counter:
-    """A counter `penstock_<name>_total`; the same one again where the registry already has it."""
+    """A counter `penstock_<name>_total`; the existing one if the registry already has it."""
     return _once(registry, _Counter, name, documentation, labels)
 
 
 def gauge(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Gauge:
-    """A gauge `penstock_<name>`; the same one again where the registry already has it."""
+    """A gauge `penstock_<name>`; the existing one if the registry already has it."""
     return _once(registry, Gauge, name, documentation, labels)
 
 
 def histogram(registry: CollectorRegistry, name: str, documentation: str, *labels: str) -> Histogram:
-    """A histogram `penstock_<name>` in seconds; the same one again where the registry already has it."""
+    """A histogram `penstock_<name>` in seconds; the existing one if the registry already has it."""
     return _once(registry, _Histogram, name, documentation, labels, buckets=LATENCY_BUCKETS_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""Offsets and times that callers give, checked before they are sent: to a broker some numbers mean something else.
+"""Checks offsets and times from callers before they are sent, because some numbers have a special meaning to a broker.
 
 >>> checked_offset(TopicPartition("clicks", 0), 7)
 7
@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 OFFSET_METADATA_MAX_BYTES = 4_096
-"""What a broker keeps with an offset (its `offset.metadata.max.bytes` by default)."""
+"""The metadata that a broker stores with an offset (its `offset.metadata.max.bytes` by default)."""
 
 
 def checked_offset(tp: TopicPartition, offset: object) -> int:
-    """The offset, if it is one."""
+    """The offset, if it is valid. Raises TypeError or ValueError."""
     if not isinstance(tp, TopicPartition):
         raise TypeError(f"{tp!r} is not a TopicPartition")
     if not isinstance(offset, int) or isinstance(offset, bool):
@@ -32,7 +32,7 @@ def checked_offset(tp: TopicPartition, offset: object) -> int:
 def checked_offsets(
     given: Mapping[TopicPartition, OffsetAndMetadata | int],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What is to be committed, if it can be; TypeError and ValueError name the partition."""
+    """The offsets to commit, if they are valid. TypeError and ValueError name the partition."""
     checked = {}
     for tp, value in given.items():
         at = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
@@ -46,7 +46,7 @@ def checked_offsets(
 
 
 def checked_time(what: object, time_ms: object) -> int:
-    """The time, if it is one."""
+    """The time in ms, if it is valid. Raises TypeError or ValueError."""
     if not isinstance(time_ms, int) or isinstance(time_ms, bool):
         raise TypeError(f"{what}: {time_ms!r} is not a time, which is an int")
     if time_ms < 0:
@@ -55,7 +55,7 @@ def checked_time(what: object, time_ms: object) -> int:
 
 
 def checked_spec(what: object, spec: object) -> str | int:
-    """Where to look an offset up: `earliest`, `latest` or a time."""
+    """The position to look up: `earliest`, `latest` or a time in ms. Raises TypeError or ValueError."""
     if isinstance(spec, str):
         if spec not in ("earliest", "latest"):
             raise ValueError(f"{what}: {spec!r} is neither earliest nor latest, nor a time")

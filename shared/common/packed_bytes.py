@@ -1,4 +1,4 @@
-"""Byte strings as places in one buffer: no Python object stands for one until it is asked for.
+"""Byte strings as positions in one buffer. A Python object is made only for a string that is accessed.
 
 >>> packed = PackedBytes.of([b"ann", None, b"", b"bob"])
 >>> packed.offsets.tolist(), packed.lengths.tolist()
@@ -19,31 +19,32 @@ from numpy.typing import NDArray
 T = TypeVar("T", bound=np.generic)
 
 NULL = -1
-"""The length of a null, which is not an empty string."""
+"""The length of a null; an empty string has length 0."""
 
 SPARSE = 16
-"""With more than this many bytes of buffer for each byte of a string, the strings are copied one by one."""
+"""If the buffer has more bytes than this for each byte of the strings, the strings are copied one by one."""
 
 
 class PackedBytes(Sequence[bytes | None]):
     """A sequence of bytes and nulls: string i is `data[offsets[i]:offsets[i] + lengths[i]]`, a null has length -1.
 
-    `data` is a uint8 array, `offsets` and `lengths` are int64 arrays of one length. Strings may overlap, and stand in
-    any order. The buffer lives as long as any slice of the sequence does. The arrays are contiguous and read-only:
-    kernels are compiled for that one kind.
+    `data` is a uint8 array; `offsets` and `lengths` are int64 arrays of one length. Strings may overlap and stand in
+    any order. The buffer lives as long as any slice of the sequence does. The arrays are contiguous and read-only,
+    because kernels are compiled for that kind only.
     """
 
     __slots__ = ("data", "lengths", "offsets")
 
     def __init__(self, data: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
         self.data = read_only(data, np.uint8)
-        self.offsets, self.lengths = read_only(offsets, np.int64), read_only(lengths, np.int64)
+        self.offsets = read_only(offsets, np.int64)
+        self.lengths = read_only(lengths, np.int64)
 
     @classmethod
     def of(cls, strings: Sequence[bytes | None], lengths: NDArray[np.int64] | None = None) -> PackedBytes:
-        """The same strings in one buffer; TypeError where one is neither bytes nor None.
+        """The strings in one buffer. Raises TypeError if one is neither bytes nor None.
 
-        `lengths` are what `lengths_of` gives, where that is known.
+        `lengths` is the result of `lengths_of`, if the caller has it.
         """
         if isinstance(strings, PackedBytes):
             return strings
@@ -52,7 +53,7 @@ class PackedBytes(Sequence[bytes | None]):
         sizes = np.maximum(lengths, 0)
         ends = np.cumsum(sizes)
         try:
-            data = b"".join(strings)  # type: ignore[arg-type]  # a null is rare, and found by the error
+            data = b"".join(strings)  # type: ignore[arg-type]  # nulls are rare, so the error finds them
         except TypeError:
             data = b"".join([string for string in strings if string is not None])
         if len(data) != (ends[-1] if len(ends) else 0):
@@ -61,7 +62,7 @@ class PackedBytes(Sequence[bytes | None]):
 
     @classmethod
     def of_width(cls, data: NDArray[np.uint8], width: int) -> PackedBytes:
-        """Strings of one width that fill the buffer, one after the other.
+        """Strings of one width that fill the buffer one after the other.
 
         >>> list(PackedBytes.of_width(np.frombuffer(b"aabbcc", np.uint8), 2))
         [b'aa', b'bb', b'cc']
@@ -71,7 +72,7 @@ class PackedBytes(Sequence[bytes | None]):
 
     @classmethod
     def joined(cls, parts: Sequence[PackedBytes]) -> PackedBytes:
-        """All these, one after the other.
+        """The strings of all parts, one after the other.
 
         >>> list(PackedBytes.joined([PackedBytes.of([b"a", None]), PackedBytes.of([b"bc"])]))
         [b'a', None, b'bc']
@@ -106,7 +107,7 @@ class PackedBytes(Sequence[bytes | None]):
         return self.data, self.offsets, self.lengths
 
     def at(self, places: NDArray[Any]) -> PackedBytes:
-        """The strings in these places, which are numbers or a mask."""
+        """The strings at these places, given as numbers or as a mask."""
         return PackedBytes(self.data, self.offsets[places], self.lengths[places])
 
     def tolist(self) -> list[Any]:
@@ -149,12 +150,12 @@ class PackedBytes(Sequence[bytes | None]):
         return bool((self.lengths < 0).any())
 
     def sizes(self) -> NDArray[np.int64]:
-        """How many bytes each string has; a null has none."""
+        """The number of bytes of each string, 0 for a null."""
         return np.maximum(self.lengths, 0)
 
 
 def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
-    """The length of each string, NULL for a null; TypeError where one has no length.
+    """The length of each string, NULL for a null. Raises TypeError if one has no length.
 
     >>> lengths_of([b"ann", None]).tolist()
     [3, -1]
@@ -168,7 +169,7 @@ def lengths_of(strings: Sequence[bytes | None]) -> NDArray[np.int64]:
 
 
 def read_only(array: NDArray[Any], of: type[T]) -> NDArray[T]:
-    """The array in the one form that kernels are compiled for: of this type, contiguous, and not to be written to."""
+    """The array in the one form that kernels are compiled for: of this type, contiguous and read-only."""
     view: NDArray[T] = np.ascontiguousarray(array, of).view()
     view.flags.writeable = False
     return view

@@ -21,15 +21,15 @@ from penstock.shared.common.errors import ConfigError
 
 EPOCH = datetime(1970, 1, 1)
 TIME_MS_MIN, TIME_MS_MAX = -(2**63), 2**63 - 1
-DIGITS_MAX = 40  # of a number; Python refuses to read very long ones
-SHOWN_MAX = 40  # characters of it in an error
+DIGITS_MAX = 40  # of a number; Python rejects very long ones
+SHOWN_MAX = 40  # characters of a number that an error shows
 
 TimeUnit = Literal["s", "ms", "us", "ns"]
-"""What a number counts since the epoch."""
+"""The unit of a number since the epoch."""
 
 
 def utc_text(ms: int) -> str:
-    """A time as `time_ms` takes it: ISO 8601 in UTC, or ms where Python's calendar does not have it.
+    """A time in the form that `time_ms` reads: ISO 8601 in UTC, or ms if it is outside Python's calendar.
 
     >>> utc_text(1_500), utc_text(10**15), time_ms(utc_text(-1))
     ('1970-01-01T00:00:01.500', '1000000000000000', -1)
@@ -41,9 +41,9 @@ def utc_text(ms: int) -> str:
 
 
 def time_ms(text: str) -> int:
-    """Ms since the epoch, of a number or of ISO 8601 (UTC where it does not say otherwise); ConfigError for neither.
+    """Ms since the epoch, from a number of ms or from ISO 8601 (UTC by default). The result fits 64 bits.
 
-    It fits into 64 bits.
+    Raises ConfigError for any other text.
     """
     if text.removeprefix("-").isdecimal():
         ms = int(text) if len(text) <= DIGITS_MAX else TIME_MS_MAX + 1

@@ -1,9 +1,9 @@
-"""Public names: what a class or function says of itself in tracebacks, `help` and dead letters.
+"""Public names of classes and functions, as tracebacks, `help` and dead letters show them.
 
 User code imports `penstock.clients`; the code lies in `penstock.shared.clients.producer`. A public module ends with
-`publish(__name__, ...)`, and its classes and functions are named as user code imports them. Errors and connector
-plugins are published where they are defined or loaded: their names are stored in dead letters and configurations,
-so that they must not depend on which public modules were imported.
+`publish(__name__, ...)`, which renames its classes and functions to the names that user code imports. Errors and
+connector plugins are published where they are defined or loaded: their names are stored in dead letters and
+configurations, and must not depend on which public modules were imported.
 
 >>> from penstock.clients import Producer
 >>> Producer
@@ -23,13 +23,13 @@ PRIVATE = ("penstock.shared.", "penstock.services.")
 
 
 def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Names the classes and functions of these `names` as the public `module`'s; `members` is that module's namespace.
+    """Set the module of the classes and functions in `names` to `module`. `members` is the namespace of that module.
 
-    What is public already keeps its name: an error is `penstock.errors.…` in `penstock.connect` too. Annotations that
-    are text are resolved here, in the class's own module and in the public one: what reads them later looks names up
-    in the module that the class names. One that names neither module's raises `NameError`.
+    A class that is already public keeps its name: an error is `penstock.errors.…` in `penstock.connect` too.
+    Annotations that are text are resolved here, in the class's own module and in the public one, because later readers
+    look names up in the class's `__module__`. Raises NameError for an annotation that neither module can resolve.
 
-    The price: `inspect.getsource` looks for a published class in the public module, and does not find it.
+    A drawback: `inspect.getsource` looks for a published class in the public module, and does not find it.
     """
     for name in names:
         each = members[name]
@@ -37,13 +37,13 @@ def publish(module: str, members: Mapping[str, Any], names: Iterable[str]) -> No
             continue
         if inspect.isclass(each):
             _resolve(each, members)
-            # doctest finds the examples of a class in the module that the class names, or in `__test__`.
+            # doctest finds a class's examples only in the class's `__module__` or in `__test__`.
             vars(sys.modules[each.__module__]).setdefault("__test__", {})[each.__qualname__] = each
         each.__module__ = module
 
 
 def _resolve(each: type, members: Mapping[str, Any]) -> None:
-    """Replaces annotations that are text by what they name, in the fields of a dataclass too."""
+    """Replaces annotations that are text by the objects they name, also in the fields of a dataclass."""
     hints = typing.get_type_hints(each, localns=dict(members), include_extras=True)
     each.__annotations__ = {name: hints[name] for name in inspect.get_annotations(each)}
     if dataclasses.is_dataclass(each):

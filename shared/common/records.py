@@ -1,4 +1,4 @@
-"""Records, alone and in columns: the values that travel through every room.
+"""Records, alone and in columns: the values that all packages exchange.
 
 >>> first = ConsumerRecord("clicks", 0, 7, 1_000, b"ann", b"{}")
 >>> columns = Columns.of([first, ConsumerRecord("clicks", 0, 9, 1_005, None, b"{}")])
@@ -25,18 +25,18 @@ from penstock.shared.common.packed_bytes import PackedBytes
 
 Headers = tuple[tuple[str, bytes | None], ...]
 AnyHeaders = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
-"""What a record to be sent is given: pairs, or a dict where no name occurs twice."""
+"""The accepted forms of the headers of a record to send: pairs, or a dict if no name occurs twice."""
 Int64Array = NDArray[np.int64]
 
 K = TypeVar("K", covariant=True, default=bytes | None)
 V = TypeVar("V", covariant=True, default=bytes | None)
 
 NO_TIMESTAMP = -1
-"""Kafka's mark for a record without a timestamp."""
+"""Kafka's value for a record without a timestamp."""
 
 
 def header_pairs(headers: AnyHeaders) -> Headers:
-    """Headers as pairs; what is neither pairs nor a dict stays as it is, for a check to find.
+    """Headers as pairs. A value that is neither pairs nor a dict is returned unchanged, for a later check to reject.
 
     >>> header_pairs({"trace": b"1"}), header_pairs((("trace", b"1"), ("trace", None)))
     ((('trace', b'1'),), (('trace', b'1'), ('trace', None)))
@@ -57,9 +57,9 @@ class TopicPartition(NamedTuple):
 class OffsetAndMetadata(NamedTuple):
     """A position to commit: the offset of the NEXT record to read, and a free text of at most 4,096 bytes.
 
-    `leader_epoch` is that of the last record read before it, or a later one, -1 where it is not known: with it whoever
-    goes on from there finds out that the log was truncated in between. It says nothing about the position itself, so
-    two positions are equal without it.
+    `leader_epoch` is the epoch of the last record read before the position, or a later one, and -1 if it is unknown.
+    With it, a consumer that continues from the position detects that the log was truncated in between. It is not part
+    of the position, so equality ignores it.
 
     >>> OffsetAndMetadata(3, "", 7) == OffsetAndMetadata(3), OffsetAndMetadata(3, "", 7)
     (True, OffsetAndMetadata(offset=3, metadata='', leader_epoch=7))
@@ -85,7 +85,7 @@ class OffsetAndMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """Who a member is within its group's current generation (Kafka's ConsumerGroupMetadata)."""
+    """A member's identity within its group's current generation (Kafka's ConsumerGroupMetadata)."""
 
     group_id: str
     generation_id: int = -1
@@ -94,7 +94,7 @@ class GroupMetadata:
 
 
 class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
-    """A record to be sent. `timestamp` is in ms since the epoch; None means now."""
+    """A record to send. `timestamp` is in ms since the epoch; None means now."""
 
     topic: str
     value: V
@@ -103,7 +103,7 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
     partition: int | None = None
     timestamp: int | None = None
 
-    if TYPE_CHECKING:  # given in several forms; an interceptor, and all that is behind it, reads pairs
+    if TYPE_CHECKING:  # headers are accepted in several forms; interceptors and all later code read pairs
 
         def __init__(
             self,
@@ -116,18 +116,18 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
         ) -> None: ...
 
     def with_header_pairs(self) -> ProducerRecord[K, V]:
-        """The record with its headers as pairs, whatever they were given as."""
+        """The record with its headers as pairs, in whatever form they were passed."""
         pairs = header_pairs(self.headers)
         return self if pairs is self.headers else msgspec.structs.replace(self, headers=pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordColumns(Sequence[ProducerRecord]):
-    """Records to be sent to one topic, as parallel columns; objects are made of them only where one is asked for.
+    """Records to send to one topic, as parallel columns. Objects are made only for records that are accessed.
 
-    `timestamps` (ms) are None where all are now, `partition` where each record's key decides, `headers` where no record
-    has any. Columns of PackedBytes, with an int64 array of timestamps, are sent without a Python object a record; so
-    are headers as a consumer's `Columns` have them.
+    `timestamps` (ms) is None if all are now, `partition` is None if each record's key decides, and `headers` is None if
+    no record has any. Columns of PackedBytes, with an int64 array of timestamps, are sent without one Python object per
+    record. So are headers in the form of a consumer's `Columns`.
 
     >>> RecordColumns("clicks", [b"ann", None], [b"1", b"2"], partition=3)[1]
     ProducerRecord(topic='clicks', value=b'2', key=None, headers=(), partition=3, timestamp=None)
@@ -161,7 +161,7 @@ class RecordColumns(Sequence[ProducerRecord]):
 
 
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
-    """Where a record was stored: `offset` is -1 under acks=0; `timestamp` is ms; sizes are bytes, -1 for none."""
+    """Where a record was stored. `offset` is -1 under acks=0; `timestamp` is in ms; sizes are in bytes, -1 for None."""
 
     topic: str
     partition: int
@@ -188,7 +188,7 @@ class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True, gc=False):
 
 
 class HeaderColumn(Sequence[Headers]):
-    """The headers of many records, made when they are asked for: until then there is one list a record, as it was read.
+    """The headers of many records. The pairs of a record are made when they are accessed, from the list as it was read.
 
     >>> column = HeaderColumn([[("trace", b"1")], ()])
     >>> column[0], column[-1:], column == [(("trace", b"1"),), ()]
@@ -227,12 +227,11 @@ class HeaderColumn(Sequence[Headers]):
 class Columns(Generic[K, V]):
     """Consecutive records of one partition, as parallel columns in offset order.
 
-    `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` sequences, all of one length. Keys and values
-    are bytes or None unless a deserializer returns other types. As they were fetched they are `PackedBytes` where numba
-    is installed: places in the fetched bytes, made into Python bytes when they are asked for; loop over them rather
-    than index them one by one.
-    `headers` is None where no record of the batch has any; else each record's are made when they are asked for. Offsets
-    rise but may have holes (compaction, transaction markers).
+    `timestamps` (ms) and `offsets` are int64 arrays, `keys` and `values` are sequences, all of one length. Keys and
+    values are bytes or None unless a deserializer returns other types. As fetched they are `PackedBytes` if numba is
+    installed: positions in the fetched bytes, turned into Python bytes on access. Loop over them rather than index them
+    one by one. `headers` is None if no record of the batch has any; otherwise each record's headers are made on access.
+    Offsets ascend but may have gaps (compaction, transaction markers).
     """
 
     topic: str
@@ -243,11 +242,11 @@ class Columns(Generic[K, V]):
     offsets: Int64Array
     headers: Sequence[Headers] | None = field(default=None)
     leader_epoch: int = -1
-    """That of the last of the records or a later one, -1 where it is not known; see `OffsetAndMetadata`."""
+    """The epoch of the last record or a later one, -1 if it is unknown; see `OffsetAndMetadata`."""
 
     @classmethod
     def of(cls, records: Sequence[ConsumerRecord[K, V]]) -> Columns[K, V]:
-        """Columns from record objects of one partition; ValueError where there are none or several partitions."""
+        """Columns from records of one partition. Raises ValueError if there are no records, or several partitions."""
         if len({r.topic_partition for r in records}) != 1:
             raise ValueError("columns hold the records of exactly one partition")
         return cls(
@@ -277,7 +276,7 @@ class Columns(Generic[K, V]):
     def __getitem__(self, part: slice) -> Columns[K, V]: ...
 
     def __getitem__(self, part: int | slice) -> ConsumerRecord[K, V] | Columns[K, V]:
-        """The record in a place, or columns of some of them."""
+        """The record at an index, or columns of a slice."""
         if not isinstance(part, slice):
             return self.record(range(len(self))[part])
         return Columns(
@@ -292,7 +291,7 @@ class Columns(Generic[K, V]):
         )
 
     def sizes(self) -> Int64Array:
-        """The bytes of each record's key, value and headers.
+        """The size in bytes of each record's key, value and headers together.
 
         >>> Columns.of([ConsumerRecord("clicks", 0, 0, 0, b"ann", b"{}", (("trace", b"1"),))]).sizes().tolist()
         [11]
@@ -305,7 +304,7 @@ class Columns(Generic[K, V]):
                 continue
             try:
                 sizes += np.fromiter(map(len, column), np.int64, len(self))
-            except TypeError:  # there is a None: rare, and five times as slow
+            except TypeError:  # there is a None, which is rare and five times as slow
                 sizes += np.fromiter((len(one or b"") for one in column), np.int64, len(self))
         if self.headers is not None:
             own = (sum(len(name) + len(value or b"") for name, value in headers) for headers in self.headers)
@@ -328,5 +327,5 @@ class Columns(Generic[K, V]):
         """The records as objects, in offset order."""
         headers: Sequence[Headers] = [()] * len(self) if self.headers is None else self.headers
         columns = zip(self.offsets.tolist(), self.timestamps.tolist(), self.keys, self.values, headers, strict=True)
-        for offset, timestamp, key, value, own in columns:  # of packed columns all are made at once
+        for offset, timestamp, key, value, own in columns:  # makes all objects of packed columns at once
             yield ConsumerRecord(self.topic, self.partition, offset, timestamp, key, value, own)

@@ -1,4 +1,4 @@
-"""When a failure that repeats is logged: at once, then with waits that double, and once more when it is over.
+"""Decides when a repeated failure is logged: at once, then after waits that double, and once more when it is over.
 
 >>> failure = RepeatedFailure()
 >>> [failure.failed(at_ms) for at_ms in (0, 100, 9_999)]
@@ -12,13 +12,13 @@
 from __future__ import annotations
 
 FIRST_WAIT_MS = 10_000
-"""Between the first line and the second: a failure that passes sooner is two lines, the first and the last."""
+"""The wait between the first line and the second. A shorter failure makes two lines, the first and the last."""
 LONGEST_WAIT_MS = 300_000
-"""The longest wait between two lines: a failure that lasts for hours still stands near the end of the log."""
+"""The longest wait between two lines, so that a failure that lasts for hours still appears near the end of the log."""
 
 
 class RepeatedFailure:
-    """One thing that is tried again and again; times are of one monotonic clock."""
+    """One operation that is retried. Times come from one monotonic clock."""
 
     def __init__(self) -> None:
         self._failures = self._since_ms = self._next_ms = 0
@@ -29,11 +29,11 @@ class RepeatedFailure:
 
     @property
     def is_failing(self) -> bool:
-        """Whether it failed when it was tried last."""
+        """Whether the last try failed."""
         return self._failures > 0
 
     def failed(self, now_ms: int) -> dict[str, int] | None:
-        """It failed: what is to be logged with it, how often and for how long by now; None where it is not logged."""
+        """Record a failure. Returns the fields to log, its count and its duration so far; None if it is not logged."""
         self._failures += 1
         if self._failures == 1:
             self._since_ms, self._wait_ms = now_ms, FIRST_WAIT_MS
@@ -46,6 +46,6 @@ class RepeatedFailure:
         return {"failures": self._failures, "for_ms": now_ms - self._since_ms}
 
     def succeeded(self, now_ms: int) -> dict[str, int] | None:
-        """It did not fail: what is to be logged with that, None where it did not fail before."""
+        """Record a success. Returns the fields to log; None if the try before it did not fail."""
         failures, self._failures = self._failures, 0
         return {"failures": failures, "for_ms": now_ms - self._since_ms} if failures else None

@@ -1,7 +1,7 @@
-"""Values of the last while: their rate, average and highest, as Kafka's clients tell them.
+"""Recent values: their rate, average and maximum, as in the metrics of Kafka's clients.
 
-Time is cut into windows; the newest few are kept, the oldest is dropped whole. With two windows of 30 s a figure is
-about the last 30 to 60 s:
+Time is cut into windows. The newest few are kept, and the oldest is dropped as a whole. With two windows of 30 s a
+figure covers the last 30 to 60 s:
 
 >>> sizes = Samples(window_ms=30_000, windows=2)
 >>> for now_ms, size in ((0, 100), (20_000, 300), (40_000, 500)):
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 
 ELAPSED_MS_MIN = 1_000
-"""A rate over less would be mostly chance."""
+"""The shortest time that a rate is computed over. Over less it would be mostly chance."""
 
 
 class _Window:
@@ -30,17 +30,18 @@ class _Window:
 
 
 class Samples:
-    """`windows` windows of `window_ms`; what was recorded before them is forgotten."""
+    """`windows` windows of `window_ms`. Older values are dropped."""
 
     def __init__(self, window_ms: float, windows: int) -> None:
-        self._window_ms, self._count = window_ms, windows
+        self._window_ms = window_ms
+        self._count = windows
         self._windows: deque[_Window] = deque()
 
     def __repr__(self) -> str:
         return f"<Samples {sum(window.count for window in self._windows)} values>"
 
     def record(self, value: float, now_ms: float) -> None:
-        """Note a value."""
+        """Record a value."""
         windows = self._windows
         if not windows or now_ms >= windows[-1].start_ms + self._window_ms:
             self._forget(now_ms)
@@ -51,18 +52,18 @@ class Samples:
         window.highest = max(window.highest, float(value))
 
     def average(self, now_ms: float) -> float:
-        """Of the values; 0 where there are none."""
+        """The average of the values; 0 if there are none."""
         self._forget(now_ms)
         count = sum(window.count for window in self._windows)
         return self._total() / count if count else 0.0
 
     def highest(self, now_ms: float) -> float:
-        """Of the values; 0 where there are none."""
+        """The maximum of the values; 0 if there are none."""
         self._forget(now_ms)
         return max((window.highest for window in self._windows), default=0.0)
 
     def per_second(self, now_ms: float) -> float:
-        """The sum of the values over the time since the first of them."""
+        """The sum of the values, divided by the seconds since the first of them."""
         self._forget(now_ms)
         if not self._windows:
             return 0.0

@@ -1,8 +1,8 @@
-"""Keys and values to bytes and back.
+"""Serializers and deserializers: keys and values to bytes and back.
 
 A serializer is a callable `(topic, value) -> bytes | None`, a deserializer `(topic, bytes | None) -> value`; None
-stays None both ways (a tombstone is not an empty value). Every failure is a `SerializationError` that says which
-topic and why.
+stays None both ways (a tombstone is not an empty value). Every failure is a `SerializationError` that names the
+topic and the reason.
 
 >>> json_serializer("clicks", {"user": "ann"})
 b'{"user":"ann"}'
@@ -30,7 +30,7 @@ Deserializer = Callable[[str, bytes | None], T]
 
 
 def bytes_serializer(topic: str, value: Any) -> bytes | None:
-    """bytes, bytearray and memoryview as they are; anything else is refused."""
+    """bytes, bytearray and memoryview, unchanged. Any other type is an error."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, bytes | bytearray | memoryview):
@@ -39,7 +39,7 @@ def bytes_serializer(topic: str, value: Any) -> bytes | None:
 
 
 def bytes_deserializer(topic: str, data: bytes | None) -> bytes | None:
-    """The bytes as they are."""
+    """The bytes, unchanged."""
     return data
 
 
@@ -103,7 +103,7 @@ def long_deserializer(topic: str, data: bytes | None) -> int | None:
 
 
 def float_serializer(topic: str, value: Any) -> bytes | None:
-    """float or int as Java's FloatSerializer writes it: the nearest number of IEEE 754 in four bytes, big-endian."""
+    """float or int as Java's FloatSerializer writes it: the nearest four-byte IEEE 754 number, big-endian."""
     return _packed_float(topic, value, _FLOAT)
 
 
@@ -146,7 +146,7 @@ def _packed_float(topic: str, value: Any, form: struct.Struct) -> bytes | None:
     if not isinstance(value, float | int) or isinstance(value, bool):
         raise SerializationError(f"{topic}: expected float, got {type(value).__name__}")
     try:
-        # Java's NaN is one, without sign and payload.
+        # Java has one NaN, without sign and payload.
         return form.pack(math.nan if value != value else value)
     except (struct.error, OverflowError) as e:
         raise SerializationError(f"{topic}: the number is too large for {form.size} bytes") from e
@@ -180,7 +180,7 @@ def json_deserializer(topic: str, data: bytes | None) -> Any:
 
 
 def struct_deserializer(kind: type[T]) -> Deserializer[T | None]:
-    """JSON to one msgspec struct (or any type msgspec knows); a missing or ill-typed field is refused by its path."""
+    """JSON to one msgspec struct (or any type msgspec knows). The error of a missing or wrong field names its path."""
     decode: Callable[[bytes], T] = msgspec.json.Decoder(kind).decode
 
     def deserialize(topic: str, data: bytes | None) -> T | None:

@@ -1,7 +1,7 @@
-"""Which settings there are, so that a misspelled one is told from one that another command reads.
+"""The names of all settings, to tell a misspelled name from one that another command reads.
 
-One file and one environment serve every command, so each passes over what only another one knows. What none knows
-is a typing error, and is refused with the nearest name that there is.
+One file and one environment serve every command, so each ignores the settings of the others. A name that no command
+knows is a typing error. It is rejected, with the nearest known name.
 
 >>> nearest("htpp", ["http", "kafka"])
 ' (did you mean http?)'
@@ -122,22 +122,22 @@ SETTINGS_OF_ALL_COMMANDS = frozenset(
         "workers",
     )
 )
-"""The outermost names; what is within a section, the command that reads it checks."""
+"""The top-level names. The names within a section are checked by the command that reads it."""
 
 OTHER_VARIABLES = frozenset(
     f"{ENV_PREFIX}{name}"
     for name in ("CONFIG", "CONNECT_TOKEN", "CONNECT_URL", "CONNECT_USER", "MAVEN_REPOSITORY", "NO_INSTALL")
 )
-"""Variables that are no settings of a command."""
+"""Variables that are not settings of a command."""
 
-# Kubernetes puts the address of each Service into every container: one that is called penstock, or penstock-producer,
-# makes variables with our prefix that nobody wrote.
+# Kubernetes puts the address of each Service into every container. A Service named penstock or penstock-producer makes
+# variables with Penstock's prefix that the user did not set.
 _OF_KUBERNETES = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$")
 _KUBERNETES_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def paths(model: type[BaseModel], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Each setting of a model as its names from the outside in, the sections themselves included."""
+    """Each setting of a model as its path of names, from the outermost in. Sections are included."""
     for name, field in model.model_fields.items():
         yield (*before, name)
         if (section := _section(field.annotation)) is not None:
@@ -145,12 +145,12 @@ def paths(model: type[BaseModel], before: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def flag(path: Sequence[str]) -> str:
-    """How a setting is spelled as a flag."""
+    """The flag of a setting."""
     return f"--{'.'.join(path).replace('_', '-')}"
 
 
 def variable(path: Sequence[str]) -> str:
-    """How a setting is spelled as a variable of the environment."""
+    """The environment variable of a setting."""
     return f"{ENV_PREFIX}{DELIMITER.join(path).upper()}"
 
 
@@ -192,9 +192,9 @@ _HINTS = {
 
 
 def hint(path: Sequence[str], known: Iterable[str], of_kafka: Collection[str] = ()) -> str:
-    """What to use in the place of a setting that there is not, with a space in front; dots are as underscores.
+    """A hint at the right name for an unknown setting, with a space in front. Dots count as underscores.
 
-    `of_kafka` are the settings of KafkaSettings, which another section lacks.
+    `of_kafka` are the names of KafkaSettings, for a hint in another section.
 
     >>> hint(["enable.auto.commit"], [])
     ' (use commit_strategy="auto", or "none" to commit yourself)'
@@ -212,19 +212,19 @@ def hint(path: Sequence[str], known: Iterable[str], of_kafka: Collection[str] = 
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint at the name that was probably meant, with a space in front; empty where none is near."""
+    """A hint at the most similar known name, with a space in front; empty if none is similar."""
     found = difflib.get_close_matches(name, sorted(set(known)), n=1)
     return f" (did you mean {found[0]}?)" if found else ""
 
 
 def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> list[str]:
-    """What is wrong with the outermost keys of a settings file, one text each."""
+    """One text for each invalid top-level key of a settings file."""
     known = model.model_fields.keys() | SETTINGS_OF_ALL_COMMANDS
     return [f"{key}: no such setting{nearest(key, known)}" for key in keys if key not in known]
 
 
 def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
-    """What is wrong with the variables that have our prefix, one text each; their values are not shown."""
+    """One text for each invalid variable with Penstock's prefix, without the variable's value."""
     spelled = {variable(path) for path in paths(model)} | {variable([name]) for name in SETTINGS_OF_ALL_COMMANDS}
     return [
         f"{name}: no such setting{nearest(name.upper(), spelled)}"
@@ -234,13 +234,13 @@ def unknown_variables(model: type[BaseModel], environ: Mapping[str, str]) -> lis
 
 
 def unknown_flags(model: type[BaseModel], flags: Iterable[str]) -> str:
-    """Flags that there are not, with what was probably meant."""
+    """The unknown flags as text, with the most similar known ones."""
     spelled = [flag(path) for path in paths(model)]
     return ", ".join(name + nearest(name, spelled) for name in flags)
 
 
 def siblings(model: type[BaseModel], path: Sequence[str]) -> Iterable[str]:
-    """The names that there are where a path's last one is not; none where they are free."""
+    """The valid names beside a path's last one; empty if any name is valid there."""
     at: Any = model
     for name in path[:-1]:
         section = _section(at)
@@ -277,5 +277,5 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _is_table(annotation: Any) -> bool:
-    """Whether the keys below are free."""
+    """Whether any key is valid in the section."""
     return get_origin(annotation) is dict or any(get_origin(one) is dict for one in get_args(annotation))

@@ -1,10 +1,10 @@
-"""Settings: flags over environment over a TOML file over defaults; a wrong value is refused by its name.
+"""Settings. Flags override the environment, which overrides a TOML file, which overrides defaults.
 
 A command's settings are one class derived from `CommandSettings`, a service's from `ServiceSettings`. The same setting
 has three spellings: the flag `--http.port`, the variable `PENSTOCK_HTTP__PORT` and the TOML key `port` in the table
-`[http]`. The file is the one named by `--config` or `PENSTOCK_CONFIG`, otherwise `penstock.toml` in the current folder
-if there is one. Settings of other commands are allowed in file and environment, so that one of each serves all; a name
-that no command has is refused. Flags are a command's own.
+`[http]`. The file is named by `--config` or `PENSTOCK_CONFIG`, otherwise it is `penstock.toml` in the current folder,
+if there is one. File and environment may hold settings of other commands, so that one of each serves all. A name that
+no command has is rejected. A command accepts only its own flags. The error of a wrong value names the setting.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Port = Annotated[int, Field(ge=0, le=PORT_MAX)]
 PositiveMs = Annotated[int, Field(gt=0)]
 
 HEAD_BYTES_MIN = 4_096
-"""The least that `http.max_head_bytes` may be: a browser's headers take some 1,000 bytes, with cookies more."""
+"""The minimum of `http.max_head_bytes`: a browser's headers take some 1,000 bytes, with cookies more."""
 
 
 def _is_servers(text: str) -> str:
@@ -65,7 +65,7 @@ def _is_servers(text: str) -> str:
 
 
 class Section(BaseModel):
-    """A table of settings; ConfigError names each that is wrong, contradicts another, or is not there."""
+    """A table of settings. ConfigError names each setting that is wrong, contradicts another, or is missing."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,12 +77,12 @@ class Section(BaseModel):
             except ValidationError as e:
                 raise _refused(type(self), e) from None
 
-        # Pydantic then fills a section within other settings without calling this, and errors keep their whole path.
+        # With this mark pydantic fills a section of other settings without this method; errors keep their whole path.
         __init__.__pydantic_base_init__ = True
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """The settings of a mapping; ConfigError as if they were given by name."""
+        """The settings of a mapping. Raises ConfigError as the constructor does."""
         try:
             return super().model_validate(obj, **options)
         except ValidationError as e:
@@ -90,7 +90,7 @@ class Section(BaseModel):
 
     @classmethod
     def given(cls, settings: Self | None) -> Self:
-        """The settings that a client was given, the defaults for None; ConfigError where it is something else."""
+        """The settings that were passed to a client, or the defaults for None. Raises ConfigError for another type."""
         if settings is None:
             return cls()
         if not isinstance(settings, cls):
@@ -99,9 +99,9 @@ class Section(BaseModel):
 
 
 class KafkaSettings(Section):
-    """How to reach Kafka; names are those of Kafka's clients, with underscores."""
+    """How to reach Kafka. Names are those of Kafka's clients, with underscores."""
 
-    model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all that is in it
+    model_config = ConfigDict(hide_input_in_errors=True)  # pydantic shows a wrong section with all its values
 
     bootstrap_servers: Annotated[str, AfterValidator(_is_servers)] = Field(
         default="localhost:9092", description="host:port, comma-separated"
@@ -147,7 +147,7 @@ class KafkaSettings(Section):
 
     @classmethod
     def of(cls, given: KafkaSettings | str) -> KafkaSettings:
-        """What a client is given: settings, or bootstrap servers as text; ConfigError for anything else.
+        """KafkaSettings of a client's argument: settings, or bootstrap servers as text; else raises ConfigError.
 
         >>> KafkaSettings.of("kafka-1:9092,kafka-2:9092").bootstrap_servers
         'kafka-1:9092,kafka-2:9092'
@@ -171,7 +171,7 @@ class KafkaSettings(Section):
 
 
 class HttpSettings(Section):
-    """Where a service's HTTP address is; each service has a default port of its own."""
+    """The HTTP address of a service. Each service has a default port of its own."""
 
     host: str = "127.0.0.1"
     port: Port = Field(default=0, description="0: a free one, printed at start-up")
@@ -204,7 +204,7 @@ class LogSettings(Section):
 
 
 class CommandSettings(BaseSettings):
-    """Base of every command's settings: what is declared is what the command uses."""
+    """Base of every command's settings. A command declares the settings that it uses."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -238,8 +238,8 @@ class CommandSettings(BaseSettings):
     ) -> Self:
         """Settings from flags, environment and file.
 
-        Raises ConfigError that names each wrong setting, what was wrong, and how it is spelled. `--help` prints
-        every setting and exits, as argparse does.
+        Raises ConfigError that names each wrong setting, the reason, and its spellings. `--help` prints every setting
+        and exits, as argparse does.
         """
         environ = os.environ if environ is None else environ
         arguments, file = _config_file(arguments, environ)
@@ -265,7 +265,7 @@ class CommandSettings(BaseSettings):
             )
             sources.append(_Environment(loaded, environ))
             sources.append(InitSettingsSource(loaded, in_file))
-            # By its iterator: dict() would take a class that has `keys`, whatever that is, for a mapping.
+            # By its iterator: dict() would take any class with a method `keys` for a mapping.
             return cast(Self, cls.model_construct(**dict(iter(loaded()))))
         except ValidationError as e:
             raise ConfigError(f"{program}: " + "; ".join(_explain(cls, error) for error in e.errors())) from None
@@ -274,7 +274,7 @@ class CommandSettings(BaseSettings):
 
 
 class DaemonSettings(CommandSettings):
-    """Base of the settings of a command that runs until it is told to end, with an HTTP address."""
+    """Base of the settings of a command with an HTTP address that runs until it is stopped."""
 
     http: HttpSettings = HttpSettings()
     shutdown_timeout_ms: PositiveMs = Field(
@@ -283,7 +283,7 @@ class DaemonSettings(CommandSettings):
 
 
 class ServiceSettings(DaemonSettings):
-    """Base of the settings of a service, which works on a Kafka."""
+    """Base of the settings of a service that uses Kafka."""
 
     kafka: KafkaSettings = KafkaSettings()
 
@@ -335,7 +335,7 @@ def _explain(cls: type[BaseModel], error: Any) -> str:
 
 
 def _said(cls: type[BaseModel], error: Any) -> str:
-    """What is wrong with one setting, or with several together."""
+    """The error of one setting, or of several together."""
     path = [str(part) for part in error["loc"]]
     name, message = ".".join(path), error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
@@ -351,14 +351,14 @@ def _shown(path: Sequence[str], value: Any) -> str:
 
 
 def _without_values(cls: type[BaseModel], message: str) -> str:
-    """Of unknown flags only the names: the value may be a secret whose flag was misspelled."""
+    """The message with the names of unknown flags only, since a value may be a secret with a misspelled flag."""
     head, unknown, flags = message.partition("unrecognized arguments: ")
     names = re.findall(r"(?:^|\s)(--[\w.-]+)", flags)
     return head + unknown + (unknown_flags(cls, names) or flags)
 
 
 def load_or_exit(cls: type[S], arguments: Sequence[str], program: str) -> S:
-    """`cls.load`, with a wrong setting said in one line on standard error and exit status 2."""
+    """`cls.load`; a wrong setting is printed as one line on standard error, and the exit status is 2."""
     try:
         return cls.load(arguments, program=program)
     except ConfigError as e:

@@ -27,12 +27,12 @@ def _copy(data, offsets, lengths, out, out_offsets):
 
 
 def copied(strings: PackedBytes) -> PackedBytes:
-    """The same strings in a buffer of their own: what they were in is not kept for their sake."""
+    """The same strings in a new buffer, so that the old buffer can be freed."""
     out, offsets = np.empty(int(strings.sizes().sum()), np.uint8), np.empty(len(strings), np.int64)
     _copy(*strings.arrays, out, offsets)
     return PackedBytes(out, offsets, strings.lengths)
 
 
 def compile_kernels() -> None:
-    """Have the kernel compiled, or read from where compiled code is kept."""
+    """Compile the kernel, or load it from the cache of compiled code."""
     copied(PackedBytes.of([b"a"]))

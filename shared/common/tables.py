@@ -1,4 +1,4 @@
-"""Tables on a terminal, or in a file or a pipe, which are as wide as they need."""
+"""Prints tables on a terminal, or in a file or a pipe, where they are as wide as they need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNLIMITED = 10_000
 
 
 def console_for(*tables: Table) -> Console:
-    """The terminal, or a wider one where that has too few columns for what the tables must not cut or break.
+    """The terminal's console, or a wider one if the terminal is too narrow for columns that must not be cut or wrapped.
 
     >>> table = Table()
     >>> for name in ("a", "b"):
@@ -26,7 +26,7 @@ def console_for(*tables: Table) -> Console:
 
 
 def plain(text: str, *, lines: bool = False) -> Text:
-    r"""A text of somebody else's as it is: nothing in it is markup, and what is not printable can be seen.
+    r"""A text from outside, without markup: brackets are kept, and characters that are not printable are escaped.
 
     With `lines` its line breaks are kept.
 

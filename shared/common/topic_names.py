@@ -1,5 +1,4 @@
-"""The names of topics: which Kafka allows, and which Penstock writes itself, decided here for those who make topics and
-for those who guard them.
+"""The names of topics: which names Kafka allows, and which topics Penstock writes itself.
 
 >>> changelog_topic("app"), late_topic("clicks"), dead_letter_topic("clicks")
 ('app-changelog', 'clicks-late', 'clicks-dlq')
@@ -21,13 +20,13 @@ INSTANCES_SUFFIX = "-instances"
 KAFKA_PREFIX = "__"
 TOPIC_NAME_MAX = 249
 APPLICATION_ID = r"^[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*$"
-"""What an application can be called: it names topics, and folders too, so that `..` would be another's."""
+"""The form of an application id. It names topics and folders, so `..` is not allowed: it would be another folder."""
 APPLICATION_ID_MAX = 200
 _NAME = re.compile(rf"(?!\.{{1,2}}$)[a-zA-Z0-9._-]{{1,{TOPIC_NAME_MAX}}}")
 
 
 def is_topic_name(name: object) -> bool:
-    """Whether a topic can be called so (org.apache.kafka.common.internals.Topic).
+    """Whether Kafka allows this name for a topic (org.apache.kafka.common.internals.Topic).
 
     >>> is_topic_name("flights-late"), is_topic_name("a/b"), is_topic_name(".."), is_topic_name(b"flights")
     (True, False, False, False)
@@ -36,7 +35,7 @@ def is_topic_name(name: object) -> bool:
 
 
 def check_topic_name(name: object) -> None:
-    """InvalidTopic for what no topic can be called, so that it is not looked for."""
+    """Raise InvalidTopic for a name that Kafka does not allow, before a request is sent."""
     if not is_topic_name(name):
         raise InvalidTopic(
             f"topic {repr(name)[:TOPIC_NAME_MAX]}: a name has 1 to {TOPIC_NAME_MAX} of a-z, A-Z, 0-9, '.', '_' and '-'"
@@ -49,12 +48,12 @@ def changelog_topic(application: str) -> str:
 
 
 def instances_topic(application: str) -> str:
-    """Where an application's instances say what they have."""
+    """The topic in which an application's instances announce their stores and partitions."""
     return application + INSTANCES_SUFFIX
 
 
 def is_repartition_topic(topic: str, application: str) -> bool:
-    """Whether a topic is named as one between two parts of an application's topology is.
+    """Whether a topic is named like a topic between two sub-topologies of an application.
 
     >>> is_repartition_topic("shop-by-user-repartition", "shop"), is_repartition_topic("shop-changelog", "shop")
     (True, False)
@@ -63,12 +62,12 @@ def is_repartition_topic(topic: str, application: str) -> bool:
 
 
 def late_topic(topic: str) -> str:
-    """Where a source topic's late records go, unless its stream says otherwise."""
+    """The topic of a source topic's late records, unless its stream names another."""
     return topic + LATE_SUFFIX
 
 
 def dead_letter_topic(topic: str) -> str:
-    """Where a topic's dead letters go, unless its stream or handler says otherwise."""
+    """The topic of a topic's dead letters, unless its stream or handler names another."""
     return topic + DEAD_LETTER_SUFFIX
 
 
@@ -76,5 +75,5 @@ OWN_SUFFIXES = (CHANGELOG_SUFFIX, LATE_SUFFIX, DEAD_LETTER_SUFFIX, REPARTITION_S
 
 
 def is_internal(topic: str) -> bool:
-    """Whether a topic is Kafka's own, or named as one of these are."""
+    """Whether a topic is Kafka's own, or has the name of a topic that Penstock writes."""
     return topic.startswith(KAFKA_PREFIX) or topic.endswith(OWN_SUFFIXES)

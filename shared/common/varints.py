@@ -1,4 +1,4 @@
-"""Zigzag integers of variable length, as records have them, for kernels that write or read them."""
+"""Zigzag integers of variable length, as in Kafka's records, for kernels that write or read them."""
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
 
@@ -10,19 +10,19 @@ from penstock.shared.common.compiled import compiled
 
 VARINT_BYTES_MAX = 10
 NOT_ONE = -(2**63)
-"""In place of an integer that cannot be read."""
+"""Returned for an integer that cannot be read."""
 
 
 @compiled
 def zigzag(value):
-    """The unsigned number that stands for an integer."""
+    """The zigzag encoding of an integer: an unsigned number."""
     wide = np.int64(value)
     return np.uint64(wide << np.int64(1)) ^ np.uint64(wide >> np.int64(63))
 
 
 @compiled
 def varint_size(unsigned):
-    """How many bytes `put_varint` writes."""
+    """The number of bytes that `put_varint` writes."""
     size = 1
     while unsigned >= np.uint64(128):
         unsigned >>= np.uint64(7)
@@ -32,7 +32,7 @@ def varint_size(unsigned):
 
 @compiled
 def put_varint(out, at, unsigned):
-    """Write what `zigzag` gave; where it ends."""
+    """Write an unsigned number, such as a result of `zigzag`, and return the position after it."""
     while unsigned >= np.uint64(128):
         out[at] = np.uint8((unsigned & np.uint64(127)) | np.uint64(128))
         unsigned >>= np.uint64(7)
@@ -43,7 +43,7 @@ def put_varint(out, at, unsigned):
 
 @compiled
 def read_varint(data, at, stop):
-    """An integer of at most 63 bits, and where it ends."""
+    """A zigzag integer of at most 63 bits, and the position after it."""
     if at >= stop:
         return NOT_ONE, at
     byte = data[at]

@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to move."""
+"""A clock that moves only when a test advances it."""
 
 from __future__ import annotations
 

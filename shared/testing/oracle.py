@@ -1,15 +1,16 @@
-"""Replays recorded cases of Kafka Streams and compares.
+"""Replays recorded cases of Kafka Streams and compares the output.
 
     python -m penstock.testing.oracle [--batch N] [--store in_memory|rocksdb] FILE…
 
-A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the
-records piped in, and what came out. Windows run through the DSL, punctuation through the Processor API, both on
-`TopologyTestDriver`. With `--batch N` windows take their records in batches of N, with a commit after each. What came
-out is compared net of each commit: the last value of a window, a retraction only of one that an earlier commit had
-shown. With `--store rocksdb` state is on disk, in a folder for the while, and no row stays in memory past its commit.
+A file has one JSON case a line (plain or gzip), recorded from Kafka Streams' TopologyTestDriver: parameters, the piped
+records, and the output. Windows run through the DSL, punctuation through the Processor API, both on
+`TopologyTestDriver`. With `--batch N` windows take their records in batches of N, with a commit after each. The output
+of each commit is then compared net: the last value of a window, and a retraction only of a window that an earlier
+commit had output. With `--store rocksdb` state is on disk, in a temporary folder, and no row stays in memory after its
+commit.
 
-Prints each mismatch, cases of kinds that the engine does not have as `K skipped`, and last `N passed, M failed`; exit
-status 1 if any failed.
+It prints each mismatch, then `K skipped` for cases of kinds that the engine does not have, and last `N passed, M
+failed`. The exit status is 1 if any failed.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ def read_cases(path: Path) -> Iterator[Case]:
 
 
 def replay(case: Case, state: StateDirectory | None = None) -> str | None:
-    """None where our output equals the recorded one, otherwise how it differs. KeyError for an unknown kind.
+    """None if our output equals the recorded one, otherwise the difference. Raises KeyError for an unknown kind.
 
-    With `state` the stores are there, in a folder that no case had before.
+    With `state` the stores are on disk there, in a folder that no case has used before.
     """
     return _replay_punctuation(case) if case["kind"] == "punctuation" else _replay_windows(case, state)
 
 
 def replay_batches(case: Case, size: int, state: StateDirectory | None = None) -> str | None:
-    """As `replay`, with a commit after every `size` records, which are taken at once."""
+    """As `replay`, but processes `size` records at once, with a commit after each batch."""
     if case["kind"] == "punctuation":
         return _replay_punctuation(case)
     driver = _driver(case, state, commit_each=False, deduplicate_updates=True, columns_min=1)
@@ -94,7 +95,7 @@ def _differs_in_batches(case: Case, size: int, driver: TopologyTestDriver) -> st
 
 
 def _net(outputs: list[Output], shown: set[tuple[str, int, int]]) -> list[Output]:
-    """What one commit shows of these outputs; `shown` are the windows that earlier ones have, and is kept so."""
+    """The net output of one commit. `shown` are the windows that earlier commits have output; it is updated."""
     last = {(o["key"], o["start"], o["end"]): o for o in outputs}
     net = [o for window, o in last.items() if o["value"] is not None or window in shown]
     for window, output in last.items():
@@ -103,12 +104,12 @@ def _net(outputs: list[Output], shown: set[tuple[str, int, int]]) -> list[Output
 
 
 def supported(case: Case) -> bool:
-    """Whether the engine has what the case is about."""
+    """Whether the engine supports the case."""
     return case["kind"] in KINDS
 
 
 def aggregation(name: str) -> Aggregation[Any]:
-    """The recorded aggregate of that name; `list` joins the values as text in the order they were added."""
+    """The recorded aggregate with that name. `list` joins the values as text in the order they were added."""
     match name:
         case "count":
             return Count()
@@ -183,7 +184,7 @@ def _encode(record: Record) -> tuple[bytes, None]:
 
 
 class _Schedules(Processor):
-    """Schedules and cancels as the case's records say; `calls` collects (id, timestamp)."""
+    """Schedules and cancels punctuations as the case's records specify. `calls` collects (id, timestamp)."""
 
     def __init__(self, calls: list[tuple[int, int]]) -> None:
         self._calls = calls
@@ -231,7 +232,7 @@ def _sorted(outputs: Iterable[Output], fields: tuple[str, ...]) -> list[Output]:
 
 
 def first_difference(got: list[Output], recorded: list[Output]) -> str | None:
-    """Where two lists of outputs first differ, None where they are equal."""
+    """The first difference between two lists of outputs; None if they are equal."""
     for i, (ours, theirs) in enumerate(zip(got, recorded, strict=False)):
         if ours != theirs:
             return f"output {i}: {ours}, recorded {theirs}"
@@ -241,7 +242,7 @@ def first_difference(got: list[Output], recorded: list[Output]) -> str | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Replay files; the exit status."""
+    """Replay files and return the exit status."""
     parser = argparse.ArgumentParser("oracle")
     parser.add_argument("--batch", type=_batch_size, metavar="N", help="records that are taken at once")
     parser.add_argument("--store", choices=("in_memory", "rocksdb"), default="in_memory")

@@ -1,6 +1,6 @@
 """Runs a topology without a broker: the production task on one partition, with its logs in memory.
 
-Everything a commit would write to Kafka is kept in lists, so a test can read results, late records and dead letters,
+Everything that a commit would write to Kafka is kept in lists. A test can read results, late records and dead letters,
 `crash()` (lose what was not committed) and `restore()` from the changelog as a new owner would.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count
@@ -50,27 +50,26 @@ APPLICATION = "test-driver"
 
 
 class _Raise(ErrorHandlers):
-    """Every error ends the task, also one that an application's handlers would make a dead letter under `fail`."""
+    """Every error ends the task, also an error that an application's handlers would make a dead letter under `fail`."""
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
         return "fail", "errors is raise; errors=ErrorHandlers() handles it as an application does"
 
 
 class TopologyTestDriver:
-    """Drives one task; commits after every `pipe` unless `commit_each` is False.
+    """Drives one task. It commits after every `pipe` unless `commit_each` is False.
 
-    A record that cannot be handled raises ProcessingFailed, which names node and record, and whose `__cause__` is the
-    error: of a user's function, or of what could not be decoded or written. The driver ends there, as a worker does
-    under `fail`. With `errors=ErrorHandlers(...)` records become dead letters, or whatever these handlers say.
+    A record that cannot be processed raises ProcessingFailed, which names node and record. Its `__cause__` is the error
+    of a user's function, or of decoding or writing. The driver ends there, as a worker does under `fail`. With
+    `errors=ErrorHandlers(...)` such records become dead letters, or are handled as these handlers decide.
 
     `deduplicate_updates` is the task's: by default results on update are forwarded one by one, as Kafka Streams does
-    with its cache off. Of `pipe_columns` at least `columns_min` records are taken as columns, where the topology allows
-    it. The wall clock stands at `now_ms` until it is advanced; records further ahead of it than `max_future_ms` (as in
-    production a day) are dead letters. Without `now_ms` it stands at 0, where every record lies in the future: then
-    none is too far ahead, unless `max_future_ms` says so. `max_request_size` limits results and states, as the
-    application's setting of that name does. With `state` its stores are on disk: `crash` closes them
-    as they are, and `restore` opens them again and reads the changelog from where they are. `close` gives the
-    folder back.
+    with its cache off. `pipe_columns` processes at least `columns_min` records as columns, if the topology allows it.
+    The wall clock stands at `now_ms` until it is advanced. Records more than `max_future_ms` ahead of it (by default a
+    day, as in production) are dead letters. Without `now_ms` the clock stands at 0 and no record is too far ahead,
+    unless `max_future_ms` is set. `max_request_size` limits results and states, as the application's setting of that
+    name does. With `state` its stores are on disk: `crash` closes them as they are, and `restore` opens them again and
+    reads the changelog from their position. `close` releases the folder.
     """
 
     def __init__(
@@ -90,7 +89,9 @@ class TopologyTestDriver:
         state: StateDirectory | None = None,
     ) -> None:
         self.topology = topology = topology.of_application(APPLICATION)
-        self.guarantee, self.partition, self.commit_each = guarantee, partition, commit_each
+        self.guarantee = guarantee
+        self.partition = partition
+        self.commit_each = commit_each
         self.deduplicate_updates = deduplicate_updates
         if max_future_ms == "as_in_production":
             max_future_ms = None if now_ms is None else MAX_FUTURE_MS
@@ -98,11 +99,14 @@ class TopologyTestDriver:
             raise ConfigError(f'TopologyTestDriver: errors must be "raise" or ErrorHandlers(...), got {errors!r}')
         self._raises = not isinstance(errors, ErrorHandlers)
         self.handlers = errors if isinstance(errors, ErrorHandlers) else _Raise()
-        self.max_future_ms, self.idle_timeout_ms = max_future_ms, idle_timeout_ms
-        self.columns_min, self.max_request_size, self.state = columns_min, max_request_size, state
+        self.max_future_ms = max_future_ms
+        self.idle_timeout_ms = idle_timeout_ms
+        self.columns_min = columns_min
+        self.max_request_size = max_request_size
+        self.state = state
         self._local: LocalState | None = None
         self.restored_entries = 0
-        """Changelog records that the last restore read."""
+        """Number of changelog records that the last restore read."""
         self.clock = ManualClock(now_ms or 0)
         self.changelog: list[tuple[bytes | None, bytes]] = []
         self.source_log: dict[str, list[ConsumerRecord]] = {topic: [] for topic in topology.source_topics()}
@@ -117,10 +121,10 @@ class TopologyTestDriver:
     def pipe(
         self, topic: str, *, value: bytes | None, key: bytes | None = None, timestamp: int = 0, headers: AnyHeaders = ()
     ) -> None:
-        """Append one record to a source topic, or a global table's, and process it.
+        """Append one record to a source topic or a global table's topic, and process it.
 
-        Raises ProcessingFailed for one that cannot be handled, unless `errors` are handled; TypeError and ValueError
-        for what no record can hold, ConfigError for a topic that the topology does not read.
+        Raises ProcessingFailed for a record that cannot be processed, unless `errors` handles it. Raises TypeError or
+        ValueError for values that no record can hold, and ConfigError for a topic that the topology does not read.
         """
         self._require_topic(topic)
         pairs = header_pairs(headers)
@@ -134,7 +138,7 @@ class TopologyTestDriver:
             raise ProcessingFailed(f"global table {tables[0].name!r}: {error}") from error
 
     def pipe_columns(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None, int]]) -> None:
-        """Append (key, value, timestamp) records and process them as one poll's columns; raises as `pipe` does."""
+        """Append (key, value, timestamp) records and process them as one poll's columns. Raises as `pipe` does."""
         self._require_topic(topic)
         piped: list[tuple[str, bytes | None, bytes | None, int, Headers]] = []
         for key, value, timestamp in records:
@@ -143,7 +147,7 @@ class TopologyTestDriver:
         self._append(piped)
 
     def advance_wall_clock(self, ms: int) -> None:
-        """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and where topics are idle move their time on."""
+        """Move the wall clock, evaluate WALL_CLOCK_TIME schedules, and advance the time of idle topics."""
         self.clock.advance(ms)
         self._advance_idle()
         if not self._inputs.is_paused:
@@ -152,7 +156,7 @@ class TopologyTestDriver:
             self.commit()
 
     def commit(self) -> None:
-        """Commit, if there is anything to."""
+        """Commit, if there is anything to commit."""
         if not self.task.needs_commit:
             return
         commit = self.task.prepare_commit(self.clock.now_ms())
@@ -168,7 +172,7 @@ class TopologyTestDriver:
             self._append(own)
 
     def read(self, topic: str) -> list[ProducerRecord]:
-        """Take out what was written to a topic since the last read; ConfigError for one that nothing is written to."""
+        """Remove and return the records written to a topic. Raises ConfigError for a topic that is not written to."""
         known = dict.fromkeys(self.topology.output_topics())
         known |= dict.fromkeys(t for s in self.topology.sources() for t in (s.dead_letters, s.late))
         if topic not in self.outputs and topic not in known:
@@ -176,10 +180,10 @@ class TopologyTestDriver:
         return self.outputs.pop(topic, [])
 
     def store(self, name: str) -> Any:
-        """A store as the task holds it now, what is not committed yet among it; or a global table.
+        """A store as the task holds it now, uncommitted changes included; or a global table.
 
-        Of a table or a store of your own `get(key)` is a row's value; `rows()` are the rows, or live windows, of any
-        other. ConfigError names the stores that there are.
+        For a table or a custom store, `get(key)` returns a row's value. For any other store, `rows()` returns the rows
+        or live windows. Raises ConfigError, which names the existing stores, for an unknown name.
         """
         stores: dict[str, Any] = {**self.task.stores, **self.global_tables}
         if name not in stores:
@@ -187,7 +191,7 @@ class TopologyTestDriver:
         return stores[name]
 
     def metrics(self) -> dict[str, int]:
-        """What the task has counted since it was made or restored; closed windows count with their commit."""
+        """The task's counters since it was created or restored. Closed windows count with their commit."""
         counted = self.task.metrics
         return {
             "records": counted.records_total,
@@ -199,7 +203,7 @@ class TopologyTestDriver:
         }
 
     def crash(self, torn_entries: int = 0) -> None:
-        """Lose the task and what it had not committed; up to `torn_entries` of its next commit reach the changelog.
+        """Lose the task and its uncommitted work. Up to `torn_entries` of its next commit reach the changelog.
 
         The progress record that would confirm them never does.
         """
@@ -209,13 +213,13 @@ class TopologyTestDriver:
         self.close()
 
     def close(self) -> None:
-        """Give the state's folder back, if there is one; nothing is written any more."""
+        """Release the state's folder, if there is one. Nothing is written any more."""
         if self._local is not None:
             self._local.close()
             self._local = None
 
     def restore(self) -> None:
-        """Take the partition over: replay the changelog under the reader's rule, then process what is left."""
+        """Take the partition over: replay the changelog by the reader's rule, then process the remaining records."""
         if self.state is not None:
             self.close()
             self._local = self.state.state_of(self.partition)
@@ -252,12 +256,11 @@ class TopologyTestDriver:
             self._take(self.piped)
 
     def pause(self) -> None:
-        """Have the task process and punctuate nothing until `resume`, through `crash` and `restore`; what is piped
-        meanwhile waits."""
+        """Stop processing and punctuation until `resume`, also through `crash` and `restore`. Piped records wait."""
         self._inputs.is_paused = self._is_paused = True
 
     def resume(self) -> None:
-        """Go on, with what was piped meanwhile."""
+        """Continue, with the records that were piped meanwhile."""
         self._inputs.is_paused = self._is_paused = False
         self._take([])
 
@@ -283,7 +286,7 @@ class TopologyTestDriver:
         self._take(new)
 
     def _take(self, records: list[ConsumerRecord]) -> None:
-        """Process records as if each topic had nothing else: in the order in which they were piped."""
+        """Process records in the order in which they were piped, as if each topic had nothing else."""
         lags = dict.fromkeys(self.source_log, 0)
         for _, run in groupby(records, key=lambda record: record.topic):
             self._inputs.add(Columns.of(list(run)))
@@ -297,7 +300,7 @@ class TopologyTestDriver:
 
 
 def _require_record(topic: str, key: object, value: object, timestamp: object, headers: object) -> None:
-    """TypeError or ValueError for what a consumer never reads from a topic, with what it is."""
+    """Raise TypeError or ValueError, with the value, for a record that a consumer never reads from a topic."""
     for name, given in (("key", key), ("value", value)):
         if not isinstance(given, bytes | None):
             hint = ""

@@ -1,1 +1,1 @@
-"""The connectors that ship."""
+"""The connectors that are part of Penstock."""

@@ -1,4 +1,4 @@
-"""Records as Arrow tables, for what is written by column: types by the records' schema, else by what the values are."""
+"""Converts records to Arrow tables for columnar sinks. Types come from the records' schema, or from the values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOGICAL = {DATE: pa.date32(), TIME: pa.time64("us"), TIMESTAMP: pa.timestamp("u
 
 
 class NothingInIt(DataError):
-    """The records have nothing but nulls, of which no table can be made."""
+    """The records contain only nulls, so no table can be made of them."""
 
 
 def arrow_type(schema: Schema) -> Any:
@@ -47,7 +47,7 @@ def arrow_type(schema: Schema) -> Any:
 
 
 def row_of(record: SinkRecord) -> dict[str, Any]:
-    """The record's value as a row; DataError where it is no struct or map."""
+    """The record's value as a row. Raises DataError if it is neither a struct nor a map."""
     if not isinstance(record.value, Mapping):
         topic, partition, offset = record.original
         kind = type(record.value).__name__
@@ -56,7 +56,7 @@ def row_of(record: SinkRecord) -> dict[str, Any]:
 
 
 def table_of(records: list[SinkRecord]) -> Any:
-    """A table of consecutive records; columns in which there is nothing at all are left out."""
+    """A table of consecutive records. Columns with only nulls are left out."""
     rows = [row_of(record) for record in records]
     schema = records[0].value_schema
     try:

@@ -1,11 +1,12 @@
-"""The Delta sink: each record once, since a commit carries the offsets it brings the table to.
+"""The Delta sink. It writes each record once, because each commit records the offsets that it brings the table to.
 
-Records are kept until there are `flush.size` of them or offsets are committed; then they are one append to the table.
-A task that begins reads on where the table is, whatever the group has committed. A record from below that place, or
-from before the last one where nothing has failed, is of a topic that was made anew, and fails the task.
+Records are buffered until there are `flush.size` of them or offsets are committed. Then one append writes them to the
+table. A task starts at the table's offset, and ignores the group's committed offset. A record with a lower offset, or
+with one below the previous record's without a failure in between, comes from a topic that was created again. It fails
+the task.
 
-What fails in passing makes the task read again. Anything else cannot get better by that, and the worker would go on and
-on: it is kept until the next `put`, which fails the task.
+After a temporary error the task reads the records again. Any other error would repeat forever, so it is kept and the
+next `put` raises it, which fails the task.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class DeltaSinkTask(SinkTask):
                 self.context.offset(tp, found[name])
 
     def _allowed(self) -> str:
-        """The table as it is to be opened; ConfigError if it, or its log, has become a link to elsewhere."""
+        """The table's resolved location. Raises ConfigError if it, or its log, has become a link to another place."""
         files = self.context.files
         uri = files.resolved("table.uri", self._uri)
         if local_path("table.uri", self._uri) is not None:
@@ -89,7 +90,7 @@ class DeltaSinkTask(SinkTask):
         if offset < self._begun.get(tp, 0):
             raise ConnectError(
                 f"{tp} is read from offset {offset}, and was read up to {self._begun[tp]}: was the topic "
-                "deleted and made anew? Reset the connector's offsets to have its records appended"
+                "deleted and created again? Reset the connector's offsets to have its records appended"
             )
         self._begun[tp] = offset + 1
 
@@ -100,9 +101,9 @@ class DeltaSinkTask(SinkTask):
         await reporter.report(record, error)
 
     async def flush(self, offsets: Offsets) -> None:
-        """One append of these partitions' records. Where that fails in passing they are read again: none is half there.
+        """Append these partitions' records at once. After a temporary error they are read again, and none was written.
 
-        Those of other partitions are kept: their offsets are not to be moved now.
+        Records of other partitions stay buffered, since their offsets are not committed now.
         """
         mine = [record for record in self._buffer if _place(record)[0] in offsets]
         self._buffer = [record for record in self._buffer if _place(record)[0] not in offsets]
@@ -117,7 +118,7 @@ class DeltaSinkTask(SinkTask):
             raise
 
     async def _append(self, records: list[SinkRecord], ends: Mapping[TopicPartition, int]) -> None:
-        """Append records and bring their partitions to these offsets; what is no row of the table is reported."""
+        """Append records and bring their partitions to these offsets. Records that do not fit are reported."""
         if not records:
             return
         moved = {tp: (at, ends[tp]) for tp, at in self._versions.items() if tp in ends and ends[tp] > (at or 0)}
@@ -129,18 +130,18 @@ class DeltaSinkTask(SinkTask):
             if len(records) == 1 or self.context.errant_record_reporter is None:
                 await self._refused(records[0], e)
                 return
-            half = len(records) // 2  # find out which
+            half = len(records) // 2  # find the record that does not fit
             await self._append(records[:half], {tp: at + 1 for tp, at in map(_place, records[:half])})
             await self._append(records[half:], ends)
             return
         self._versions.update({tp: after for tp, (_, after) in moved.items()})
 
     async def stop(self) -> None:
-        """What was not appended is read again."""
+        """Nothing to do: records that were not appended are read again."""
 
 
 def application(connector: str, tp: TopicPartition) -> str:
-    """A partition's name in the table's log."""
+    """A partition's application id in the table's log."""
     return f"{connector}/{tp.topic}/{tp.partition}"
 
 
@@ -175,7 +176,7 @@ class DeltaSinkConnector(SinkConnector):
     async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
         uri = DeltaSinkConnector.config().parse(props)["table.uri"]
         if (path := local_path("table.uri", uri)) is not None:
-            uri = await asyncio.to_thread(os.path.realpath, path)  # as the worker has just checked it
+            uri = await asyncio.to_thread(os.path.realpath, path)  # the worker has just checked it
         versions = {application(props["name"], tp): offset for tp, offset in offsets.items()}
         await asyncio.to_thread(set_versions, uri, versions, with_prefix(props, "storage."))
         return True

@@ -1,8 +1,8 @@
 """FileStreamSource and FileStreamSink: lines of a file to a topic, and records to lines of a file.
 
-They do what Kafka Connect's own do, under the same names, settings and source offsets: a line's record has the string
-schema and no key, the offset is the byte after the line's end. A line without an end is not a record yet. A source
-whose file does not exist waits for it.
+They match Kafka Connect's connectors in names, settings, behaviour and source offsets. The record of a line has the
+string schema and no key. Its offset is the byte after the line's end. A line without an end is not a record yet. A
+source whose file does not exist waits for it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from penstock.shared.connect.task import SinkTask, SourceTask
 
 READ_BYTES = 1 << 18
 LINE_BYTES_MAX = 64 << 20
-"""A longer line fails the task before it takes all memory."""
+"""A longer line fails the task before it uses up memory."""
 IDLE_MS = 1_000
-"""How long a poll waits where there is nothing to read."""
+"""The wait of a poll without data."""
 
 
 class FileStreamSourceTask(SourceTask):
@@ -76,7 +76,7 @@ class FileStreamSourceTask(SourceTask):
         return True
 
     def _lines(self) -> list[tuple[bytes, int]]:
-        """Whole lines of the buffer, each with the bytes it takes in the file; \\n, \\r\\n and \\r end one."""
+        """Complete lines of the buffer, each with its size in the file. \\n, \\r\\n or \\r ends a line."""
         found: list[tuple[bytes, int]] = []
         lines = self._buffer.splitlines(keepends=True) if self._buffer else []
         used = 0
@@ -105,7 +105,7 @@ class FileStreamSourceTask(SourceTask):
 
 
 class FileStreamSourceConnector(SourceConnector):
-    """Reads a file line by line, and goes on as it grows."""
+    """Reads a file line by line, and continues as it grows."""
 
     kafka_class = "org.apache.kafka.connect.file.FileStreamSourceConnector"
     task_class = FileStreamSourceTask
@@ -163,7 +163,7 @@ class FileStreamSinkTask(SinkTask):
             lines = [value if type(value) is str else _shown(value) for value in values]
             lines.append("")
             self._file.write("\n".join(lines))
-            self._file.flush()  # as with Kafka Connect's, who follows the file sees each batch at once
+            self._file.flush()  # as in Kafka Connect, a reader of the file sees each batch at once
 
     async def stop(self) -> None:
         if self._file is not None and self._file is not sys.stdout:

@@ -1,9 +1,9 @@
 """Files on a local disk or an object store: Parquet or JSON lines, each of exactly `flush.size` records.
 
-A file's name is its first record's offset and it is written whole, so that a task that begins again writes the same
-files again, with the same content: each record is in the files once. Only what is in a file is committed. With
-`rotate.interval.ms` a file may be closed earlier by time, which trades that for freshness: a crash can then leave two
-files that overlap. A record that cannot be in a file is reported and leaves a gap: its file has fewer.
+A file is named by its first record's offset and is written as a whole. A task that starts again writes the same files
+again with the same content, so each record is in the files once. Only offsets of records in files are committed.
+`rotate.interval.ms` closes files earlier by time, for fresher data at a cost: after a crash two files can overlap. A
+record that cannot be written is reported, and its file has fewer records.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SUFFIX = {"parquet": ".parquet", "json": ".jsonl"}
 
 
 def object_store(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
-    """The store of a URL with the path in it: pyarrow's own, or fsspec's where that has options or knows more."""
+    """The store of a URL and the path in it: pyarrow's store, or fsspec's if there are options or pyarrow has none."""
     scheme = url.partition("://")[0]
     if not options and scheme in ("s3", "gs", "hdfs"):
         found: tuple[Any, str] = pa_fs.FileSystem.from_uri(url)
@@ -55,13 +55,13 @@ def object_store(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
 
 
 def _check_options(url: str, options: Mapping[str, str]) -> None:
-    """ConfigError if the url is a folder of this machine, which has no options."""
+    """Raise ConfigError if there are options and the URL is a local folder, which takes none."""
     if options and local_path("url", url) is not None:
         raise ConfigError(f"storage.{next(iter(options))}: url={url} is a folder of this machine, and takes no options")
 
 
 class FilesSinkTask(SinkTask):
-    """Writes one task's partitions, each to files of its own."""
+    """Writes each of a task's partitions to its own files."""
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = FilesSinkConnector.config().parse(props)
@@ -81,7 +81,7 @@ class FilesSinkTask(SinkTask):
         self._forget(partitions)
 
     async def close(self, partitions: frozenset[TopicPartition]) -> None:
-        self._forget(partitions)  # what is in no file yet is read again
+        self._forget(partitions)  # records that are not yet in a file are read again
 
     def _forget(self, partitions: frozenset[TopicPartition]) -> None:
         kept: dict[TopicPartition, Any]
@@ -93,7 +93,7 @@ class FilesSinkTask(SinkTask):
         for record in records:
             topic, partition, offset = record.original
             tp = TopicPartition(topic, partition)
-            # After a passing failure the same records come again: those that were taken are here or in a file.
+            # After a temporary error the same records are delivered again. Those taken are in a buffer or in a file.
             if offset >= self._taken.get(tp, 0):
                 self._taken[tp] = offset + 1
                 self._buffers.setdefault(tp, []).append(record)
@@ -103,13 +103,13 @@ class FilesSinkTask(SinkTask):
                 await self._write(tp, size)
             if buffer and self._due_in_ms(tp) <= 0:
                 await self._write(tp, len(buffer))
-        self._taken.clear()  # all is taken: this batch does not come again
+        self._taken.clear()  # all records are taken, so this batch is not delivered again
         due_in_ms = min((self._due_in_ms(tp) for tp, buffer in self._buffers.items() if buffer), default=NEVER_MS)
         if due_in_ms < NEVER_MS:
-            self.context.timeout(max(1, int(due_in_ms)))  # else `put` would only come with the next record
+            self.context.timeout(max(1, int(due_in_ms)))  # else `put` would wait for the next record
 
     def _due_in_ms(self, tp: TopicPartition) -> float:
-        """In how long a partition's file is to be closed, however small it is."""
+        """Time in ms until a partition's file is closed, whatever its size."""
         interval_ms, now = self._values["rotate.interval.ms"], time.monotonic()
         if interval_ms == 0:
             return NEVER_MS
@@ -133,7 +133,7 @@ class FilesSinkTask(SinkTask):
         self._written[tp] = last + 1
 
     async def _encode(self, tp: TopicPartition, records: list[SinkRecord]) -> bytes | None:
-        """A file of those that can be in it, reported are all others, once; None where none can."""
+        """A file of the valid records; every other record is reported once. None if no record is valid."""
         refused = self._refused.setdefault(tp, set())
         while fit := [record for record in records if record.original[2] not in refused]:
             try:
@@ -149,7 +149,7 @@ class FilesSinkTask(SinkTask):
         return None
 
     def _first_unfit(self, records: list[SinkRecord]) -> SinkRecord:
-        """The record that makes a file of them impossible: all before it could be one."""
+        """The first record that cannot be in a file: the records before it can be written together."""
         fine, unfit = 0, len(records)
         while unfit - fine > 1:
             middle = (fine + unfit) // 2
@@ -176,18 +176,18 @@ class FilesSinkTask(SinkTask):
             self.context.files.write_whole("url", path, data)
             return
         self._system.create_dir(path.rpartition("/")[0], recursive=True)
-        with self._system.open_output_stream(path) as stream:  # an object appears whole
+        with self._system.open_output_stream(path) as stream:  # an object becomes visible as a whole
             stream.write(data)
 
     async def pre_commit(self, offsets: Offsets) -> Offsets:
         return {tp: OffsetAndMetadata(offset) for tp, offset in self._written.items() if tp in offsets}
 
     async def stop(self) -> None:
-        """Whatever is in no file yet is read again."""
+        """Nothing to do: records that are not yet in a file are read again."""
 
 
 class FilesSinkConnector(SinkConnector):
-    """Writes records to Parquet or JSON files, on disk or an object store."""
+    """Writes records to Parquet or JSON files, on disk or in an object store."""
 
     task_class = FilesSinkTask
     file_settings = ("url",)

@@ -1,8 +1,8 @@
-"""HTTP: records posted in batches, and an address polled for records.
+"""The HTTP sink posts records in batches; the HTTP source polls a URL for records.
 
-The sink retries what may pass (no connection, 408, 425, 429, 5xx), waiting as long as `Retry-After` says where that is
-longer; any other refusal is an error of the records. The source asks for one page after the other, `${offset}` in its
-URL being the offset of the last record it has read.
+The sink retries temporary errors (no connection, 408, 425, 429, 5xx), after `Retry-After` if that is longer than its
+own backoff. Any other status is an error of the records. The source requests one page after another. `${offset}` in its
+URL is replaced by the offset of the last record that it has read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from penstock.shared.connect.task import SinkTask, SourceTask
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 RETRIED = (408, 425, 429)
 BODY_BYTES_MAX = 64 << 20
-"""A larger answer of a polled address fails the task before it takes all memory."""
+"""A larger response of a polled URL fails the task before it uses up memory."""
 RETRY_AFTER_MAX_MS = 300_000
 WRITTEN_MAX = 10_000
-"""Records of one offset that are known when the address gives them again; more of them are written once more."""
+"""Records of one offset that are remembered to detect repeats. If there are more, the others are written again."""
 
 
 def client_config() -> ConfigDef:
-    """How the address is reached."""
+    """The settings of the connection."""
     return (
         ConfigDef()
         .define("http.url", Type.STRING, NO_DEFAULT, HIGH, "The address.", _is_url)
@@ -66,7 +66,7 @@ def _are_headers(name: str, value: Any) -> None:
 
 
 def _headers(given: Password) -> dict[str, str]:
-    """By name; ValueError where one of them is none."""
+    """Headers by name. Raises ValueError if one is invalid."""
     pairs = [item.split(":", 1) for item in given.value.split(",") if item.strip()]
     headers = {name.strip(): value.strip() for name, value in pairs}
     if "" in headers:
@@ -85,7 +85,7 @@ def make_client(values: Mapping[str, Any]) -> httpx.AsyncClient:
 
 
 class Retries:
-    """How often what failed in passing may be tried again."""
+    """Counts the remaining retries after temporary errors."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
@@ -94,7 +94,7 @@ class Retries:
         self._left = self._most
 
     def failed(self, said: str) -> Exception:
-        """What to raise."""
+        """The error to raise."""
         if self._left <= 0:
             return ConnectError(f"still failing after {self._most} retries: {said}")
         self._left -= 1
@@ -106,7 +106,7 @@ def is_passing(status: int) -> bool:
 
 
 def retry_after_ms(response: httpx.Response) -> int:
-    """What `Retry-After` asks for, in ms; 0 where it says nothing in seconds."""
+    """The wait of a `Retry-After` header in ms; 0 if it is not a number of seconds."""
     text = response.headers.get("Retry-After", "")
     return min(int(text) * 1000, RETRY_AFTER_MAX_MS) if text.isdecimal() and len(text) < 10 else 0
 
@@ -118,7 +118,7 @@ class HttpSinkTask(SinkTask):
         self._values = HttpSinkConnector.config().parse(props)
         self._client = make_client(self._values)
         self._retries = Retries(self._values["max.retries"])
-        # How far each partition was posted; apart by topic, since a transform may send records of one to several.
+        # The offset up to which each partition was posted, by topic too, since a transform may change records' topics.
         self._posted: dict[tuple[str, TopicPartition], int] = {}
 
     async def open(self, partitions: frozenset[TopicPartition]) -> None:
@@ -134,7 +134,7 @@ class HttpSinkTask(SinkTask):
         size = 1 if self._values["batch.format"] == "single" else self._values["batch.max.size"]
         by_topic: dict[str, list[SinkRecord]] = {}
         for record in records:
-            # What was taken before a batch failed in passing is not sent again when all of them are delivered again.
+            # After a temporary error all records are delivered again. Those that were posted before are skipped.
             if not self._is_posted(record):
                 by_topic.setdefault(record.topic, []).append(record)
         for own in by_topic.values():
@@ -182,7 +182,7 @@ class HttpSinkTask(SinkTask):
             await reporter.report(batch[0], error)
             self._note_posted(batch)
             return
-        for record in batch:  # find out which
+        for record in batch:  # find the rejected ones
             await self._send([record])
 
     @property
@@ -204,7 +204,7 @@ class HttpSinkTask(SinkTask):
 
 
 class HttpSinkConnector(SinkConnector):
-    """Posts records to an address, in batches."""
+    """Posts records to a URL, in batches."""
 
     task_class = HttpSinkTask
 
@@ -230,7 +230,7 @@ class HttpSinkConnector(SinkConnector):
 
 
 def pointed(value: Any, pointer: str) -> Any:
-    """What a JSON pointer (RFC 6901) leads to; DataError where it leads nowhere.
+    """The value that a JSON pointer (RFC 6901) refers to. Raises DataError if there is none.
 
     >>> pointed({"a": [{"b/c": 1}]}, "/a/0/b~1c")
     1
@@ -247,7 +247,7 @@ def pointed(value: Any, pointer: str) -> Any:
 
 
 class HttpSourceTask(SourceTask):
-    """Polls one address."""
+    """Polls one URL."""
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = HttpSourceConnector.config().parse(props)
@@ -258,7 +258,7 @@ class HttpSourceTask(SourceTask):
         self._offset: Any = stored.get("offset", self._values["http.offset.initial"])
         self._etag: str | None = None
         self._wait_ms = 0
-        # Digests of the records of the last offset: an address whose offsets are inclusive gives them again.
+        # Digests of the records at the last offset: a server with inclusive offsets returns them again.
         self._written: frozenset[bytes] = frozenset()
         self._written_now: set[bytes] = set()
 
@@ -318,7 +318,7 @@ class HttpSourceTask(SourceTask):
         return records
 
     def _advance(self, item: Any, offset: Any) -> bool:
-        """Go on to a record's offset; False where it is the one asked for and an earlier answer had the record."""
+        """Move to a record's offset. Returns False if an earlier response had this record, at the requested offset."""
         is_same, digest = str(offset) == str(self._offset), hashlib.sha256(msgspec.json.encode(item)).digest()
         if not is_same:
             self._written, self._written_now = frozenset(), set()
@@ -335,7 +335,7 @@ class HttpSourceTask(SourceTask):
 
 
 class HttpSourceConnector(SourceConnector):
-    """Polls an address for JSON and writes what it finds there as records."""
+    """Polls a URL for JSON and writes its items as records."""
 
     task_class = HttpSourceTask
 

@@ -1,7 +1,7 @@
-"""VerifiableSource/Sink and MockSource/Sink: connectors for tests, under the names of Kafka's tools.
+"""VerifiableSource/Sink and MockSource/Sink: connectors for tests, with the names of Kafka's tools.
 
-The verifiable source writes a rising number as fast as `throughput` allows and says on standard output what it did, one
-JSON line a record; the sink says what it got. The mocks run until `mock_mode` has them fail.
+The verifiable source writes a rising number at a rate of up to `throughput`, and prints one JSON line a record. The
+sink prints a line for each record it receives. The mocks run until `mock_mode` makes them fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH_MAX = 500
 
 
 def say(**fields: Any) -> None:
-    """One JSON line on standard output."""
+    """Print one JSON line on standard output."""
     sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
 
 
@@ -67,7 +67,7 @@ class VerifiableSourceTask(SourceTask):
             )
 
     async def stop(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
 
 def _now_ms() -> int:
@@ -75,7 +75,7 @@ def _now_ms() -> int:
 
 
 class _PropsConnector:
-    """Keeps its configuration, and gives each task a copy with its number as `id`."""
+    """Keeps its configuration. Each task gets a copy with its number as `id`."""
 
     _props: dict[str, str]
 
@@ -128,11 +128,11 @@ class VerifiableSinkTask(SinkTask):
             )  # fmt: skip
 
     async def stop(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
 
 class VerifiableSinkConnector(_PropsConnector, SinkConnector):
-    """Says what it gets."""
+    """Prints the records that it receives."""
 
     kafka_class = TOOLS + "VerifiableSinkConnector"
     task_class = VerifiableSinkTask
@@ -146,7 +146,7 @@ MODES = ("none", "connector-failure", "task-failure")
 
 
 def mock_config() -> ConfigDef:
-    """What both mocks may be told."""
+    """The settings of both mocks."""
     return (
         ConfigDef()
         .define("mock_mode", Type.STRING, "none", Importance.LOW, f"What fails: {', '.join(MODES)}.")
@@ -155,7 +155,7 @@ def mock_config() -> ConfigDef:
 
 
 class _MockConnector(_PropsConnector):
-    """Fails when `mock_mode` says so."""
+    """Fails if `mock_mode` says so."""
 
     context: Any
     _failing: asyncio.Task[None] | None = None
@@ -175,7 +175,7 @@ class _MockConnector(_PropsConnector):
 
 
 class _Failing:
-    """Raises when its time has come."""
+    """Raises an error after a delay."""
 
     def __init__(self, props: Mapping[str, str]) -> None:
         fails = props.get("mock_mode") == "task-failure"
@@ -196,11 +196,11 @@ class MockSinkTask(SinkTask):
         self._failing.check()
 
     async def stop(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
 
 class MockSinkConnector(_MockConnector, SinkConnector):
-    """Takes everything and writes nothing."""
+    """Accepts all records and writes nothing."""
 
     kafka_class = TOOLS + "MockSinkConnector"
     task_class = MockSinkTask
@@ -221,11 +221,11 @@ class MockSourceTask(SourceTask):
         await asyncio.sleep(0.1)
 
     async def stop(self) -> None:
-        """There is nothing to let go of."""
+        """There is nothing to release."""
 
 
 class MockSourceConnector(_MockConnector, SourceConnector):
-    """Has nothing to give."""
+    """Returns no records."""
 
     kafka_class = TOOLS + "MockSourceConnector"
     task_class = MockSourceTask

@@ -1,1 +1,1 @@
-"""The converters that ship, under the names of Kafka Connect's."""
+"""The converters that are part of Penstock, with Kafka Connect's names."""

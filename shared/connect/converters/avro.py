@@ -1,7 +1,8 @@
-"""AvroConverter: values in Avro, their schemas in a schema registry.
+"""AvroConverter: values in Avro, with their schemas in a schema registry.
 
-Reading and writing are fastavro's; what it gives and takes is what Connect's values are, save for unions and for maps
-whose keys are no strings. For these a function is made along with each schema; for others nothing is done per value.
+fastavro reads and writes the values. Its values are the same as Connect's, except for unions and for maps whose keys
+are not strings. A schema with one of these gets a conversion function when it is first used. Values of other schemas
+are not converted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Change = Callable[[Any], Any]
 
 
 def avro_library() -> Any:
-    """fastavro, which comes with the extra `avro`."""
+    """The module fastavro, which the extra `avro` installs."""
     try:
         return importlib.import_module("fastavro")
     except ModuleNotFoundError:
@@ -37,7 +38,7 @@ def avro_library() -> Any:
 
 @dataclass(frozen=True)
 class _Known:
-    """A schema with what reads and writes its values."""
+    """A schema with the functions that read and write its values."""
 
     schema: Schema
     avro: Any
@@ -47,7 +48,7 @@ class _Known:
 
 
 class AvroConverter(Converter):
-    """Avro under the registry's wire format; a value that is written needs a schema, unless it is a plain scalar."""
+    """Avro in the registry's wire format. A value to write needs a schema, unless it is a plain scalar."""
 
     kafka_class = "io.confluent.connect.avro.AvroConverter"
 
@@ -80,7 +81,7 @@ class AvroConverter(Converter):
             self._fastavro.schemaless_writer(buffer, known.avro, known.from_value(value) if known.from_value else value)
         except DataError:
             raise
-        except Exception as e:  # fastavro's own are of many kinds
+        except Exception as e:  # fastavro raises many kinds
             schema.validate(value)
             raise DataError(f"Failed to serialize Avro data from topic {topic}: {type(e).__name__}: {e}") from e
         return framed(id, buffer.getvalue())
@@ -106,7 +107,7 @@ class AvroConverter(Converter):
             value = self._fastavro.schemaless_reader(
                 buffer, known.avro, return_record_name=True, return_record_name_override=True
             )
-        except Exception as e:  # fastavro's own are of many kinds
+        except Exception as e:  # fastavro raises many kinds
             said = f"{type(e).__name__}: {e}"
             raise DataError(f"Failed to deserialize data for topic {topic} to Avro, schema {id}: {said}") from e
         if buffer.tell() != len(encoded):
@@ -116,7 +117,7 @@ class AvroConverter(Converter):
     def _to_write(self, schema: Schema) -> _Known:
         try:
             known = self._written.get(schema)
-        except TypeError:  # a default that cannot be hashed
+        except TypeError:  # a default that is not hashable
             return self._known(to_avro(schema), (), schema)
         if known is None:
             known = self._written[schema] = self._known(to_avro(schema), (), schema)
@@ -140,14 +141,14 @@ class AvroConverter(Converter):
             for text in outer.values():
                 self._fastavro.parse_schema(without_other_logical_types(text), named_schemas=named)
             made = self._fastavro.parse_schema(without_other_logical_types(avro), named_schemas=named)
-        except Exception as e:  # fastavro's own are of many kinds
+        except Exception as e:  # fastavro raises many kinds
             raise DataError(f"no Avro schema: {type(e).__name__}: {e}") from e
         schema = schema or from_avro(avro, outer)
         return _Known(schema, made, json.dumps(avro, separators=(",", ":")), writing(schema), reading(schema))
 
 
 def without_other_logical_types(avro: Any) -> Any:
-    """The schema without logical types that Connect has none for: their values stay what carries them."""
+    """The schema without logical types that Connect lacks. Their values stay of the underlying type."""
     if isinstance(avro, list):
         return [without_other_logical_types(branch) for branch in avro]
     if not isinstance(avro, dict):
@@ -161,7 +162,7 @@ def without_other_logical_types(avro: Any) -> Any:
 
 
 def _nested(schema: Schema | None, of: Callable[[Schema], Change | None]) -> Change | None:
-    """The change of a struct's fields, an array's items or a map's values; None where none of them is changed."""
+    """The conversion of a struct's fields, an array's items or a map's values; None if nothing changes."""
     if schema is None:
         return None
     if schema.type is SchemaType.STRUCT:
@@ -183,7 +184,7 @@ def _is_entries(schema: Schema) -> bool:
 
 
 def reading(schema: Schema) -> Change | None:
-    """What makes fastavro's value Connect's; None where they are the same."""
+    """The conversion from fastavro's value to Connect's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
         return lambda value: _from_branch(schema, value)
     if _is_entries(schema):
@@ -195,7 +196,7 @@ def reading(schema: Schema) -> Change | None:
 
 
 def writing(schema: Schema) -> Change | None:
-    """What makes Connect's value fastavro's; None where they are the same."""
+    """The conversion from Connect's value to fastavro's; None if they are the same."""
     if schema.name == AVRO_UNION and schema.type is SchemaType.STRUCT:
         return lambda value: _to_branch(schema, value)
     if _is_entries(schema):
@@ -215,10 +216,10 @@ def _same(value: Any) -> Any:
 
 
 def _from_branch(union: Schema, value: Any) -> Any:
-    """A union's value as a struct in which its branch alone is set."""
+    """A union's value as a struct in which only its branch is set."""
     if value is None:
         return None
-    if isinstance(value, tuple):  # a record, with its name
+    if isinstance(value, tuple):  # a record with its name
         name, value = value[0].rpartition(".")[2], value[1]
         found = union.field(name)
     else:

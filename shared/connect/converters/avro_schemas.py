@@ -1,8 +1,8 @@
-"""Connect's schemas as Avro's and back, in the form that Confluent's Avro converter gives them.
+"""Converts Connect's schemas to Avro's and back, in the form of Confluent's Avro converter.
 
-What Avro has no word for is kept in attributes that begin with `connect.`: the type of a small integer, names, versions
-and parameters. A type that is optional is a union with null; any other union is a struct named `AVRO_UNION` with one
-optional field for each branch. A map whose keys are no strings is an array of records named `MapEntry`.
+Properties that Avro lacks are stored in attributes that begin with `connect.`: the type of a small integer, names,
+versions and parameters. An optional type is a union with null. Any other union is a struct named `AVRO_UNION` with one
+optional field for each branch. A map whose keys are not strings is an array of records named `MapEntry`.
 
 >>> to_avro(Schema.struct("a.User", Field("id", INT64), Field("name", OPTIONAL_STRING)))["fields"]
 [{'name': 'id', 'type': 'long'}, {'name': 'name', 'type': ['null', 'string'], 'default': None}]
@@ -58,16 +58,16 @@ PRIMITIVES = {
 OF_CONNECT = {kind: name for name, kind in PRIMITIVES.items()} | {SchemaType.INT8: "int", SchemaType.INT16: "int"}
 LOGICAL_TYPES = {"decimal": DECIMAL, "date": DATE, "time-millis": TIME, "timestamp-millis": TIMESTAMP}
 OF_LOGICAL = {name: logical for logical, name in LOGICAL_TYPES.items()}
-_EXAMPLES = (INT64, OPTIONAL_STRING)  # what the examples above use
+_EXAMPLES = (INT64, OPTIONAL_STRING)  # used by the examples above
 
 
 def to_avro(schema: Schema) -> Any:
-    """A schema as Avro's JSON; DataError where Avro cannot have it."""
+    """A schema as Avro's JSON. Raises DataError if Avro cannot represent it."""
     return _Writing().whole(schema)
 
 
 class _Writing:
-    """One schema on its way to Avro: a record's name may be defined once."""
+    """The conversion of one schema to Avro. A record's name may be defined only once."""
 
     def __init__(self) -> None:
         self._records: dict[str, Schema] = {}
@@ -164,7 +164,7 @@ def _kept(schema: Schema) -> dict[str, Any]:
 
 
 def default_to_json(schema: Schema, value: Any) -> Any:
-    """A default as Avro's JSON has it: bytes as the characters of their numbers."""
+    """A default in Avro's JSON, where bytes are a text with one character a byte."""
     if schema.name == DECIMAL:
         return decimal_to_bytes(value, scale_of(schema)).decode("latin-1")
     if schema.name == DATE:
@@ -181,7 +181,7 @@ def default_to_json(schema: Schema, value: Any) -> Any:
 
 
 def default_from_json(schema: Schema, json: Any) -> Any:
-    """What a default in Avro's JSON is as a value."""
+    """The value of a default in Avro's JSON."""
     if json is None:
         return None
     if schema.name == DECIMAL:
@@ -194,13 +194,13 @@ def default_from_json(schema: Schema, json: Any) -> Any:
 
 
 def from_avro(avro: Any, named: Mapping[str, Any] | None = None) -> Schema:
-    """An Avro schema as Connect's; `named` are those it refers to. DataError where Connect cannot have it."""
+    """An Avro schema as Connect's. `named` has the schemas it refers to. DataError if Connect cannot represent it."""
     reading = _Reading(dict(named or {}))
     return reading.whole(avro, "", 0)
 
 
 class _Reading:
-    """One Avro schema on its way to Connect."""
+    """The conversion of one Avro schema to Connect."""
 
     def __init__(self, named: dict[str, Any]) -> None:
         self._named = named
@@ -284,7 +284,7 @@ class _Reading:
 
 
 def branch_name(avro: Any, schema: Schema) -> str:
-    """What a union's branch is called: its type, or its own name without the namespace."""
+    """The name of a union's branch: its type, or its own name without the namespace."""
     if isinstance(avro, dict) and "name" in avro:
         return str(avro["name"]).rpartition(".")[2]
     if isinstance(avro, dict):

@@ -1,4 +1,4 @@
-"""JsonConverter: values as JSON, with their schemas beside them (`schemas.enable`, the default) or plain."""
+"""JsonConverter: values as JSON, with their schemas (`schemas.enable`, the default) or without."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_AN_ENVELOPE = (
     "If you are trying to deserialize plain JSON data, set schemas.enable=false in your converter configuration."
 )
 NO_JSON = "Converting byte[] to Kafka Connect data failed due to serialization error: "
-"""What dead letters say of bytes that are no JSON."""
+"""The reason in dead letters for bytes that are not JSON."""
 
 
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,12 +35,14 @@ class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonConverter(Converter, HeaderConverter):
-    """JSON; with an envelope the value has a schema, without it is what it is."""
+    """JSON. With an envelope the value has a schema; without one it is plain JSON."""
 
     kafka_class = "org.apache.kafka.connect.json.JsonConverter"
 
     def __init__(self) -> None:
-        self._enveloped, self._numeric, self._replace_null = True, False, True
+        self._enveloped = True
+        self._numeric = False
+        self._replace_null = True
         self._cache_size = 1000
         self._read: dict[bytes, tuple[Schema | None, bool]] = {}
         self._written: dict[Schema, bytes] = {}
@@ -99,7 +101,7 @@ class JsonConverter(Converter, HeaderConverter):
             return b"null"
         try:
             known = self._written.get(schema)
-        except TypeError:  # a default that cannot be hashed
+        except TypeError:  # a default that is not hashable
             return self._encode(schema_to_json(schema, self._numeric))
         if known is None:
             known = self._encode(schema_to_json(schema, self._numeric))

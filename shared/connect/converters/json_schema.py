@@ -1,4 +1,4 @@
-"""Schemas and values in JSON, as JsonConverter's envelope has them: `{"schema": …, "payload": …}`.
+"""Schemas and values in JSON, in the form of JsonConverter's envelope: `{"schema": …, "payload": …}`.
 
 >>> schema = schema_from_json({"type": "struct", "fields": [{"field": "n", "type": "int32", "optional": True}]})
 >>> value_to_json(schema, {"n": 3}), value_from_json(schema, {"n": 3})
@@ -31,14 +31,14 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 EPOCH_DAY = dt.date(1970, 1, 1)
 DAY_MS = 86_400_000
 DECIMAL_DIGITS_MAX = 100_000
-"""Before or after the point: a short text such as 1E+999999999 would need all memory."""
+"""The maximum of digits before or after the point: a short text such as 1E+999999999 would need all memory."""
 DEPTH_MAX = 200
-"""Schemas nested deeper are refused."""
+"""The maximum depth of a schema; a deeper one is an error."""
 _TYPES = {kind.value: kind for kind in SchemaType}
 
 
 def schema_from_json(json: Any, depth: int = 0) -> Schema | None:
-    """A schema of an envelope; None for null. DataError where it is none."""
+    """A schema of an envelope; None for null. Raises DataError if it is invalid."""
     if json is None:
         return None
     if not isinstance(json, dict) or json.get("type") not in _TYPES or depth > DEPTH_MAX:
@@ -87,7 +87,7 @@ def _parts(kind: SchemaType, json: dict[str, Any], depth: int) -> dict[str, Any]
 
 
 def has_decimals(schema: Schema | None) -> bool:
-    """Whether a value of the schema can have decimals in it: numbers that a float would change."""
+    """Whether a value of the schema may contain decimals, which a float would change."""
     if schema is None:
         return False
     inner = (schema.key_schema, schema.value_schema, *(field.schema for field in schema.fields))
@@ -99,7 +99,7 @@ def _fields_of(schema: Schema) -> dict[str, Any]:
 
 
 def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dict[str, Any] | None:
-    """A schema for an envelope."""
+    """A schema in the form of an envelope."""
     if schema is None:
         return None
     json: dict[str, Any] = {"type": schema.type.value}
@@ -123,7 +123,7 @@ def schema_to_json(schema: Schema | None, numeric_decimals: bool = False) -> dic
 
 
 def value_to_json(schema: Schema | None, value: Any, numeric_decimals: bool = False, replace_null: bool = True) -> Any:
-    """A value as JSON has it; DataError where it is not of its schema; `numeric_decimals` leaves decimals be."""
+    """A value in JSON. DataError if it does not match its schema; `numeric_decimals` keeps decimals as numbers."""
     if schema is None:
         return _plain(value)
     if value is None:
@@ -173,7 +173,7 @@ def _plain(value: Any) -> Any:
 
 
 def value_from_json(schema: Schema | None, json: Any, replace_null: bool = True) -> Any:
-    """A value of an envelope; DataError where it is not of its schema."""
+    """A value of an envelope. Raises DataError if it does not match its schema."""
     if schema is None:
         return json
     if json is None:
@@ -223,11 +223,11 @@ def _base64(text: str) -> bytes:
 
 
 def decimal_to_bytes(value: Decimal, scale: int) -> bytes:
-    """The unscaled value, big-endian in two's complement, as Java's BigDecimal gives it."""
+    """The unscaled value, big-endian in two's complement, as Java's BigDecimal returns it."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise DataError(f"{value} is no number")
-    unscaled = int("".join(map(str, digits)))  # not by arithmetic, which rounds to the context's precision
+    unscaled = int("".join(map(str, digits)))  # arithmetic would round to the context's precision
     shift = exponent + scale
     whole, rest = (unscaled * 10**shift, 0) if shift >= 0 else divmod(unscaled, 10**-shift)
     if rest:
@@ -237,7 +237,7 @@ def decimal_to_bytes(value: Decimal, scale: int) -> bytes:
 
 
 def decimal_from_bytes(data: bytes, scale: int) -> Decimal:
-    """The number that those bytes are, with so many digits after the point."""
+    """The number with this unscaled value, and `scale` digits after the point."""
     number = int.from_bytes(data, "big", signed=True)
     return Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale))
 
@@ -250,7 +250,7 @@ def scale_of(schema: Schema) -> int:
 
 
 def timestamp_ms(value: dt.datetime) -> int:
-    """ms since the epoch; a datetime without a time zone is taken as UTC."""
+    """ms since the epoch. A datetime without a time zone is UTC."""
     value = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
     return (value - EPOCH) // dt.timedelta(milliseconds=1)
 

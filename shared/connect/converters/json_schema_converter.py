@@ -1,4 +1,4 @@
-"""JsonSchemaConverter: values in JSON, their JSON Schemas in a schema registry."""
+"""JsonSchemaConverter: values in JSON, with their JSON Schemas in a schema registry."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KIND = "JSON"
 
 
 class JsonSchemaConverter(Converter):
-    """JSON under the registry's wire format; a value that is written needs a schema, unless it is a plain scalar."""
+    """JSON in the registry's wire format. A value to write needs a schema, unless it is a plain scalar."""
 
     kafka_class = "io.confluent.connect.json.JsonSchemaConverter"
 
@@ -71,7 +71,7 @@ class JsonSchemaConverter(Converter):
     def _text(self, schema: Schema) -> str:
         try:
             known = self._written.get(schema)
-        except TypeError:  # a default that cannot be hashed
+        except TypeError:  # a default that is not hashable
             return json.dumps(to_json_schema(schema), separators=(",", ":"))
         if known is None:
             known = self._written[schema] = json.dumps(to_json_schema(schema), separators=(",", ":"))

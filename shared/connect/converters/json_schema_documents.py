@@ -1,7 +1,7 @@
-"""Connect's schemas as JSON Schemas and back, in the form that Confluent's JSON Schema converter gives them.
+"""Converts Connect's schemas to JSON Schemas and back, in the form of Confluent's JSON Schema converter.
 
-What JSON Schema has no word for is kept in properties that begin with `connect.`. What is optional is `oneOf` with
-null; a property of a foreign schema that is not required is optional too.
+Properties that JSON Schema lacks are stored in properties that begin with `connect.`. An optional type is `oneOf` with
+null. In a foreign schema, a property that is not required is optional too.
 
 >>> to_json_schema(Schema(SchemaType.INT32, optional=True))
 {'oneOf': [{'type': 'null'}, {'type': 'integer', 'connect.type': 'int32'}]}
@@ -45,7 +45,7 @@ PLAIN = {
 
 
 def to_json_schema(schema: Schema, index: int | None = None) -> dict[str, Any]:
-    """A schema as a JSON Schema; `index` is a field's place in its struct."""
+    """A schema as a JSON Schema. `index` is a field's index in its struct."""
     made = _typed(schema)
     if schema.name is not None:
         made["title"] = schema.name
@@ -92,18 +92,19 @@ def _has_text_keys(schema: Schema) -> bool:
 
 
 def from_json_schema(json: Any, references: Mapping[str, Any] | None = None) -> Schema | None:
-    """A JSON Schema as Connect's; None for one that says nothing, whose values are what they are.
+    """A JSON Schema as Connect's; None for an empty one, whose values have no schema.
 
-    DataError for what Connect cannot have: recursion, unions of other than null.
+    Raises DataError if Connect cannot represent it: recursion, or a union other than with null.
     """
     return _Reading(json, dict(references or {})).whole(json, 0)
 
 
 class _Reading:
-    """One document, in which `$ref` points."""
+    """The conversion of one document, which resolves its `$ref`."""
 
     def __init__(self, root: Any, references: dict[str, Any]) -> None:
-        self._root, self._references = root, references
+        self._root = root
+        self._references = references
         self._following: list[str] = []
 
     def whole(self, json: Any, depth: int) -> Schema | None:
@@ -215,12 +216,12 @@ def _index(json: Any) -> int:
 
 
 def to_json(schema: Schema | None, value: Any, numeric: bool = False) -> Any:
-    """A value as JSON has it: as in an envelope, but that a map's entries are objects with `key` and `value`."""
+    """A value in JSON, as in an envelope, except that a map's entries are objects with `key` and `value`."""
     return _walked(schema, value, lambda one, item: value_to_json(one, item, numeric), _entries_of)
 
 
 def from_json(schema: Schema | None, json: Any) -> Any:
-    """A value from JSON; DataError where it is not of its schema."""
+    """A value from JSON. Raises DataError if it does not match its schema."""
     return _walked(schema, json, value_from_json, _pairs_of)
 
 
@@ -242,7 +243,7 @@ def _walked(
     leaf: Callable[[Schema | None, Any], Any],
     entries: Callable[[Schema, Any, Callable[[Schema | None, Any], Any]], Any],
 ) -> Any:
-    """Down to the values that have no parts, which `leaf` does; nothing is walked where there are no such maps."""
+    """Walk down to values without parts, and apply `leaf` to them. Schemas without such maps are not walked."""
     if schema is None or value is None or not _has_entries(schema):
         return leaf(schema, value)
 

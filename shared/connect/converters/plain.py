@@ -1,4 +1,4 @@
-"""StringConverter, ByteArrayConverter and the primitives: one value without an envelope, big-endian as Java has it."""
+"""StringConverter, ByteArrayConverter and the primitives: one value without an envelope, big-endian as in Java."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.shared.connect.schema import (
 
 
 class _Both(Converter, HeaderConverter):
-    """A converter of keys, values and headers alike."""
+    """A converter of keys, values and headers."""
 
     def configure_headers(self, configs: Mapping[str, Any]) -> None:
         self.configure(configs, False)
@@ -47,7 +47,7 @@ def _encoding(name: str, value: Any) -> None:
 
 
 class StringConverter(_Both):
-    """Text; what is no text is written as it is shown, bytes that are none are read with replacement characters."""
+    """Text. Other values are written as their text form; invalid bytes are read with replacement characters."""
 
     kafka_class = "org.apache.kafka.connect.storage.StringConverter"
 
@@ -82,7 +82,7 @@ class StringConverter(_Both):
 
 
 class ByteArrayConverter(_Both):
-    """The bytes as they are."""
+    """The bytes, unchanged."""
 
     kafka_class = "org.apache.kafka.connect.converters.ByteArrayConverter"
 

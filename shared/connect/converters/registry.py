@@ -1,8 +1,8 @@
-"""What converters with a schema registry share: the wire format, subjects, and which schema has which id.
+"""The common code of converters with a schema registry: the wire format, subjects, and known schemas by id.
 
 A value in Kafka is a zero byte, the id of its schema (4 bytes, big-endian), and the encoded value. Ids come from the
-registry and never change their meaning, so each is asked for once; a schema that is written is registered once under
-its subject. What is not known yet is said by `MoreNeeded`, and fetched by `RegistryClient`.
+registry and never change their meaning, so each is requested once. A schema to write is registered once under its
+subject. If a schema or id is not yet known, `MoreNeeded` is raised, and `RegistryClient` fetches it.
 
 >>> framed(7, b"value"), unframed(framed(7, b"value"))
 (b'\\x00\\x00\\x00\\x00\\x07value', (7, b'value'))
@@ -26,19 +26,19 @@ STRATEGY_PACKAGE = "io.confluent.kafka.serializers.subject."
 
 
 def framed(id: int, encoded: bytes) -> bytes:
-    """An encoded value with its schema's id before it."""
+    """An encoded value after its schema's id."""
     return MAGIC + id.to_bytes(4, "big") + encoded
 
 
 def unframed(data: bytes) -> tuple[int, bytes]:
-    """A schema's id and the encoded value; DataError where there is none."""
+    """A schema's id and the encoded value. Raises DataError if the bytes do not have this form."""
     if len(data) < HEAD_BYTES or data[:1] != MAGIC:
         raise DataError("Unknown magic byte!")
     return int.from_bytes(data[1:HEAD_BYTES], "big"), data[HEAD_BYTES:]
 
 
 def registry_config() -> ConfigDef:
-    """The settings of every converter with a registry, by Confluent's names."""
+    """The settings of every converter with a registry, with Confluent's names."""
     strategies = one_of(*STRATEGIES, *(STRATEGY_PACKAGE + name for name in STRATEGIES))
     return (
         ConfigDef()
@@ -65,7 +65,7 @@ def registry_config() -> ConfigDef:
 
 
 def subject_of(strategy: str, topic: str, record_name: str | None, *, is_key: bool) -> str:
-    """The subject that a schema is registered under; DataError where the strategy needs a record's name.
+    """The subject of a schema. Raises DataError if the strategy needs a record's name and there is none.
 
     >>> subject_of("TopicNameStrategy", "clicks", None, is_key=False)
     'clicks-value'
@@ -82,11 +82,11 @@ def subject_of(strategy: str, topic: str, record_name: str | None, *, is_key: bo
 
 @dataclass
 class Registry:
-    """One converter's registry: what it was told, and what it must ask."""
+    """One converter's registry: the known schemas and ids, and the requests for unknown ones."""
 
     client: RegistryClient
     kind: str
-    """The registry's word for the type of its schemas: AVRO or JSON."""
+    """The registry's name for the type of its schemas: AVRO or JSON."""
     is_key: bool
     strategy: str
     register: bool
@@ -100,7 +100,7 @@ class Registry:
 
     @classmethod
     def of(cls, configs: Mapping[str, Any], kind: str, *, is_key: bool) -> Registry:
-        """From a converter's settings; ConfigError names the one that is wrong."""
+        """The registry of a converter's settings. ConfigError names the setting that is wrong."""
         values = registry_config().parse({key: configs[key] for key in configs if key in registry_config().names()})
         user = values["basic.auth.user.info"].value
         by_user_info = values["basic.auth.credentials.source"].upper() == "USER_INFO"
@@ -126,7 +126,7 @@ class Registry:
         )
 
     def schema(self, id: int) -> RegistrySchema:
-        """The schema with that id; MoreNeeded where it must be fetched first, DataError where it is of another type."""
+        """The schema with that id. MoreNeeded if it must be fetched first, DataError if it has another type."""
         found = self._by_id.get(id)
         if found is None:
 
@@ -139,7 +139,7 @@ class Registry:
         return found
 
     def to_write(self, topic: str, text: str, record_name: str | None) -> tuple[int, RegistrySchema | None]:
-        """The id to write a schema under, and the schema itself where it is the subject's latest; MoreNeeded before."""
+        """The id to write a schema under, and the subject's latest schema if that is used; MoreNeeded if unknown."""
         subject = subject_of(self.strategy, topic, record_name, is_key=self.is_key)
         if self.use_latest:
             if subject not in self._latest:
@@ -168,7 +168,7 @@ class Registry:
 
 
 def parsed(schema: RegistrySchema) -> Any:
-    """A schema's text as JSON; DataError where it is none."""
+    """A schema's text as JSON. Raises DataError if it is not JSON."""
     try:
         return json.loads(schema.text)
     except ValueError as e:

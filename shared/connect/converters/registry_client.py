@@ -1,8 +1,8 @@
-"""A schema registry's REST: schemas by id, ids by schema (an edge).
+"""The client of a schema registry's REST API: schemas by id, ids by schema (an edge).
 
-It is asked seldom, since what it says is kept; so each question has a connection of its own. A registry that cannot be
-reached, or that fails, is asked again and its other addresses after it; then that is RetriableError. What it refuses is
-DataError with the registry's own words.
+Results are cached, so requests are rare, and each has its own connection. If a registry cannot be reached, or fails,
+the request is repeated, then sent to its other addresses. After that RetriableError is raised. If the registry rejects
+a request, DataError is raised with the registry's message.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 TRIES = 3
 BACKOFF_MS = 200
 REFERENCES_MAX = 1_000
-"""Schemas that one schema may refer to, all the way down."""
+"""The maximum number of schemas that one schema may refer to, directly or indirectly."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where the registry is and who asks; `user` is user:password, empty for none."""
+    """The registry's addresses and the credentials. `user` is user:password, empty for none."""
 
     urls: tuple[str, ...]
     user: str = field(default="", repr=False)
@@ -36,7 +36,7 @@ class Access:
 
 @dataclass(frozen=True)
 class RegistrySchema:
-    """A schema as the registry has it, with those it refers to: (name, text), the innermost first."""
+    """A schema of the registry, with the schemas it refers to: (name, text), the innermost first."""
 
     kind: str
     text: str
@@ -44,7 +44,7 @@ class RegistrySchema:
 
 
 class RegistryClient:
-    """Asks one registry."""
+    """Sends requests to one registry."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -62,7 +62,7 @@ class RegistryClient:
         return int(found["id"]), await self._whole(found)
 
     async def register(self, subject: str, kind: str, text: str) -> int:
-        """The id of a schema in a subject, which gets it as a new version where it does not have it."""
+        """The id of a schema in a subject. If the subject lacks the schema, it is registered as a new version."""
         return await self._id(f"/subjects/{quote(subject, safe='')}/versions", kind, text)
 
     async def lookup(self, subject: str, kind: str, text: str) -> int:

@@ -1,4 +1,4 @@
-"""SimpleHeaderConverter: headers as text, whose type is found again by their form.
+"""SimpleHeaderConverter: headers as text. The type of a text is inferred from its form.
 
 >>> converter = SimpleHeaderConverter()
 >>> [converter.to_connect_header("t", "h", text)[1] for text in (b"12", b"1.5", b"true", b"null", b"abc", b"[1,2]")]
@@ -39,7 +39,7 @@ INTEGERS = ((8, INT8), (16, INT16), (32, INT32), (64, INT64))
 
 
 class SimpleHeaderConverter(HeaderConverter):
-    """Text without a schema beside it; a whole number has the smallest type that holds it."""
+    """Text without a schema. A whole number gets the smallest type that holds it."""
 
     kafka_class = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
@@ -77,7 +77,7 @@ def header_text(value: Any, schema: Schema | None) -> str:
 
 
 def parsed_text(text: str) -> Converted:
-    """What a text is by its form."""
+    """The value and schema that are inferred from a text."""
     if text in ("true", "false"):
         return BOOLEAN, text == "true"
     if text == "null":

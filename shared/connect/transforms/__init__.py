@@ -1,1 +1,1 @@
-"""The transforms and predicates that ship, under the names of Kafka Connect's."""
+"""The transforms and predicates that are part of Penstock, with Kafka Connect's names."""

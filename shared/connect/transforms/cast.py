@@ -1,7 +1,7 @@
 """Cast: fields, or the whole key or value, to another primitive type.
 
-Numbers narrow as Java's do: integers wrap, floats are cut and held at the integer's limits. Text must be a number that
-fits. Bytes become text in base64, dates and times their number or ISO text.
+Numbers narrow as Java's do: integers wrap, floats are truncated and limited to the integer's range. Text must be a
+number that fits. Bytes become base64 text. Dates and times become their number, or ISO text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TYPES = {
 
 
 def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
-    """Field to type; under None the type of the whole. ConfigError."""
+    """The type by field; the type of the whole key or value under None. Raises ConfigError."""
     if not spec:
         raise ConfigError("Must specify at least one field to cast.")
     casts: dict[str | None, SchemaType] = {}
@@ -58,7 +58,7 @@ def parse_spec(spec: list[str]) -> dict[str | None, SchemaType]:
 
 
 def cast(value: Any, target: SchemaType) -> Any:
-    """A value as another type; DataError where it cannot be."""
+    """A value as another type. Raises DataError if it cannot be converted."""
     if value is None:
         return None
     if target is SchemaType.STRING:
@@ -77,7 +77,7 @@ def cast(value: Any, target: SchemaType) -> Any:
 
 
 def _raw(value: Any) -> int | float | str:
-    """What a value is as a number or text."""
+    """A value as a number or text."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, int | float | str):
@@ -121,7 +121,7 @@ def _as_string(value: Any) -> str:
 
 
 class _Cast(OnPart):
-    """Casts fields or the whole to other types."""
+    """Casts fields, or the whole key or value, to other types."""
 
     @classmethod
     def config(cls) -> ConfigDef:

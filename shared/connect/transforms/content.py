@@ -1,4 +1,4 @@
-"""Transforms of what fields hold: InsertField, MaskField, SetSchemaMetadata."""
+"""Transforms of fields' content: InsertField, MaskField, SetSchemaMetadata."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _replaced(replacement: str, value: Any) -> Any:
 
 
 class _SetSchemaMetadata(OnPart):
-    """Gives the schema another name or version."""
+    """Sets the schema's name or version."""
 
     @classmethod
     def config(cls) -> ConfigDef:

@@ -1,4 +1,4 @@
-"""Java's date patterns (SimpleDateFormat), to write and to read, in UTC.
+"""Java's date patterns (SimpleDateFormat), for writing and reading times in UTC.
 
 >>> pattern = DatePattern("yyyy-MM-dd'T'HH:mm:ss.SSSX")
 >>> at = dt.datetime(2024, 2, 29, 13, 5, 6, 789_000, tzinfo=dt.UTC)
@@ -38,7 +38,7 @@ ZONES = "zZX"
 
 
 class DatePattern:
-    """One pattern; ConfigError where it has a letter that means nothing here."""
+    """One pattern. Raises ConfigError for an unknown pattern letter."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -68,7 +68,7 @@ class DatePattern:
         return "".join(_written(letter, count, at) if letter else text for letter, count, text in self._tokens)
 
     def parse(self, text: str) -> dt.datetime:
-        """The time that a text begins with; DataError where it does not match."""
+        """The time at the start of a text. Raises DataError if the text does not match."""
         match = self._regex.match(text)
         if match is None:
             raise self._refusal(text)
@@ -91,7 +91,7 @@ class DatePattern:
                     found[letter] = int(value)
             if afternoon is not None:
                 found["H"] = found["H"] % 12 + 12 * afternoon
-            # Lenient, as Java is: the 31st of April is the 1st of May.
+            # Lenient, as in Java: the 31st of April is the 1st of May.
             year, month = found["y"] + (found["M"] - 1) // 12, (found["M"] - 1) % 12 + 1
             return (
                 dt.datetime(year, month, 1, tzinfo=dt.UTC)
@@ -137,7 +137,7 @@ def _written(letter: str, count: int, at: dt.datetime) -> str:
 
 
 def _year(year: int, count: int, digits: int) -> int:
-    if count == 2 and digits == 2:  # within 80 years before and 20 after the present, as Java takes it
+    if count == 2 and digits == 2:  # within 80 years before and 20 years after the present, as in Java
         return year + (2000 if year < 50 else 1900)
     return year
 

@@ -1,4 +1,4 @@
-"""What transforms of a record's key or value share: which part, and structs beside plain maps."""
+"""The common code of transforms of a record's key or value: the choice of the part, structs and plain maps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
 
 def with_replace_null(definition: ConfigDef) -> ConfigDef:
-    """Adds the setting that many transforms have."""
+    """Add the setting `replace.null.with.default`, which many transforms have."""
     says = "Whether null stands for a field's default."
     return definition.define(REPLACE_NULL, Type.BOOLEAN, True, MEDIUM, says)
 
@@ -38,7 +38,7 @@ class OnPart(Transformation):
         self.configured()
 
     def configured(self) -> None:
-        """The settings are in `values`."""
+        """Called when the settings are in `values`."""
 
     def apply(self, record: ConnectRecord) -> ConnectRecord | None:
         schema, value = (record.key_schema, record.key) if self.is_key else (record.value_schema, record.value)
@@ -46,13 +46,13 @@ class OnPart(Transformation):
 
     @abstractmethod
     def transform(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord | None:
-        """The record with its part as it is to be; `new` makes it."""
+        """The record with its part transformed; use `new` to create it."""
 
     def new(self, record: ConnectRecord, schema: Schema | None, value: Any) -> ConnectRecord:
         return record.with_key(schema, value) if self.is_key else record.with_value(schema, value)
 
     def updated(self, schema: Schema, update: Callable[[Schema], Schema]) -> Schema:
-        """The new schema of a schema, made once as long as the same object comes by."""
+        """The updated form of a schema, made once while records have the same schema object."""
         known = self._schemas.get(id(schema))
         if known is not None and known[0] is schema:
             return known[1]
@@ -63,7 +63,7 @@ class OnPart(Transformation):
         return made
 
     def field_value(self, field: Field, value: Mapping[str, Any]) -> Any:
-        """A struct's field, its default in place of null."""
+        """A struct's field, with its default instead of null."""
         found = value.get(field.name)
         if found is None and self.replace_null and field.schema.has_default:
             return field.schema.default
@@ -71,7 +71,7 @@ class OnPart(Transformation):
 
 
 def require_map(value: Any, purpose: str) -> Mapping[str, Any]:
-    """DataError where a value without schema is no map."""
+    """Raise DataError if a value without a schema is not a map."""
     if not isinstance(value, Mapping):
         raise DataError(
             f"Only Map objects supported in absence of schema for [{purpose}], found: {type(value).__name__}"
@@ -80,14 +80,14 @@ def require_map(value: Any, purpose: str) -> Mapping[str, Any]:
 
 
 def require_struct(schema: Schema, value: Any, purpose: str) -> Mapping[str, Any]:
-    """DataError where a value with a schema is no struct."""
+    """Raise DataError if a value with a schema is not a struct."""
     if schema.type is not SchemaType.STRUCT or not isinstance(value, Mapping):
         raise DataError(f"Only Struct objects supported for [{purpose}], found: {type(value).__name__}")
     return value
 
 
 def with_fields(schema: Schema, fields: list[Field]) -> Schema:
-    """A struct's schema with other fields; a default of the old ones is not one of the new."""
+    """A struct's schema with other fields. It does not keep the old default, which would not fit the new fields."""
     return replace(schema, fields=tuple(fields), default=Schema(SchemaType.STRUCT).default)
 
 

@@ -1,4 +1,4 @@
-"""The predicates that ship: HasHeaderKey, RecordIsTombstone, TopicNameMatches."""
+"""The predicates that are part of Penstock: HasHeaderKey, RecordIsTombstone, TopicNameMatches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RecordIsTombstone(Predicate):
 
 
 class TopicNameMatches(Predicate):
-    """Records whose whole topic matches."""
+    """Records whose topic matches the pattern as a whole."""
 
     kafka_class = PACKAGE + "TopicNameMatches"
 

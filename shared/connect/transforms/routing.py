@@ -1,4 +1,4 @@
-"""Transforms of where a record goes: RegexRouter, TimestampRouter, Filter."""
+"""Transforms of a record's destination: RegexRouter, TimestampRouter, Filter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.shared.connect.transforms.parts import HIGH, PACKAGE
 
 
 class Filter(Transformation):
-    """Drops every record that its predicate concerns."""
+    """Drops every record that its predicate selects."""
 
     kafka_class = PACKAGE + "Filter"
 
@@ -30,7 +30,7 @@ class Filter(Transformation):
 
 
 class RegexRouter(Transformation):
-    """Renames the topic where all of it matches; `$1` in the replacement is the first group."""
+    """Renames the topic if the pattern matches all of it; `$1` in the replacement is the first group."""
 
     kafka_class = PACKAGE + "RegexRouter"
 
@@ -58,7 +58,7 @@ class RegexRouter(Transformation):
 
 
 class TimestampRouter(Transformation):
-    """Names the topic by the record's time."""
+    """Derives the topic's name from the record's time."""
 
     kafka_class = PACKAGE + "TimestampRouter"
 

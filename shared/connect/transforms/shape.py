@@ -25,7 +25,7 @@ from penstock.shared.connect.transforms.parts import (
 
 
 def path_of(text: str, version: str) -> tuple[str, ...]:
-    """A field's path: the name itself under V1; under V2 names between dots, in backticks where one has a dot.
+    """A field's path: under V1 the whole name; under V2 names separated by dots, in backticks if one contains a dot.
 
     >>> path_of("a.`b.c`", "V2"), path_of("a.b", "V1")
     (('a', 'b.c'), ('a.b',))
@@ -47,7 +47,7 @@ def path_of(text: str, version: str) -> tuple[str, ...]:
 
 
 class _ExtractField(OnPart):
-    """Takes one field out of a struct or map, and leaves that alone."""
+    """Replaces a struct or map by one of its fields."""
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -78,7 +78,7 @@ class _ExtractField(OnPart):
 
 
 class _HoistField(OnPart):
-    """Puts the whole into a field of a new struct or map."""
+    """Puts the whole key or value into a field of a new struct or map."""
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -93,7 +93,7 @@ class _HoistField(OnPart):
 
 
 class _Flatten(OnPart):
-    """Makes one level of nested structs or maps, names joined by a delimiter; arrays stay as they are."""
+    """Flattens nested structs or maps to one level, with names joined by a delimiter. Arrays stay unchanged."""
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -145,7 +145,7 @@ class _Flatten(OnPart):
 
 
 class _ReplaceField(OnPart):
-    """Leaves fields out or keeps only some, and renames them."""
+    """Excludes fields or keeps only some, and renames them."""
 
     @classmethod
     def config(cls) -> ConfigDef:
@@ -190,7 +190,7 @@ def _renames(name: str, value: list[str]) -> None:
 
 
 class ValueToKey(Transformation):
-    """Makes the key of fields of the value."""
+    """Makes the key from fields of the value."""
 
     kafka_class = PACKAGE + "ValueToKey"
 

@@ -1,6 +1,6 @@
 """TimestampConverter: times between text, Unix numbers and the logical types.
 
-Everything goes by way of a datetime in UTC with ms.
+Every conversion goes through a datetime in UTC with ms.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NANOS_PER_MS = 10**6
 
 
 class _TimestampConverter(OnPart):
-    """Converts a time, of one field or of the whole."""
+    """Converts a time in one field, or the whole key or value."""
 
     @classmethod
     def config(cls) -> ConfigDef:

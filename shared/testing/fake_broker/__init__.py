@@ -1,7 +1,7 @@
 """A Kafka cluster for tests, in one process, over real sockets; see `FakeCluster`.
 
-Made after franz-go's kfake: it speaks Kafka's wire protocol, keeps real record batches, checks sequences, epochs,
-generations and transactions as Kafka does, and does with any request what a test wants.
+It is modelled on franz-go's kfake. It speaks Kafka's wire protocol, keeps real record batches, and checks sequences,
+epochs, generations and transactions as Kafka does. A test can make any request fail, wait or get another answer.
 """
 
 from penstock.shared.testing.fake_broker.cluster import FakeCluster

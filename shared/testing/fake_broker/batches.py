@@ -1,8 +1,8 @@
-"""Record batches (format 2) as a broker sees them: a header, and records it need not read.
+"""Record batches (format 2) as a broker sees them: a header, and records that it need not read.
 
-A broker gives a batch its offset and leader epoch, which lie in front of what the checksum covers, so that it never
-writes the records again; with LogAppendTime it sets the time as well and computes the checksum anew. Two things need
-the records themselves, which only these unpack: looking an offset up by time, and showing a test what was written.
+A broker writes a batch's offset and leader epoch, which lie in front of the bytes that the checksum covers. So it never
+writes the records again. With LogAppendTime it sets the time as well and computes the checksum again. Only two
+functions unpack the records: the lookup of an offset by time, and a test's view of written records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLACE = struct.Struct(">qii")
 STAMP = struct.Struct(">hiqq")
 CRC = struct.Struct(">I")
 LENGTH_AT = 12
-"""The length counts from behind itself."""
+"""The length field counts the bytes after itself."""
 CRC_AT, CRC_COVERS_FROM = 17, 21
 MAGIC = 2
 SEQUENCE_MAX = 2**31 - 1
@@ -33,7 +33,7 @@ NO_PRODUCER_ID = -1
 
 @dataclass(slots=True)
 class Batch:
-    """One batch of a log; `data` are its bytes with the offset and epoch it has there."""
+    """One batch of a log. `data` are its bytes, with its offset and epoch in the log."""
 
     data: bytes
     base_offset: int
@@ -48,7 +48,7 @@ class Batch:
 
     @property
     def leader_epoch(self) -> int:
-        """Under which leader it was appended."""
+        """The leader epoch under which it was appended."""
         return int(PLACE.unpack_from(self.data)[2])
 
     @property
@@ -61,7 +61,7 @@ class Batch:
 
     @property
     def append_time_ms(self) -> int:
-        """The time of all its records under LogAppendTime, else -1."""
+        """The time of all its records under LogAppendTime, otherwise -1."""
         return self.max_timestamp if self.attributes & TIMESTAMP_TYPE_MASK else -1
 
     @property
@@ -70,7 +70,7 @@ class Batch:
 
 
 def next_sequence(sequence: int, step: int = 1) -> int:
-    """The sequence number so many records later; they go round to zero.
+    """The sequence number `step` records later; it wraps around to zero.
 
     >>> next_sequence(2**31 - 1)
     0
@@ -79,7 +79,7 @@ def next_sequence(sequence: int, step: int = 1) -> int:
 
 
 class InvalidBatch(ValueError):
-    """Bytes that a broker does not append, and the code it says so with."""
+    """Bytes that a broker does not append, with the error code of the response."""
 
     def __init__(self, code: ErrorCode, why: str) -> None:
         super().__init__(why)
@@ -87,7 +87,7 @@ class InvalidBatch(ValueError):
 
 
 def parse(data: bytes | None) -> Batch:
-    """The one batch that a produce request has for a partition; InvalidBatch says why it cannot be appended."""
+    """The single batch in a produce request for a partition. InvalidBatch says why it cannot be appended."""
     if not data or len(data) < HEADER.size:
         raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, "no record batch")
     (_, length, _, magic, crc, attributes, last_delta, first_at, max_at, producer_id, epoch, sequence, count) = (
@@ -111,7 +111,7 @@ def parse(data: bytes | None) -> Batch:
 
 
 def place(batch: Batch, offset: int, leader_epoch: int) -> Batch:
-    """The batch as it lies in the log from `offset` on."""
+    """The batch with the offset and epoch of its position in the log."""
     head = PLACE.pack(offset, len(batch.data) - LENGTH_AT, leader_epoch)
     batch.data = head + batch.data[PLACE.size :]
     batch.base_offset, batch.last_offset = offset, offset + batch.count - 1
@@ -119,7 +119,7 @@ def place(batch: Batch, offset: int, leader_epoch: int) -> Batch:
 
 
 def stamp(batch: Batch, now_ms: int) -> Batch:
-    """The batch under LogAppendTime: its records are all of `now_ms`."""
+    """The batch under LogAppendTime: all its records have the time `now_ms`."""
     batch.attributes |= TIMESTAMP_TYPE_MASK
     batch.max_timestamp = now_ms
     covered = STAMP.pack(batch.attributes, batch.count - 1, batch.base_timestamp, now_ms)

@@ -1,6 +1,6 @@
-"""The fake cluster as a test uses it: nodes on ports of this machine, topics, faults, and what was written.
+"""The fake cluster's interface for tests: nodes on local ports, topics, faults, and the written records.
 
-Everything runs on the event loop it was started on. Its time is the loop's, set to the wall clock when the cluster
+Everything runs on the event loop that started it. Its time is the loop's, set to the wall clock when the cluster
 starts.
 """
 
@@ -28,11 +28,11 @@ NODES_MAX = 100
 class FakeCluster:
     """`async with FakeCluster(nodes=3) as cluster:` is a Kafka cluster at `cluster.bootstrap_servers`.
 
-    `configs` are broker configs (`configs.BROKER_CONFIGS` has those known, with Kafka's defaults), `users` names and
-    passwords: with them every connection must authenticate with SASL PLAIN. With `ssl_context` the ports speak TLS.
-    `transaction_completion_ms` is how long the coordinator takes to write a transaction's markers after it has answered
-    EndTxn; until then the next transaction is refused with CONCURRENT_TRANSACTIONS, as by a real broker.
-    Nodes have the ids 1, 2, ... A hook that raises, or a fault of the broker itself, is raised when the cluster closes.
+    `configs` are broker configs (`configs.BROKER_CONFIGS` lists the known ones, with Kafka's defaults). `users` maps
+    names to passwords: with it, every connection must authenticate with SASL PLAIN. With `ssl_context` the ports speak
+    TLS. `transaction_completion_ms` is the time the coordinator takes to write a transaction's markers after it has
+    answered EndTxn. Until then the next transaction fails with CONCURRENT_TRANSACTIONS, as with a real broker. Nodes
+    have the ids 1, 2, ... An error of a hook, or of the broker itself, is raised when the cluster closes.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class FakeCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The addresses of all nodes, as clients take them."""
+        """The addresses of all nodes, in the form that clients take."""
         return ",".join(f"{node.host}:{node.port}" for node in self._state.nodes.values())
 
     @property
     def nodes(self) -> list[int]:
-        """The ids of all nodes, those that are stopped included."""
+        """The ids of all nodes, stopped ones included."""
         return list(self._state.nodes)
 
     def now_ms(self) -> int:
@@ -101,9 +101,9 @@ class FakeCluster:
     def create_topic(
         self, name: str, partitions: int = 1, *, replication_factor: int = -1, configs: Mapping[str, str] | None = None
     ) -> None:
-        """Make a topic; its leaders are spread over the nodes. All nodes are replicas unless said otherwise.
+        """Create a topic. Its leaders are spread over the nodes; by default all nodes are replicas.
 
-        Raises ValueError where Kafka would refuse it.
+        Raises ValueError if Kafka would reject it.
         """
         if not is_topic_name(name) or name in self._state.topics or partitions < 1:
             raise ValueError(f"topic {name}: not a name, exists already, or has {partitions} partitions")
@@ -116,30 +116,32 @@ class FakeCluster:
         self._state.create_topic(name, partitions, factor, configs or {})
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic; KeyError where there is none."""
+        """Delete a topic. Raises KeyError if there is none."""
         self._state.delete_topic(name)
 
     def control(
         self, api: Api | None, hook: Hook | Action, *, times: int | None = None, node: int | None = None
     ) -> Control:
-        """Have a hook (or an action, as a hook that always gives it) see every request of an API, None: of all.
+        """Pass every request of an API to a hook (None: of all APIs). A plain action stands for a hook that returns it.
 
-        `times` is how often it may act before it is removed, `node` the only node at which it does.
+        `times` limits how often the hook may act before it is removed. `node` restricts it to one node.
         """
         return Control(self._controls, api, hook, times, node)
 
     def leader(self, topic: str, partition: int = 0) -> int | None:
-        """The node that leads a partition, None while there is none."""
+        """The node that leads a partition; None if there is none."""
         leader = self._partition(TopicPartition(topic, partition)).leader
         return None if leader == NO_LEADER else leader
 
     def move_leader(self, tp: TopicPartition, node: int) -> None:
-        """Have another node lead a partition, under the next leader epoch; KeyError where there is no such thing."""
+        """Make another node lead a partition, under the next leader epoch. Raises KeyError if either does not exist."""
         self._state.move_leader(tp, node)
 
     def lose_records(self, tp: TopicPartition, end: int) -> None:
-        """Have the leader lose the batches with records from `end` on, as an unclean election does: the next leader
-        epoch begins without them. KeyError where there is no such partition."""
+        """Remove the batches with records from offset `end` on, as an unclean leader election does.
+
+        The next leader epoch begins without them. Raises KeyError if there is no such partition.
+        """
         partition = self._partition(tp)
         partition.log.truncate(end)
         partition.lead(partition.leader)
@@ -149,30 +151,30 @@ class FakeCluster:
         return self._state.coordinator(key)
 
     def pause_node(self, node: int) -> None:
-        """Have a node accept connections and requests, and answer none; it stays the leader of what it leads."""
+        """Make a node accept connections and requests, but answer none. It stays the leader of its partitions."""
         self._servers[node].pause()
 
     def resume_node(self, node: int) -> None:
-        """Have a paused node work off what has come meanwhile."""
+        """Make a paused node answer the requests that have arrived meanwhile."""
         self._servers[node].resume()
 
     async def stop_node(self, node: int) -> None:
-        """Close a node's port and connections; the next replica leads what it led."""
+        """Close a node's port and connections. The next replica leads its partitions."""
         self._state.node_stopped(node)
         await self._servers[node].stop()
 
     async def start_node(self, node: int) -> None:
-        """Have a stopped node listen again, on the port it had."""
+        """Make a stopped node listen again, on the same port."""
         await self._servers[node].start()
         self._state.node_started(node)
 
     async def close_connections(self, node: int | None = None) -> None:
-        """Close the connections to one node, or to all; clients may connect again at once."""
+        """Close the connections to one node, or to all. Clients may connect again at once."""
         for server in self._servers.values() if node is None else [self._servers[node]]:
             await server.close_connections()
 
     def records(self, topic: str, partition: int | None = None, *, committed: bool = True) -> list[ConsumerRecord]:
-        """What is in a topic, by partition and offset; with `committed` without open and aborted transactions."""
+        """The records of a topic, by partition and offset; with `committed`, without open and aborted transactions."""
         topics = self._state.topics[topic].partitions
         found: list[ConsumerRecord] = []
         for one in topics if partition is None else [topics[partition]]:
@@ -186,7 +188,7 @@ class FakeCluster:
         return self._partition(TopicPartition(topic, partition)).log.end_offset
 
     def committed(self, group_id: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed."""
+        """The offsets that a group has committed."""
         offsets = self._state.groups.offsets.get(group_id)
         rows = offsets.committed.items() if offsets is not None else ()
         return {tp: OffsetAndMetadata(one.offset, one.metadata, one.leader_epoch) for tp, one in rows}
@@ -198,7 +200,7 @@ class FakeCluster:
         return partition
 
     def _after(self, failure: BaseException | None) -> None:
-        """Something was handled: keep what went wrong, and wake when the next thing is due."""
+        """After each handled request: keep an error, and wake up when the next timer is due."""
         if failure is not None:
             self._failures.append(failure)
         due_ms = self._state.timers.next_ms

@@ -1,7 +1,7 @@
-"""The cluster behind all its nodes, without sockets: a request and the time go in, an answer comes out.
+"""The state of the cluster behind all its nodes, without sockets: takes a request and the time, returns a response.
 
-There is one copy of everything. Nodes differ in what they lead and coordinate, and answer as Kafka's do when they are
-asked for what is another's. A handler is a function of the cluster and a request; `HANDLERS` in `handlers` lists them.
+There is one copy of everything. Nodes differ in what they lead and coordinate, and answer as Kafka's nodes do if
+another node is responsible. A handler is a function of the cluster and a request; `HANDLERS` in `handlers` lists them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from penstock.shared.testing.fake_broker.transactions import Transactions
 
 @dataclass
 class Request:
-    """A decoded request: who sent it to which node, and its body, whose fields are attributes.
+    """A decoded request: its sender, its node, and its body, whose fields are attributes.
 
-    `body` is what Kafka's message definition says, in snake_case, with one word for one thing: topics are in
+    `body` has the fields of Kafka's message definition in snake_case, with one name for one concept: topics are in
     `body.topics`, each with a `name` and its `partitions`, and a partition's number is `partition`.
     """
 
@@ -39,7 +39,7 @@ class Request:
     now_ms: int
 
     def partitions(self) -> list[TopicPartition]:
-        """The partitions the request is about, in its order."""
+        """The partitions of the request, in its order."""
         return [TopicPartition(topic.name, number_of(row)) for topic, row in self.rows()]
 
     def rows(self) -> Iterator[tuple[Message, Any]]:
@@ -50,21 +50,21 @@ class Request:
 
 
 def number_of(row: Any) -> int:
-    """A partition's number, where a request has structs of partitions and where it has numbers alone."""
+    """A partition's number, from a request with structs of partitions or with plain numbers."""
     return int(row if isinstance(row, int) else row.partition)
 
 
 class CloseConnection:
-    """What a handler gives where a broker answers by hanging up."""
+    """Returned by a handler if a broker answers by closing the connection."""
 
 
 Answer = Message | Later | CloseConnection | None
-"""None where the client expects no answer."""
+"""None if the client expects no response."""
 
 
 @dataclass
 class Node:
-    """One broker: where it listens, and whether it does."""
+    """One broker: its address, and whether it listens."""
 
     node_id: int
     host: str
@@ -94,12 +94,12 @@ class ClusterState:
 
     @property
     def alive(self) -> list[int]:
-        """The nodes that are up, ascending."""
+        """The running nodes, ascending."""
         return [node.node_id for node in self.nodes.values() if node.is_alive]
 
     @property
     def controller(self) -> int:
-        """The node that makes and deletes topics."""
+        """The node that creates and deletes topics."""
         return min(self.alive, default=NO_LEADER)
 
     def coordinator(self, key: str) -> int:
@@ -108,16 +108,16 @@ class ClusterState:
         return alive[zlib.crc32(key.encode()) % len(alive)] if alive else NO_LEADER
 
     def coordinator_error(self, node: int, key: str) -> ErrorCode:
-        """NONE where the node is the key's coordinator."""
+        """NONE if the node is the key's coordinator."""
         return ErrorCode.NONE if node == self.coordinator(key) else ErrorCode.NOT_COORDINATOR
 
     def partition(self, tp: TopicPartition) -> Partition | None:
-        """A partition, None where there is none."""
+        """A partition; None if it does not exist."""
         topic = self.topics.get(tp.topic)
         return topic.partitions[tp.partition] if topic and 0 <= tp.partition < len(topic.partitions) else None
 
     def led(self, node: int, tp: TopicPartition) -> Partition | ErrorCode:
-        """A partition, where the node leads it."""
+        """A partition if the node leads it, otherwise the error code."""
         partition = self.partition(tp)
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -136,7 +136,7 @@ class ClusterState:
         configs: Mapping[str, str],
         assignments: Mapping[int, list[int]] | None = None,
     ) -> Topic:
-        """Make a topic that can be made; leaders start at another node for each topic."""
+        """Create a valid topic. The leaders of each topic start at another node."""
         topic = Topic(name, dict(configs))
         if assignments:
             topic.assign(assignments, self.alive)
@@ -148,7 +148,7 @@ class ClusterState:
         return topic
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with what groups have committed for it."""
+        """Delete a topic, with the offsets that groups have committed for it."""
         topic = self.topics.pop(name)
         for partition in topic.partitions:
             partition.is_deleted = True
@@ -156,7 +156,7 @@ class ClusterState:
         self.groups.forget_topic(name)
 
     def move_leader(self, tp: TopicPartition, node: int) -> None:
-        """Have a node lead a partition; it becomes a replica where it is none."""
+        """Make a node lead a partition, as a new replica if necessary."""
         partition = self.partition(tp)
         if partition is None:
             raise KeyError(f"{tp}: no such partition")
@@ -168,7 +168,7 @@ class ClusterState:
         partition.lead(node if self.nodes[node].is_alive else NO_LEADER)
 
     def node_stopped(self, node: int) -> None:
-        """What a node led goes to the next replica that is alive, or has no leader."""
+        """Move a stopped node's partitions to the next replica that is alive, or leave them without a leader."""
         self.nodes[node].is_alive = False
         for partition in self.all_partitions():
             partition.isr = [one for one in partition.isr if one != node] or partition.isr
@@ -177,7 +177,7 @@ class ClusterState:
                 partition.lead(alive[0] if alive else NO_LEADER)
 
     def node_started(self, node: int) -> None:
-        """A node leads again what had no leader without it."""
+        """Make a started node lead its partitions that have no leader."""
         self.nodes[node].is_alive = True
         for partition in self.all_partitions():
             if node in partition.replicas:

@@ -1,12 +1,12 @@
 """Kafka's wire format: a message's fields as a table of text, turned into a reader and a writer for each version.
 
-A table has one field a line: a name, a type, and what is special about it. Children of an array or a struct are
-indented. It says what Kafka's own message definitions say, written anew, so that a client is tested by somebody else's
+A table has one field a line: a name, a type, and optional properties. Children of an array or a struct are indented.
+The tables repeat Kafka's message definitions but are written independently, so that a client is tested against another
 reading of the protocol.
 
     topics []                 an array of structs; `[]int32` is an array of numbers
       name ?string            `?` can be null
-      leader_epoch int32 7+ = -1     from version 7 on, -1 where nobody says otherwise
+        leader_epoch int32 7+ = -1     from version 7 on, default -1
       retention_ms int64 2-4         in versions 2 to 4
       current_leader {} 10+ tag 0    a struct in the tagged fields
 
@@ -46,11 +46,11 @@ _LINE = re.compile(
 
 
 class Message(SimpleNamespace):
-    """A decoded request, response or struct in one: its fields are attributes, under the names of the table."""
+    """A decoded request, response or struct. Its fields are attributes with the names of the table."""
 
 
 class MalformedMessage(ValueError):
-    """Bytes that do not hold what their version says."""
+    """Bytes that do not match the table of their version."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Field:
 
 
 def parse(text: str) -> list[Field]:
-    """The fields of a table, children in their parents."""
+    """The fields of a table, with children in their parents."""
     root: list[Field] = []
     open_at: list[tuple[int, list[Field]]] = [(0, root)]
     for line in text.strip("\n").splitlines():
@@ -98,7 +98,7 @@ def _default(kind: str, array: bool, nullable: bool, given: str | None) -> Any:
 
 
 class Schema:
-    """The table of one message; readers and writers are made for a version when it is first used."""
+    """The table of one message. Readers and writers are made for a version when it is first used."""
 
     def __init__(self, text: str, flexible: int = FLEXIBLE_NEVER) -> None:
         self.fields = parse(text)
@@ -106,14 +106,14 @@ class Schema:
         self._made: dict[int, tuple[Read, Write]] = {}
 
     def decode(self, data: bytes, version: int, start: int = 0) -> tuple[Message, int]:
-        """The message at `start` and the position after it; MalformedMessage where the bytes do not hold one."""
+        """The message at `start` and the position after it. Raises MalformedMessage for invalid bytes."""
         try:
             return self._codec(version)[0](data, start)
         except (struct.error, IndexError, UnicodeDecodeError) as e:
             raise MalformedMessage(str(e)) from e
 
     def encode(self, message: Message, version: int) -> bytes:
-        """The message's bytes; a field it lacks has its default."""
+        """The message's bytes. A missing field gets its default."""
         write = self._codec(version)[1]
         return write(message)
 
@@ -160,7 +160,7 @@ def write_varint(value: int) -> bytes:
 
 
 def _length(kind: str, flexible: bool) -> tuple[Read, Write]:
-    """Lengths: -1 is null. A flexible one is a varint of the length and one."""
+    """Codec of a length: -1 is null. In a flexible version it is a varint of the length plus one."""
     if not flexible:
         return _number("int16" if kind == "string" else "int32")
 

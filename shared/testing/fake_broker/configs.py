@@ -1,8 +1,8 @@
-"""The configs that the fake broker knows, with Kafka's defaults, and how one is refused.
+"""The configs that the fake broker knows, with Kafka's defaults, and the check of a value.
 
-A topic may have any of `TOPIC_CONFIGS`; those that say what is deleted or compacted when are kept and told, and
-nothing is ever deleted or compacted, but for `retention.bytes`, which bounds what a long test keeps in memory.
-`BROKER_CONFIGS` are the cluster's own.
+A topic may have any of `TOPIC_CONFIGS`. The configs of deletion and compaction are stored and returned, but nothing is
+ever deleted or compacted. The exception is `retention.bytes`, which limits the memory of a long test. `BROKER_CONFIGS`
+are the cluster's own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _CHOICES = {
 
 
 def wrong_topic_config(name: str, value: str | None) -> str | None:
-    """Why a topic cannot have this config, None where it can.
+    """The reason why a topic cannot have this config; None if it can.
 
     >>> wrong_topic_config("retention.ms", "soon")
     'Invalid value soon for configuration retention.ms'

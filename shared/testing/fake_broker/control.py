@@ -1,11 +1,11 @@
-"""Faults on demand: what a test has the broker do with a request instead of answering it, or before.
+"""Faults on demand: a test defines what the broker does with a request before or instead of answering it.
 
-A hook sees a request before the broker does and gives what is to be done with it; None lets it through, to the next
-hook or to the broker. `times` counts how often a hook has done something, not how often it was asked. Several hooks
-are asked in the order they came.
+A hook sees a request before the broker does and returns an action. If it returns None, the request goes to the next
+hook or to the broker. `times` counts a hook's actions, not its calls. Several hooks are called in the order in which
+they were added.
 
-A connection of a Kafka broker has one request in work at a time. So a request that is never answered silences its
-connection: what comes after it on that connection is not answered either, until the client gives the connection up.
+A Kafka broker processes one request of a connection at a time. So a request without an answer blocks its connection:
+later requests on that connection get no answer either, until the client closes the connection.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from penstock.shared.testing.fake_broker.protocol import SPOKEN, Api, ErrorCode
 
 @dataclass(frozen=True)
 class Drop:
-    """Never answer; with `handled` the broker does what it is asked all the same, and the answer alone is lost."""
+    """Never answer. With `handled` the broker still carries out the request, and only the answer is lost."""
 
     handled: bool = False
 
 
 @dataclass(frozen=True)
 class Close:
-    """Close the connection; with `handled` after the broker has done what it was asked."""
+    """Close the connection; with `handled`, after the broker has carried out the request."""
 
     handled: bool = False
 
 
 @dataclass(frozen=True)
 class Delay:
-    """Wait, then do as another action says, or let the request through."""
+    """Wait, then do another action, or let the request through."""
 
     ms: int
     then: Action | None = None
@@ -45,10 +45,10 @@ class Delay:
 
 @dataclass(frozen=True)
 class Fail:
-    """Answer with an error code: for everything asked, or for some partitions, while the others are served.
+    """Answer with an error code: for all of the request, or for some partitions while the others succeed.
 
-    With `handled` the broker does all the same what it says has failed, as a leader does that appends a batch and then
-    loses its partition.
+    With `handled` the broker also carries out the part that it reports as failed, as a leader does that appends a batch
+    and then loses its partition.
     """
 
     code: int
@@ -68,13 +68,15 @@ Hook = Callable[[Request], Action | Awaitable[Action | None] | None]
 
 
 class Control:
-    """A hook at work: `remove()` it, or use it in `with`. `acted` is how often it did something."""
+    """An active hook: call `remove()`, or use it in `with`. `acted` counts its actions."""
 
     def __init__(
         self, controls: list[Control], api: Api | None, hook: Hook | Action, times: int | None, node: int | None
     ) -> None:
         self._controls = controls
-        self.api, self.times, self.node = api, times, node
+        self.api = api
+        self.times = times
+        self.node = node
         self.hook: Hook = hook if callable(hook) else lambda _: hook
         self.acted = 0
         controls.append(self)
@@ -99,18 +101,18 @@ class Control:
             self._controls.remove(self)
 
     def is_for(self, request: Request) -> bool:
-        """Whether the hook wants to see a request."""
+        """Whether the hook is to see a request."""
         return self.is_on and self.api in (None, request.api) and self.node in (None, request.node)
 
     def count(self) -> None:
-        """The hook did something; the last of its times removes it."""
+        """Count an action of the hook; after the last of its `times` the hook is removed."""
         self.acted += 1
         if self.times is not None and self.acted >= self.times:
             self.remove()
 
 
 def failed(request: Request, code: int, partitions: Collection[TopicPartition] | None = None) -> Message:
-    """The answer that says `code` of everything asked, or of those partitions alone."""
+    """The response with the error `code` for all of the request, or for those partitions only."""
     body, answer = request.body, Message()
     fields = {one.name: one for one in SPOKEN[request.api].response.fields}
     if "topics" in fields:
@@ -127,7 +129,7 @@ def failed(request: Request, code: int, partitions: Collection[TopicPartition] |
     if "error_code" in fields and partitions is None and request.api is not Api.FETCH:
         answer.error_code = code
     if request.api is Api.JOIN_GROUP:
-        answer.protocol_name = ""  # can be null in newer versions alone
+        answer.protocol_name = ""  # only newer versions allow null
     return answer
 
 
@@ -144,7 +146,7 @@ def _failed_topics(request: Request, code: int, partitions: Collection[TopicPart
 
 
 def without(request: Request, partitions: Collection[TopicPartition]) -> Request:
-    """The request without some partitions, as one that is not to wait."""
+    """The request without some partitions, so that it does not wait for them."""
 
     def kept(topic: Message) -> list[Any]:
         return [row for row in topic.partitions if TopicPartition(topic.name, number_of(row)) not in partitions]
@@ -159,9 +161,9 @@ def without(request: Request, partitions: Collection[TopicPartition]) -> Request
 
 
 def merged(answer: Message, failures: Message) -> Message:
-    """An answer with the partitions that failed, in the place of what it says of them.
+    """A response in which the failed partitions are replaced.
 
-    Of what is there already (DUPLICATE_SEQUENCE_NUMBER) the answer goes on to say where.
+    If the batch is already in the log (DUPLICATE_SEQUENCE_NUMBER), the response still contains its offset.
     """
     by_name = {topic.name: topic for topic in answer.topics}
     for topic in failures.topics:

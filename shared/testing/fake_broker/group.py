@@ -1,12 +1,12 @@
-"""One group of Kafka's classic protocol: its members, its generation, and who waits for whom.
+"""One group of Kafka's classic protocol: its members, its generation, and its waiting requests.
 
     Empty --join--> PreparingRebalance --all have joined--> CompletingRebalance --the leader's sync--> Stable
-    CompletingRebalance, Stable --join with news, leave, silence--> PreparingRebalance
-    PreparingRebalance --nobody left--> Empty
+    CompletingRebalance, Stable --join with changes, leave, session timeout--> PreparingRebalance
+    PreparingRebalance --no member left--> Empty
 
-A join is answered when every member has joined (or the slowest member's rebalance timeout has passed, without the
-ones that have not), a sync when the leader has sent the assignment. A member that says nothing for its session
-timeout is out.
+A join is answered when every member has joined, or when the slowest member's rebalance timeout has passed; members
+that have not joined by then are removed. A sync is answered when the leader has sent the assignment. A member that
+sends nothing for its session timeout is removed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from penstock.shared.testing.fake_broker.protocol import ErrorCode
 from penstock.shared.testing.fake_broker.timers import Later, Timer, Timers
 
 MEMBER_ID_REQUIRED_SINCE = 4
-"""From this version on, a member joins with the id it was given for its first try."""
+"""From this version on, a member joins with the id that it received in the response to its first try."""
 
 
 SKIP_SAID_SINCE = 9
-"""From this version on, a leader is told that the assignment in force stays; before, it is told that another leads."""
+"""From this version on, a leader learns that the assignment stays in force; before, that another member leads."""
 PROTOCOL_NAMED_SINCE = 5
-"""From this version on, a member's sync names the protocol that it takes the group to have."""
+"""From this version on, a member's sync names the group's protocol that the member knows."""
 
 
 class GroupState(StrEnum):
-    """Kafka's words."""
+    """Group states, with Kafka's names."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -42,7 +42,7 @@ class GroupState(StrEnum):
 
 @dataclass
 class Member:
-    """One member, and what it waits for."""
+    """One member, and the requests for which it waits."""
 
     member_id: str
     instance_id: str | None
@@ -78,7 +78,7 @@ class Group:
     _is_delayed: bool = field(default=False, repr=False)
 
     def join(self, version: int, client: tuple[str, str], body: Message, now_ms: int) -> Message | Later:
-        """Take part in the next generation; the answer comes with it."""
+        """Take part in the next generation. The response is sent when it starts."""
         protocols = [(one.name, one.metadata) for one in body.protocols]
         if self.members and (
             body.protocol_type != self.protocol_type or not self._shared_protocols(protocols, body.member_id)
@@ -127,7 +127,7 @@ class Group:
             news = True
         else:
             news = member.protocols != protocols
-            if not body.member_id:  # its timer watches the one it replaced
+            if not body.member_id:  # the timer belongs to the instance that it replaced
                 self._watch(member, now_ms)
             member.protocols, member.seen_ms = protocols, now_ms
             member.session_timeout_ms, member.rebalance_timeout_ms = body.session_timeout_ms, rebalance_ms
@@ -142,7 +142,7 @@ class Group:
         return answer
 
     def sync(self, version: int, body: Message, now_ms: int) -> Message | Later:
-        """The member's assignment, once the leader has sent it."""
+        """The member's assignment, as soon as the leader has sent it."""
         if version >= PROTOCOL_NAMED_SINCE and None in (body.protocol_type, body.protocol_name):
             return Message(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         member = self._known(body)
@@ -170,7 +170,7 @@ class Group:
         return answer
 
     def heartbeat(self, body: Message, now_ms: int) -> ErrorCode:
-        """The member is alive; REBALANCE_IN_PROGRESS asks it to join again."""
+        """The member is alive. REBALANCE_IN_PROGRESS makes it join again."""
         member = self._known(body)
         if isinstance(member, ErrorCode):
             return member
@@ -178,7 +178,7 @@ class Group:
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is GroupState.PREPARING else ErrorCode.NONE
 
     def leave(self, member_id: str, instance_id: str | None, now_ms: int) -> ErrorCode:
-        """The member goes, and the others rebalance."""
+        """Remove the member; the others rebalance."""
         static = self._static(instance_id)
         if static is not None:
             if member_id and member_id != static.member_id:
@@ -194,7 +194,7 @@ class Group:
         return ErrorCode.NONE
 
     def commit_error(self, body: Message, now_ms: int, *, transactional: bool) -> ErrorCode:
-        """NONE where these offsets may be committed, by a member of this generation or while there are no members."""
+        """NONE if a member of this generation commits, or if the group has no members."""
         if body.generation_id < 0 and self.state is GroupState.EMPTY:
             return ErrorCode.NONE
         if body.generation_id >= 0 or body.member_id or body.group_instance_id is not None:
@@ -222,7 +222,7 @@ class Group:
         return next((one for one in self.members.values() if one.instance_id == instance_id), None)
 
     def _replace(self, old: Member, member_id: str) -> None:
-        """A static member that started anew takes its own place; whoever still has it is fenced."""
+        """A static member that restarted replaces its old member id. The old id is fenced."""
         for waiting in (old.joining, old.syncing):
             if waiting is not None:
                 waiting.resolve(self._no(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
@@ -232,7 +232,7 @@ class Group:
             self.leader = member_id
 
     def _resumed(self, version: int, member: Member, old_id: str, body: Message, now_ms: int) -> Message:
-        """A static member that came back with nothing new goes on in the present generation."""
+        """A static member that returns without changes stays in the present generation."""
         member.seen_ms, member.session_timeout_ms = now_ms, body.session_timeout_ms
         self._watch(member, now_ms)
         answer = self._welcome(member)
@@ -276,7 +276,7 @@ class Group:
             self._prepare(now_ms)
 
     def _prepare(self, now_ms: int) -> None:
-        """Start a rebalance, or see whether the one under way is complete."""
+        """Start a rebalance, or check whether the current one is complete."""
         if self.state is not GroupState.PREPARING:
             was_empty = self.state is GroupState.EMPTY
             self.state = GroupState.PREPARING
@@ -321,7 +321,7 @@ class Group:
             joining.resolve(self._welcome(member))
 
     def _sync_missed(self, now_ms: int) -> None:
-        """Members that joined and never asked for their assignment are out."""
+        """Remove members that joined but never sent a sync."""
         if self.state is GroupState.COMPLETING:
             for member_id in [one.member_id for one in self.members.values() if one.syncing is None]:
                 del self.members[member_id]
@@ -339,7 +339,7 @@ class Group:
         return shared
 
     def _would_vote(self, member: Member, protocols: list[tuple[str, bytes]]) -> str:
-        """The protocol that all have and most like best, with what one of them has now."""
+        """The protocol that all members support and most prefer, with one member's new list."""
         shared = self._shared_protocols(protocols, member.member_id)
         liked = [protocols if one is member else one.protocols for one in self.members.values()]
         votes = Counter(next(name for name, _ in names if name in shared) for names in liked)

@@ -1,4 +1,4 @@
-"""The groups of a cluster, and the offsets they have committed; nothing of them expires."""
+"""The groups of a cluster, and their committed offsets, which never expire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.shared.testing.fake_broker.timers import Timers
 
 
 class Committed(NamedTuple):
-    """A committed offset as it came."""
+    """A committed offset with the values of the request."""
 
     offset: int
     leader_epoch: int
@@ -20,7 +20,7 @@ class Committed(NamedTuple):
 
 
 class GroupOffsets:
-    """What one group has committed, and what transactions of producers are about to commit for it."""
+    """The committed offsets of one group, and the pending ones of producers' open transactions."""
 
     def __init__(self) -> None:
         self.committed: dict[TopicPartition, Committed] = {}
@@ -30,7 +30,7 @@ class GroupOffsets:
         return f"GroupOffsets({self.committed}, pending={self.pending})"
 
     def is_stable(self, tp: TopicPartition) -> bool:
-        """Whether no open transaction is about to commit for a partition."""
+        """Whether no open transaction has a pending offset for a partition."""
         return not any(tp in offsets for offsets in self.pending.values())
 
 
@@ -47,30 +47,30 @@ class Groups:
         return f"Groups({list(self.known.values())})"
 
     def get(self, group_id: str) -> Group:
-        """The group, made where there is none."""
+        """The group, created if there is none."""
         if group_id not in self.known:
             delay_ms = int(self._configs["group.initial.rebalance.delay.ms"])
             self.known[group_id] = Group(group_id, self._timers, delay_ms)
         return self.known[group_id]
 
     def delete(self, group_id: str) -> None:
-        """Forget a group and what it has committed."""
+        """Delete a group and its committed offsets."""
         self.known.pop(group_id, None)
         self.offsets.pop(group_id, None)
 
     def state_of(self, group_id: str) -> GroupState:
-        """A group's state, Dead where there is none."""
+        """A group's state; Dead if there is none."""
         return self.known[group_id].state if group_id in self.known else GroupState.DEAD
 
     def end_transaction(self, group_id: str, producer_id: int, *, committed: bool) -> None:
-        """Commit what a producer's transaction was about to, or drop it."""
+        """Commit the pending offsets of a producer's transaction, or drop them."""
         offsets = self.offsets[group_id]
         pending = offsets.pending.pop(producer_id, {})
         if committed:
             offsets.committed.update(pending)
 
     def forget_topic(self, topic: str) -> None:
-        """Drop what was committed for a topic that is gone."""
+        """Drop the committed offsets of a deleted topic."""
         for offsets in self.offsets.values():
             for kept in (offsets.committed, *offsets.pending.values()):
                 for tp in [tp for tp in kept if tp.topic == topic]:

@@ -1,4 +1,4 @@
-"""Produce, Fetch, ListOffsets and DeleteRecords: what the leader of a partition answers."""
+"""Produce, Fetch, ListOffsets and DeleteRecords: the responses of a partition's leader."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EARLIEST, LATEST, MAX_TIMESTAMP = -2, -1, -3
 READ_COMMITTED = 1
 DELETE_TO_END = -1
 ABORTABLE_SAID_SINCE = 11
-"""From this version on, an answer to Produce tells a producer that a transaction can only be aborted."""
+"""From this version on, a Produce response has the error that a transaction can only be aborted."""
 CURRENT_LEADER_SINCE = {0: 10, 1: 12}
-"""From this version on, an answer to Produce (0) and Fetch (1) names the leader where the node asked is not it."""
+"""From this version on, a Produce (0) or Fetch (1) response names the leader if the node is not the leader."""
 
 
 def by_partition(request: Request, answer: Callable[[TopicPartition, Any], Message]) -> list[Message]:
-    """An answer's topics, made of one answer for each partition of the request."""
+    """A response's topics, made of one answer for each partition of the request."""
     return [
         Message(
             name=topic.name, partitions=[answer(TopicPartition(topic.name, p.partition), p) for p in topic.partitions]
@@ -48,7 +48,7 @@ def _endpoints(state: ClusterState, topics: list[Message]) -> list[Message]:
 
 
 def produce(state: ClusterState, request: Request) -> Answer:
-    """Append each partition's batch, or say why not; without acks nothing is said, and an error hangs up."""
+    """Append each partition's batch, or return the error. With acks=0 there is no response, and an error hangs up."""
     acks = request.body.acks
 
     def append(tp: TopicPartition, row: Message) -> Message:
@@ -94,9 +94,9 @@ def _append(state: ClusterState, partition: Partition, data: bytes | None, reque
 
 
 def _check(partition: Partition, topic: Topic, batch: Batch, request: Request) -> None:
-    """Raise InvalidBatch where this topic does not take the batch."""
+    """Raise InvalidBatch if this topic does not accept the batch."""
     acks, now_ms = request.body.acks, request.now_ms
-    # Since Kafka 4 no more replicas are demanded than there are.
+    # Since Kafka 4, min.insync.replicas never exceeds the number of replicas.
     if acks == ACKS_ALL and len(partition.isr) < min(int(topic.config("min.insync.replicas")), len(partition.replicas)):
         raise InvalidBatch(ErrorCode.NOT_ENOUGH_REPLICAS, f"in sync are {partition.isr} alone")
     limit = int(topic.config("max.message.bytes"))
@@ -111,7 +111,7 @@ def _check(partition: Partition, topic: Topic, batch: Batch, request: Request) -
 
 
 def _check_transaction(state: ClusterState, partition: Partition, batch: Batch, request: Request) -> None:
-    """Raise InvalidBatch where the batch is in no transaction of its producer."""
+    """Raise InvalidBatch if the batch is not in an open transaction of its producer."""
     if request.body.transactional_id is None:
         raise InvalidBatch(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no transactional id")
     if partition.log.in_transaction(batch.producer_id):
@@ -124,7 +124,7 @@ def _check_transaction(state: ClusterState, partition: Partition, batch: Batch, 
 
 
 def fetch(state: ClusterState, request: Request) -> Answer:
-    """What there is, as soon as it is `min_bytes`, anything is wrong with a partition, or `max_wait_ms` have passed."""
+    """The available records: after `min_bytes`, an error of a partition, or `max_wait_ms`, whichever comes first."""
     body = request.body
     if body.max_wait_ms <= 0 or _is_enough(state, request):
         return _fetched(state, request)
@@ -200,7 +200,7 @@ def _fetched(state: ClusterState, request: Request) -> Message:
 
 
 def _diverging(partition: Partition, row: Message) -> Message | None:
-    """The answer to whoever has read what is not in this log, or None."""
+    """The answer to a client that has read records which this log does not contain, or None."""
     if row.last_fetched_epoch < 0:
         return None
     log, index = partition.log, partition.topic_partition.partition
@@ -221,14 +221,14 @@ def _diverging(partition: Partition, row: Message) -> Message | None:
 
 
 def epoch_error(known: int, current: int) -> ErrorCode:
-    """What a leader says of the leader epoch that a client knows (-1: none)."""
+    """The error for the leader epoch that a client knows (-1: none)."""
     if known < 0 or known == current:
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if known < current else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 def list_offsets(state: ClusterState, request: Request) -> Answer:
-    """The first offset, the end under the isolation level, or the first record at or after a time."""
+    """The first offset, the end offset under the isolation level, or the first record at or after a time."""
     committed = request.body.isolation_level == READ_COMMITTED
 
     def find(tp: TopicPartition, row: Message) -> Message:
@@ -255,7 +255,7 @@ def list_offsets(state: ClusterState, request: Request) -> Answer:
 
 
 def delete_records(state: ClusterState, request: Request) -> Answer:
-    """Let logs start later; -1 is the high watermark."""
+    """Move the start offsets of logs forward; -1 stands for the high watermark."""
 
     def delete(tp: TopicPartition, row: Message) -> Message:
         partition = state.led(request.node, tp)

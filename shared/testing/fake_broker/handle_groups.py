@@ -1,4 +1,4 @@
-"""What a group's coordinator answers: membership, committed offsets, and the admin's questions about groups."""
+"""The responses of a group's coordinator: membership, committed offsets, and the admin client's requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _group_error(state: ClusterState, request: Request) -> ErrorCode:
 
 
 def join_group(state: ClusterState, request: Request) -> Answer:
-    """Join a group; the answer comes with its next generation."""
+    """Join a group. The response is sent when the next generation starts."""
     body = request.body
     code = _group_error(state, request)
     low, high = (int(state.configs[f"group.{end}.session.timeout.ms"]) for end in ("min", "max"))
@@ -47,7 +47,7 @@ def join_group(state: ClusterState, request: Request) -> Answer:
 
 
 def sync_group(state: ClusterState, request: Request) -> Answer:
-    """Give the leader's assignment, and get one's own."""
+    """Receive the leader's assignment, and return the member's part."""
     code = _group_error(state, request)
     group = state.groups.known.get(request.body.group_id)
     if code is ErrorCode.NONE and group is None:
@@ -58,7 +58,7 @@ def sync_group(state: ClusterState, request: Request) -> Answer:
 
 
 def heartbeat(state: ClusterState, request: Request) -> Answer:
-    """Say that a member is alive."""
+    """Record that a member is alive."""
     code = _group_error(state, request)
     group = state.groups.known.get(request.body.group_id)
     if code is ErrorCode.NONE:
@@ -87,7 +87,7 @@ def leave_group(state: ClusterState, request: Request) -> Answer:
 def commit_one(
     state: ClusterState, code: ErrorCode, into: dict[TopicPartition, Committed], tp: TopicPartition, row: Message
 ) -> Message:
-    """Put one offset where it belongs, unless something speaks against it."""
+    """Commit one offset, or return the error code."""
     metadata = row.metadata or ""
     if code is ErrorCode.NONE and state.partition(tp) is None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -115,7 +115,7 @@ def offset_commit(state: ClusterState, request: Request) -> Answer:
 
 
 def offset_fetch(state: ClusterState, request: Request) -> Answer:
-    """What a group has committed; with `require_stable`, what a transaction is about to commit is not told."""
+    """The committed offsets of a group. With `require_stable`, an offset of an open transaction makes an error."""
     body = request.body
     code = _group_error(state, request)
     if code is not ErrorCode.NONE:
@@ -166,7 +166,7 @@ def list_groups(state: ClusterState, request: Request) -> Answer:
 
 
 def describe_groups(state: ClusterState, request: Request) -> Answer:
-    """State and members; a group that does not exist is Dead."""
+    """State and members of groups. A group that does not exist is Dead."""
     return Message(groups=[_description(state, request, group_id) for group_id in request.body.groups])
 
 

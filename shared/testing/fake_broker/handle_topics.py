@@ -1,4 +1,4 @@
-"""Metadata, and what administration asks about topics and their configs."""
+"""Metadata, and the admin client's requests about topics and their configs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AUTO_CREATE_ASKED_SINCE = 4
 
 
 def metadata(state: ClusterState, request: Request) -> Answer:
-    """The nodes that are alive, and the topics asked for (all of them where none is named)."""
+    """The running nodes, and the requested topics (all topics if the request names none)."""
     asked = request.body.topics
     if asked is None or (not asked and request.version < ALL_TOPICS_WHEN_EMPTY_BEFORE):
         topics = [_described(topic) for topic in state.topics.values()]
@@ -80,7 +80,7 @@ Refusal = tuple[ErrorCode, str]
 
 
 def create_topics(state: ClusterState, request: Request) -> Answer:
-    """Make each topic that can be made."""
+    """Create each valid topic."""
     if request.node != state.controller:
         rows = [Message(name=row.name, error_code=ErrorCode.NOT_CONTROLLER) for row in request.body.topics]
         return Message(topics=rows)
@@ -133,7 +133,7 @@ def _refused(state: ClusterState, row: Message) -> Refusal | None:
 
 
 def delete_topics(state: ClusterState, request: Request) -> Answer:
-    """Delete each topic that there is."""
+    """Delete each existing topic."""
 
     def delete(name: str) -> ErrorCode:
         if request.node != state.controller:
@@ -147,7 +147,7 @@ def delete_topics(state: ClusterState, request: Request) -> Answer:
 
 
 def create_partitions(state: ClusterState, request: Request) -> Answer:
-    """Give topics more partitions."""
+    """Add partitions to topics."""
 
     def grow(row: Message) -> Refusal:
         topic = state.topics.get(row.name)
@@ -172,13 +172,13 @@ def _results(request: Request, act: Callable[[Message], Refusal]) -> list[Messag
 
 
 def describe_configs(state: ClusterState, request: Request) -> Answer:
-    """Every config of a topic in force; brokers show none of theirs."""
+    """Every config of a topic, with its value in force. Brokers return none of their configs."""
     told = request.body.include_synonyms
     return Message(resources=[_configs(state, row, synonyms=told) for row in request.body.resources])
 
 
 def _configs(state: ClusterState, row: Message, *, synonyms: bool) -> Message:
-    """Of synonyms it has the topic's own alone: Kafka has the broker's as well, under other names."""
+    """Synonyms contain only the topic's own config: Kafka adds the broker's as well, under other names."""
     found = Message(
         error_code=ErrorCode.NONE, resource_type=row.resource_type, resource_name=row.resource_name, configs=[]
     )

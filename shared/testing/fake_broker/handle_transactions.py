@@ -1,4 +1,4 @@
-"""InitProducerId and the transaction APIs: what a transaction's coordinator answers."""
+"""InitProducerId and the transaction APIs: the responses of a transaction's coordinator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.shared.testing.fake_broker.transactions import Transaction
 
 OPERATION_NOT_ATTEMPTED = 55
 FENCED_SAID_SINCE = {Api.INIT_PRODUCER_ID: 4, Api.ADD_PARTITIONS_TO_TXN: 2, Api.ADD_OFFSETS_TO_TXN: 2, Api.END_TXN: 2}
-"""From this version on, a fenced producer is told PRODUCER_FENCED, before it INVALID_PRODUCER_EPOCH."""
+"""From this version on, a fenced producer receives PRODUCER_FENCED, before that INVALID_PRODUCER_EPOCH."""
 
 
 def _said(request: Request, code: ErrorCode) -> ErrorCode:
@@ -51,7 +51,7 @@ def _transaction(state: ClusterState, request: Request) -> Transaction | ErrorCo
 
 
 def add_partitions_to_txn(state: ClusterState, request: Request) -> Answer:
-    """Put partitions into the transaction: all of them or none."""
+    """Add partitions to the transaction: all of them or none."""
     known = _transaction(state, request)
     asked = [TopicPartition(topic.name, number) for topic, number in request.rows()]
     unknown = {tp for tp in asked if state.partition(tp) is None}
@@ -83,7 +83,7 @@ def _codes(request: Request, code_of: Callable[[TopicPartition], int]) -> list[M
 
 
 def add_offsets_to_txn(state: ClusterState, request: Request) -> Answer:
-    """Put a group's offsets into the transaction."""
+    """Add a group's offsets to the transaction."""
     known = _transaction(state, request)
     if isinstance(known, ErrorCode):
         return Message(error_code=known)
@@ -92,7 +92,7 @@ def add_offsets_to_txn(state: ClusterState, request: Request) -> Answer:
 
 
 def end_txn(state: ClusterState, request: Request) -> Answer:
-    """Commit or abort."""
+    """Commit or abort the transaction."""
     known = _transaction(state, request)
     if isinstance(known, ErrorCode):
         return Message(error_code=known)
@@ -100,7 +100,7 @@ def end_txn(state: ClusterState, request: Request) -> Answer:
 
 
 def txn_offset_commit(state: ClusterState, request: Request) -> Answer:
-    """Have offsets committed with the transaction; a member of an older generation is refused."""
+    """Commit offsets with the transaction. A member of an older generation gets an error."""
     body = request.body
     code = state.coordinator_error(request.node, body.group_id)
     known = state.transactions.check(body.transactional_id, body.producer_id, body.producer_epoch)

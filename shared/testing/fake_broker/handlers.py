@@ -1,4 +1,4 @@
-"""Which function answers which API. SASL's two are the connection's own: see `server`."""
+"""The handler function of each API. The connection itself handles the two APIs of SASL: see `server`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler = Callable[[ClusterState, Request], Answer]
 
 
 def api_versions(_: ClusterState, request: Request) -> Answer:
-    """What is spoken; a client that names itself must do so in words."""
+    """The supported APIs. A client that names itself must use a valid name."""
     named = (request.body.client_software_name, request.body.client_software_version)
     if request.version >= SOFTWARE_NAMED_SINCE and not all(map(_SOFTWARE.fullmatch, named)):
         return Message(error_code=ErrorCode.INVALID_REQUEST)
@@ -25,7 +25,7 @@ def api_versions(_: ClusterState, request: Request) -> Answer:
 
 
 def versions_spoken(code: ErrorCode) -> Message:
-    """The APIs and their versions, as an answer with this code."""
+    """The APIs and their versions, as a response with this error code."""
     rows = [
         Message(api_key=int(one.api), min_version=one.min_version, max_version=one.max_version)
         for one in SPOKEN.values()

@@ -1,8 +1,8 @@
-"""One partition's log: batches in order of offset, and what of them a reader may see.
+"""One partition's log: batches in order of offset, and the part of them that a reader may see.
 
-The high watermark is the log's end: a batch is on all replicas as soon as it is appended. The last stable offset is
-where the first open transaction begins; `read_committed` reads up to there and is told which transactions in what it
-reads were aborted.
+The high watermark is the log's end: a batch is on all replicas as soon as it is appended. The last stable offset is the
+first offset of the first open transaction. `read_committed` reads up to there, and the response lists the aborted
+transactions in the returned range.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 
 class AbortedTransaction(NamedTuple):
-    """A transaction that was aborted: its producer, its first offset, and its marker's."""
+    """An aborted transaction: its producer, its first offset, and the offset of its marker."""
 
     producer_id: int
     first_offset: int
@@ -25,7 +25,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class TimedOffset(NamedTuple):
-    """A record found by time; -1 and -1 where there is none."""
+    """A record found by time; -1 and -1 if there is none."""
 
     offset: int
     timestamp: int
@@ -40,7 +40,7 @@ class EpochEnd(NamedTuple):
 
 @dataclass
 class Fetched:
-    """What a fetch found: the bytes of whole batches, and the transactions in their range that were aborted."""
+    """The result of a fetch: the bytes of whole batches, and the aborted transactions in their range."""
 
     code: ErrorCode
     data: bytes = b""
@@ -72,13 +72,13 @@ class PartitionLog:
         return max(self.start_offset, min(self._open.values(), default=self.end_offset))
 
     def in_transaction(self, producer_id: int) -> bool:
-        """Whether a producer has written here in a transaction that has not ended."""
+        """Whether a producer has an open transaction with records in this partition."""
         return producer_id in self._open
 
     def append(self, batch: Batch, leader_epoch: int, append_time_ms: int = -1) -> Appended | ErrorCode:
-        """Append a batch, with `append_time_ms` under that time; gives where it is, or why it is refused.
+        """Append a batch, under LogAppendTime with `append_time_ms`. Returns its position, or the error code.
 
-        A batch that was appended before is where it was.
+        For a batch that was appended before, the earlier position is returned.
         """
         if batch.producer_id >= 0:
             verdict = self.producers.check(batch)
@@ -112,7 +112,7 @@ class PartitionLog:
         return batch
 
     def fetch(self, offset: int, max_bytes: int, *, committed: bool, at_least_one: bool = True) -> Fetched:
-        """Whole batches from the one that holds `offset`, as many as `max_bytes` allow, but one at least."""
+        """Whole batches from the one that holds `offset`, up to `max_bytes`, but at least one."""
         if not self.start_offset <= offset <= self.end_offset:
             return Fetched(ErrorCode.OFFSET_OUT_OF_RANGE)
         end = self.last_stable_offset if committed else self.end_offset
@@ -131,7 +131,7 @@ class PartitionLog:
         return Fetched(ErrorCode.NONE, b"".join(taken), aborted)
 
     def end_of_epoch(self, epoch: int, current: int) -> EpochEnd | None:
-        """The largest epoch up to this one that led here, and where it ended; None for one that is still to come."""
+        """The largest epoch up to this one that led here, and its end; None for an epoch that has not begun."""
         if epoch > current:
             return None
         if epoch == current:
@@ -142,10 +142,10 @@ class PartitionLog:
         return EpochEnd(earlier[-1].leader_epoch if earlier else epoch, end)
 
     def truncate(self, end: int) -> None:
-        """Lose the batches that hold records from an offset on.
+        """Remove the batches that hold records from an offset on.
 
-        What is known of producers and transactions is what the rest of the log says: a lost batch that is sent again is
-        appended anew, and a transaction whose marker is lost is open again.
+        The state of producers and transactions is rebuilt from the rest of the log. A lost batch that is sent again is
+        appended again, and a transaction whose marker is lost is open again.
         """
         kept = bisect_left(self._lasts, end)
         self.size_bytes -= sum(len(batch.data) for batch in self.batches[kept:])
@@ -164,7 +164,7 @@ class PartitionLog:
                     self._open.setdefault(batch.producer_id, batch.base_offset)
 
     def bytes_from(self, offset: int, wanted: int, *, committed: bool) -> int:
-        """How many bytes there are to fetch from `offset` on, counted until they are `wanted`."""
+        """The number of bytes from `offset` on; the count stops at `wanted`."""
         end = self.last_stable_offset if committed else self.end_offset
         found = 0
         for at in range(bisect_left(self._lasts, offset), bisect_left(self._lasts, end)):
@@ -174,7 +174,7 @@ class PartitionLog:
         return found
 
     def readable(self, *, committed: bool) -> list[Batch]:
-        """The batches with records, under `committed` without those of open and of aborted transactions."""
+        """The batches with records; with `committed`, without open and aborted transactions."""
         end = self.last_stable_offset if committed else self.end_offset
         aborted = self._aborted if committed else []
         return [
@@ -191,7 +191,7 @@ class PartitionLog:
         ]
 
     def offset_for_time(self, timestamp: int, *, committed: bool) -> TimedOffset:
-        """The first record at or after a time, in the order of the log."""
+        """The first record at or after a time, in log order."""
         end = self.last_stable_offset if committed else self.end_offset
         for batch in self.batches:
             if batch.max_timestamp >= timestamp and not batch.is_control and batch.last_offset >= self.start_offset:
@@ -216,7 +216,7 @@ class PartitionLog:
         return found
 
     def delete_records(self, before: int) -> None:
-        """Let the log start at an offset between its start and its end; what is known of producers stays known."""
+        """Move the log's start to an offset between its start and its end. The state of producers stays."""
         self.start_offset = max(self.start_offset, before)
         gone = bisect_right(self._lasts, self.start_offset - 1)
         self.size_bytes -= sum(len(batch.data) for batch in self.batches[:gone])
@@ -224,7 +224,7 @@ class PartitionLog:
         self._aborted = [one for one in self._aborted if one.last_offset >= self.start_offset]
 
     def retain(self, max_bytes: int) -> None:
-        """Delete the oldest batches as long as the log is larger than this, but nothing that is not stable."""
+        """Delete the oldest batches while the log is larger than `max_bytes`, but only below the last stable offset."""
         surplus, before = self.size_bytes - max_bytes, self.start_offset
         for batch in self.batches if surplus > 0 else ():
             if surplus <= 0 or batch.last_offset >= self.last_stable_offset:

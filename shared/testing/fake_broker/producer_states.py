@@ -1,8 +1,8 @@
-"""What a partition remembers of the idempotent producers that write to it, and what it makes of their next batch.
+"""A partition's state of its idempotent producers, and its decision on their next batch.
 
-A producer numbers its records; the partition takes the batch that follows the last one, answers one of the last five
-again as it did then, and refuses everything else. A newer epoch starts at zero, an older one is fenced. Of a producer
-it does not know (its records may be lost) a partition takes any number. An example, with batches of ten:
+A producer numbers its records. The partition appends the batch that follows the last one. For one of the last five
+batches it repeats its earlier answer. It rejects everything else. A newer epoch starts at zero, an older one is fenced.
+From an unknown producer (its records may be lost) a partition accepts any number. An example, with batches of ten:
 
     sequence 0 -> appended;  10 -> appended;  10 again -> the first one's offset;  30 -> OUT_OF_ORDER_SEQUENCE_NUMBER
 """
@@ -16,12 +16,12 @@ from penstock.shared.testing.fake_broker.batches import Batch, next_sequence
 from penstock.shared.testing.fake_broker.protocol import ErrorCode
 
 BATCHES_REMEMBERED = 5
-"""As many as a producer may have in flight."""
+"""The maximum number of batches that a producer may have in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A batch as it was taken."""
+    """A batch in its position."""
 
     base_sequence: int
     last_sequence: int
@@ -47,7 +47,7 @@ class ProducerStates:
         return f"ProducerStates({self._known})"
 
     def check(self, batch: Batch) -> Appended | ErrorCode:
-        """NONE where the batch may be appended, else the code it is refused with, or what it was appended as."""
+        """NONE if the batch may be appended, the position of an earlier append of it, or the error code."""
         known = self._known.get(batch.producer_id)
         if known is None:
             return ErrorCode.NONE
@@ -68,7 +68,7 @@ class ProducerStates:
         known.batches.append(Appended(batch.base_sequence, batch.last_sequence, *at))
 
     def fenced(self, producer_id: int, epoch: int) -> None:
-        """Remember an epoch that a transaction's marker brought."""
+        """Remember the epoch of a transaction's marker."""
         self._of(producer_id, epoch)
 
     def _of(self, producer_id: int, epoch: int) -> ProducerState:

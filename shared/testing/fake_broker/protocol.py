@@ -1,8 +1,8 @@
-"""Which APIs and versions the fake broker speaks, how a request is framed, and Kafka's error codes.
+"""The APIs and versions that the fake broker speaks, the frames of requests, and Kafka's error codes.
 
-A frame is a header and a body: the api's key, its version, a correlation id that the answer repeats, and the client's
-id. Headers of flexible versions end in tagged fields, except the answer to ApiVersions, which a client must be able to
-read before it knows what the broker speaks.
+A frame is a header and a body. The header is the API's key, its version, a correlation id that the response repeats,
+and the client's id. Headers of flexible versions end in tagged fields. The response to ApiVersions is the exception: a
+client must be able to read it before it knows the broker's versions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LENGTH = struct.Struct(">h")
 
 
 class Api(IntEnum):
-    """The APIs that are spoken, with Kafka's keys."""
+    """The supported APIs, with Kafka's keys."""
 
     PRODUCE = 0
     FETCH = 1
@@ -53,7 +53,7 @@ class Api(IntEnum):
 
 
 class ErrorCode(IntEnum):
-    """Kafka's error codes, as far as the fake broker gives them or a test may want to."""
+    """Kafka's error codes that the fake broker returns, or that a test may need."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -177,7 +177,7 @@ SPOKEN: dict[int, Spoken] = {
 
 @dataclass(frozen=True)
 class Header:
-    """The head of a request, and where its body starts."""
+    """The header of a request, and the position of its body."""
 
     api_key: int
     version: int
@@ -187,13 +187,13 @@ class Header:
 
     @property
     def spoken(self) -> Spoken | None:
-        """The API, None where it or the version is not spoken."""
+        """The API; None if it or the version is not supported."""
         spoken = SPOKEN.get(self.api_key)
         return spoken if spoken is not None and spoken.min_version <= self.version <= spoken.max_version else None
 
 
 def decode_header(frame: bytes) -> Header:
-    """The header of a request; MalformedMessage where there is none."""
+    """The header of a request. Raises MalformedMessage if it is invalid."""
     try:
         key, version, correlation_id = _HEADER.unpack_from(frame)
         length = _LENGTH.unpack_from(frame, 8)[0]
@@ -212,7 +212,7 @@ def decode_header(frame: bytes) -> Header:
 
 
 def encode_response(spoken: Spoken, version: int, correlation_id: int, body: Message) -> bytes:
-    """The frame that answers a request, without the length in front."""
+    """The frame of a response, without the length in front."""
     tags = b"\0" if spoken.is_flexible(version) and spoken.api is not Api.API_VERSIONS else b""
     return _CORRELATION.pack(correlation_id) + tags + spoken.response.encode(body, version)
 
@@ -224,7 +224,7 @@ def encode_request(spoken: Spoken, version: int, correlation_id: int, client_id:
 
 
 def decode_response(spoken: Spoken, version: int, frame: bytes) -> tuple[int, Message, int]:
-    """An answer's correlation id, its body and the position after it."""
+    """A response's correlation id, its body and the position after it."""
     at = 5 if spoken.is_flexible(version) and spoken.api is not Api.API_VERSIONS else 4
     body, end = spoken.response.decode(frame, version, at)
     return _CORRELATION.unpack_from(frame)[0], body, end

@@ -1,8 +1,8 @@
 """The messages that clients exchange with brokers about data, metadata and connections.
 
-Topics are `topics` with a `name`, partitions `partitions` with a `partition`, errors `error_code`, in every message:
-where Kafka's own definitions use several words for one thing, these use one, so that a fault can be put into any answer
-in the same way. Versions start where Kafka 4 starts.
+In every message, topics are `topics` with a `name`, partitions are `partitions` with a `partition`, and errors are
+`error_code`. Kafka's own definitions use several names for one concept. One name lets a fault be put into any response
+in the same way. Versions start at Kafka 4's oldest.
 """
 
 from __future__ import annotations

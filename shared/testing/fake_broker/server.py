@@ -1,6 +1,6 @@
 """One node's port: frames in, frames out, one request of a connection at a time.
 
-Requests of a connection are worked off in their order, as Kafka does: one that waits holds up those behind it.
+Requests of a connection are processed in order, as Kafka does it: a request that waits blocks the requests behind it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FRAME_BYTES_MAX = 100 * 1024 * 1024
 """Kafka's `socket.request.max.bytes`: a longer request closes the connection."""
 
 READ_AHEAD_BYTES = 4 * 1024 * 1024
-"""How much of a connection is buffered before the sender has to wait."""
+"""Buffered bytes of a connection at which the sender has to wait."""
 
 SASL_MECHANISMS = ["PLAIN"]
 BEFORE_SASL = (Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE)
@@ -42,11 +42,11 @@ _SIZE = struct.Struct(">i")
 
 
 class Silence(Exception):
-    """The connection is to be kept, and never answered again."""
+    """Keep the connection open, but never answer again."""
 
 
 class HangUp(Exception):
-    """The connection is to be closed."""
+    """Close the connection."""
 
 
 class NodeServer:
@@ -62,9 +62,13 @@ class NodeServer:
         users: Mapping[str, str] | None,
         ssl_context: ssl.SSLContext | None,
     ) -> None:
-        self.node, self._state, self._controls, self._clock = node, state, controls, clock
+        self.node = node
+        self._state = state
+        self._controls = controls
+        self._clock = clock
         self._after = after
-        self._users, self._ssl_context = users, ssl_context
+        self._users = users
+        self._ssl_context = ssl_context
         self._server: asyncio.Server | None = None
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._running = asyncio.Event()
@@ -75,7 +79,7 @@ class NodeServer:
         return f"<node {self.node.node_id} at {self.node.host}:{self.node.port}, {word}>"
 
     async def start(self) -> None:
-        """Listen; on the port it had before, where there was one."""
+        """Listen, after a stop on the same port."""
         self._server = await asyncio.start_server(
             self._serve, self.node.host, self.node.port, limit=READ_AHEAD_BYTES, ssl=self._ssl_context
         )
@@ -90,21 +94,21 @@ class NodeServer:
             await server.wait_closed()
 
     async def close_connections(self) -> None:
-        """Close every connection; clients may connect again."""
+        """Close every connection. Clients may connect again."""
         for writer in self._connections.values():
             writer.transport.abort()
-        # A hook that asks for this runs in the task of its own connection, which ends when the hook has returned.
+        # A hook that calls this runs in the task of its own connection, which ends when the hook has returned.
         tasks = [task for task in self._connections if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def pause(self) -> None:
-        """Accept connections and requests, and answer none."""
+        """Accept connections and requests, but answer none."""
         self._running.clear()
 
     def resume(self) -> None:
-        """Work off what has come meanwhile."""
+        """Answer the requests that have arrived meanwhile."""
         self._running.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,34 +120,32 @@ class NodeServer:
         except (asyncio.IncompleteReadError, ConnectionError, HangUp, MalformedMessage):
             pass
         except asyncio.CancelledError:
-            pass  # by close_connections alone; asyncio's streams would report it as an error
-        except (
-            Exception
-        ) as e:  # a hook of the test's, or a fault of the broker's: the cluster raises it when it is closed
+            pass  # cancelled only by close_connections; asyncio's streams would report it as an error
+        except Exception as e:  # an error of a test's hook or of the broker: the cluster raises it when it is closed
             self._after(e)
         finally:
             del self._connections[task]
             writer.close()
 
     async def running(self) -> None:
-        """Until the node is not paused."""
+        """Wait until the node is not paused."""
         await self._running.wait()
 
     async def decide(self, request: Request) -> Action | None:
-        """What the hooks want done with a request."""
+        """The action of the hooks for a request; None if no hook acts."""
         for control in tuple(self._controls):
             if not control.is_for(request):
                 continue
             action = control.hook(request)
             if isawaitable(action):
                 action = await action
-            if action is not None and control.is_on:  # not for a second request while a first one was being decided
+            if action is not None and control.is_on:  # a concurrent request may have used up the hook meanwhile
                 control.count()
                 return action
         return None
 
     async def answer(self, request: Request, action: Action | None) -> Message | None:
-        """The answer to a request, with what a hook wants; None where the client expects none."""
+        """The response to a request after a hook's action; None if the client expects none."""
         while isinstance(action, Delay):
             await asyncio.sleep(action.ms / 1000)
             action = action.then
@@ -185,7 +187,7 @@ class NodeServer:
         return answer
 
     def request(self, header: Header, body: Message, client_host: str) -> Request:
-        """A request as handlers and hooks see it."""
+        """A request in the form for handlers and hooks."""
         return Request(
             Api(header.api_key),
             header.version,
@@ -197,7 +199,7 @@ class NodeServer:
         )
 
     def sasl_error(self, auth_bytes: bytes) -> ErrorCode:
-        """NONE where PLAIN's bytes name a user with the right password."""
+        """NONE if PLAIN's bytes contain a user's name and the right password."""
         parts = auth_bytes.decode(errors="replace").split("\0")
         if len(parts) == 3 and (self._users or {}).get(parts[1]) == parts[2]:
             return ErrorCode.NONE
@@ -212,12 +214,14 @@ class _Connection:
     """One client's connection."""
 
     def __init__(self, server: NodeServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._server, self._reader, self._writer = server, reader, writer
+        self._server = server
+        self._reader = reader
+        self._writer = writer
         self._is_known = not server.wants_sasl
         self._client_host = f"/{writer.get_extra_info('peername')[0]}"
 
     async def run(self) -> None:
-        """Answer requests until the client goes."""
+        """Answer requests until the client disconnects."""
         while True:
             size = _SIZE.unpack(await self._reader.readexactly(_SIZE.size))[0]
             if not 0 < size <= FRAME_BYTES_MAX:

@@ -1,7 +1,7 @@
-"""Answers that are not there yet, and things that are to happen later, without an event loop.
+"""Answers that are not yet available, and timers, without an event loop.
 
-A handler gives a `Later` instead of an answer where a broker waits: for data, for a group's other members. Whoever
-serves the connection adds what is to be done once it is there. Time passes where `Timers.run` is told so.
+A handler returns a `Later` instead of an answer if a broker would wait: for data, or for a group's other members. The
+connection adds a callback for the answer. Time passes only by calls of `Timers.run`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Later:
-    """An answer to come; it is given once, what comes after that is ignored."""
+    """A future answer. Only the first `resolve` counts."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -24,7 +24,7 @@ class Later:
         return f"Later({self.value!r})" if self.is_done else "Later()"
 
     def resolve(self, value: Any) -> None:
-        """Give the answer."""
+        """Set the answer."""
         if not self.is_done:
             self.is_done, self.value = True, value
             then, self._then = self._then, []
@@ -32,7 +32,7 @@ class Later:
                 call(value)
 
     def then(self, call: Callable[[Any], None]) -> None:
-        """Call with the answer, at once where it is there."""
+        """Call `call` with the answer, at once if it is available."""
         if self.is_done:
             call(self.value)
         else:
@@ -40,7 +40,7 @@ class Later:
 
 
 class Timer:
-    """Something that is to happen, unless it is cancelled."""
+    """A scheduled call, unless it is cancelled."""
 
     __slots__ = ("call", "due_ms")
 
@@ -53,27 +53,27 @@ class Timer:
 
 
 class Timers:
-    """What is to happen when, by due time."""
+    """Scheduled calls, by due time."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Timer]] = []
         self._count = itertools.count()
 
     def at(self, due_ms: int, call: Callable[[int], None]) -> Timer:
-        """Have `call(now_ms)` called once that time has come."""
+        """Schedule `call(now_ms)` for `due_ms`."""
         timer = Timer(due_ms, call)
         heapq.heappush(self._heap, (due_ms, next(self._count), timer))
         return timer
 
     @property
     def next_ms(self) -> int | None:
-        """When the next thing is due, None where nothing is."""
+        """The time of the next call; None if there is none."""
         while self._heap and self._heap[0][2].call is None:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def run(self, now_ms: int) -> None:
-        """Let everything happen that is due."""
+        """Make all calls that are due."""
         while (due_ms := self.next_ms) is not None and due_ms <= now_ms:
             timer = heapq.heappop(self._heap)[2]
             call, timer.call = timer.call, None

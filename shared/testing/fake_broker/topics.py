@@ -1,4 +1,4 @@
-"""Topics and partitions: who leads one, who else has it, and what its configs say."""
+"""Topics and partitions: leader, replicas, log and configs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
 
 @dataclass
 class Partition:
-    """One partition: its log is one and the same, whoever leads it."""
+    """One partition. All replicas share one log, so a new leader has the same records."""
 
     topic_partition: TopicPartition
     replicas: list[int]
@@ -28,18 +28,18 @@ class Partition:
     _waiting: set[Callable[[], None]] = field(default_factory=set)
 
     def lead(self, node: int) -> None:
-        """Have another leader (or none), under the next leader epoch."""
+        """Set another leader (or none), under the next leader epoch."""
         self.leader = node
         self.leader_epoch += 1
         self.changed()
 
     def changed(self) -> None:
-        """Tell the fetches that wait here."""
+        """Wake the fetches that wait for this partition."""
         for call in tuple(self._waiting):
             call()
 
     def watch(self, call: Callable[[], None]) -> None:
-        """Have `call` called at each change."""
+        """Call `call` at each change."""
         self._waiting.add(call)
 
     def unwatch(self, call: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class Partition:
 
 @dataclass
 class Topic:
-    """A topic; its id is another one after it was deleted and made again."""
+    """A topic. If it is deleted and created again it has another id."""
 
     name: str
     configs: dict[str, str]
@@ -56,7 +56,7 @@ class Topic:
     topic_id: uuid.UUID = field(default_factory=uuid.uuid4)
 
     def config(self, name: str) -> str:
-        """A config's value, the default's where it is not set."""
+        """A config's value, or its default if it is not set."""
         return self.configs.get(name, TOPIC_CONFIGS[name])
 
     @property
@@ -64,7 +64,7 @@ class Topic:
         return self.name in INTERNAL_TOPICS
 
     def add_partitions(self, count: int, nodes: Sequence[int], alive: Sequence[int], replication_factor: int) -> None:
-        """Have `count` partitions, the leaders of the new ones spread over the nodes that are alive."""
+        """Grow to `count` partitions. The leaders of the new ones are spread over the running nodes."""
         for index in range(len(self.partitions), count):
             replicas = [nodes[(index + step) % len(nodes)] for step in range(replication_factor)]
             isr = [node for node in replicas if node in alive]
@@ -72,7 +72,7 @@ class Topic:
             self.partitions.append(Partition(TopicPartition(self.name, index), replicas, leader, isr))
 
     def assign(self, assignments: Mapping[int, Sequence[int]], alive: Sequence[int]) -> None:
-        """Have the partitions whose replicas are given."""
+        """Add partitions with the given replicas."""
         for index in sorted(assignments):
             replicas = list(assignments[index])
             isr = [node for node in replicas if node in alive]

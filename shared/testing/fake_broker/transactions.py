@@ -1,20 +1,20 @@
-"""Producer ids, and the transactions that coordinators keep.
+"""Producer ids, and the transactions of the coordinators.
 
-The life of a transaction, with what ends it:
+The states of a transaction, with the events that change them:
 
     Empty, CompleteCommit, CompleteAbort --add partitions or offsets--> Ongoing
     Ongoing --EndTxn--> PrepareCommit or PrepareAbort
     Ongoing --InitProducerId of another, or the timeout--> PrepareAbort, under the next epoch: the producer is fenced
     PrepareCommit --markers are written--> CompleteCommit, and PrepareAbort to CompleteAbort
 
-EndTxn is answered once the end is prepared. Writing the markers takes `completion_ms`, by default no time, so that
-nobody sees a Prepare state; for as long as it takes, whatever is asked about the transactional id is answered with
+EndTxn is answered once the end is prepared. Writing the markers takes `completion_ms`, by default no time, so that no
+request sees a Prepare state. While the markers are written, every request of the transactional id is answered with
 CONCURRENT_TRANSACTIONS.
 
-A producer that was fenced by the timeout alone may ask for that epoch, and go on (KIP-588); one that was fenced by
-another may not.
+A producer that was fenced only by the timeout may request the new epoch, and continue (KIP-588). A producer that was
+fenced by another producer may not.
 
-Asking again for the end that a transaction already had is answered as the first time.
+If a producer repeats EndTxn with the same result, it gets the same answer as the first time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_PRODUCER = (-1, -1)
 
 
 class TransactionState(StrEnum):
-    """Kafka's words."""
+    """Transaction states, with Kafka's names."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -50,18 +50,18 @@ END: dict[tuple[TransactionState, bool], TransactionState] = {
     (TransactionState.COMPLETE_COMMIT, True): TransactionState.COMPLETE_COMMIT,
     (TransactionState.COMPLETE_ABORT, False): TransactionState.COMPLETE_ABORT,
 }
-"""State and whether to commit, to the state after EndTxn; what is not here is INVALID_TXN_STATE."""
+"""The state and whether to commit, mapped to the state after EndTxn. Missing pairs are INVALID_TXN_STATE."""
 
 PREPARED: dict[TransactionState, TransactionState] = {
     TransactionState.PREPARE_COMMIT: TransactionState.COMPLETE_COMMIT,
     TransactionState.PREPARE_ABORT: TransactionState.COMPLETE_ABORT,
 }
-"""What a prepared end becomes once its markers are written."""
+"""The state that follows a prepared end once its markers are written."""
 
 
 @dataclass
 class Transaction:
-    """One transactional id: its producer, and what is in its transaction."""
+    """One transactional id: its producer, and the content of its transaction."""
 
     transactional_id: str
     producer_id: int
@@ -75,7 +75,7 @@ class Transaction:
 
     @property
     def is_completing(self) -> bool:
-        """Whether its end is decided, and not yet written."""
+        """Whether its end is decided, but not yet written."""
         return self.state in PREPARED
 
 
@@ -90,7 +90,7 @@ class Transactions:
         partition: Callable[[TopicPartition], Partition | None],
         completion_ms: int = 0,
     ) -> None:
-        """`partition` looks one up; `completion_ms` is how long it takes to write a transaction's markers."""
+        """`partition` returns a partition or None. `completion_ms` is the time to write a transaction's markers."""
         self._configs = configs
         self._timers = timers
         self._groups = groups
@@ -104,17 +104,17 @@ class Transactions:
         return f"Transactions({list(self.known.values())})"
 
     def new_producer_id(self) -> int:
-        """A producer id that none had before."""
+        """A producer id that was never used before."""
         self._next_id += 1
         return self._next_id
 
     def init(
         self, transactional_id: str, timeout_ms: int, expected: tuple[int, int], now_ms: int
     ) -> tuple[int, int] | ErrorCode:
-        """The producer id and epoch of a transactional id from now on; whoever had an earlier epoch is fenced.
+        """The producer id and epoch of a transactional id from now on. Producers with an earlier epoch are fenced.
 
-        `expected` are the id and epoch of a producer that asks to go on after an error, else NO_PRODUCER. Where a
-        transaction is open it is aborted, and CONCURRENT_TRANSACTIONS has the producer ask again.
+        `expected` are the id and epoch of a producer that continues after an error, otherwise NO_PRODUCER. An open
+        transaction is aborted, and CONCURRENT_TRANSACTIONS makes the producer try again.
         """
         if not 0 < timeout_ms <= int(self._configs["transaction.max.timeout.ms"]):
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
@@ -129,7 +129,7 @@ class Transactions:
         if known.is_completing:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if expected != NO_PRODUCER and expected[1] == known.last_epoch >= 0:
-            return known.producer_id, known.producer_epoch  # the answer to the first try was lost
+            return known.producer_id, known.producer_epoch  # the response to the first try was lost
         if known.state is TransactionState.ONGOING:
             self._abort_fenced(known, now_ms)
             return ErrorCode.CONCURRENT_TRANSACTIONS
@@ -147,14 +147,14 @@ class Transactions:
         known.producer_epoch += 1
 
     def check(self, transactional_id: str, producer_id: int, epoch: int) -> Transaction | ErrorCode:
-        """The transaction of a producer that is not fenced."""
+        """The transaction of a producer that is not fenced, otherwise the error code."""
         known = self.known.get(transactional_id)
         if known is None or known.producer_id != producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
         return known if known.producer_epoch == epoch else ErrorCode.PRODUCER_FENCED
 
     def verify(self, producer_id: int, epoch: int, tp: TopicPartition) -> ErrorCode:
-        """NONE where the producer has a transaction open that the partition is in."""
+        """NONE if the producer has an open transaction that contains the partition."""
         known = self._by_producer.get(producer_id)
         if known is None:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -164,7 +164,7 @@ class Transactions:
         return ErrorCode.NONE if is_in else ErrorCode.INVALID_TXN_STATE
 
     def add(self, known: Transaction, now_ms: int, *, partitions: set[TopicPartition], groups: set[str]) -> ErrorCode:
-        """Put partitions and groups into the transaction, which begins with the first of them."""
+        """Add partitions and groups to the transaction. The first of them begins it."""
         if known.is_completing:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if known.state is not TransactionState.ONGOING:
@@ -175,7 +175,7 @@ class Transactions:
         return ErrorCode.NONE
 
     def end(self, known: Transaction, now_ms: int, *, committed: bool) -> ErrorCode:
-        """End the transaction; asked for again, the same end is fine."""
+        """End the transaction. A repeated request with the same result succeeds."""
         if known.is_completing and committed is (known.state is TransactionState.PREPARE_COMMIT):
             return ErrorCode.CONCURRENT_TRANSACTIONS
         target = END.get((known.state, committed))
@@ -193,7 +193,7 @@ class Transactions:
         return ErrorCode.NONE
 
     def _abort_fenced(self, known: Transaction, now_ms: int) -> None:
-        """Abort under the next epoch, so that the producer who had it open can do nothing but ask for that epoch."""
+        """Abort under the next epoch, so that the producer that had it open can only request that epoch."""
         known.last_epoch, known.producer_epoch = known.producer_epoch, known.producer_epoch + 1
         self.end(known, now_ms, committed=False)
 

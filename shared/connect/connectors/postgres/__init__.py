@@ -1,1 +1,1 @@
-"""Postgres, as a sink and as a source."""
+"""The Postgres sink and source."""

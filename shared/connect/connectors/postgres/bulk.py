@@ -1,8 +1,8 @@
-"""One reading of everything, a part of it at a time: a cursor that can outlive its transaction.
+"""Reads the result of one query in parts, through a cursor that can outlive its transaction.
 
-The transaction keeps one view of the table, and keeps Postgres from removing dead rows for as long as it is open. Where
-no part is asked for in `idle_ms` (the task is paused, or Kafka takes no records) it is committed: the cursor is WITH
-HOLD, so Postgres then sets the rest of its rows aside, in files of its own, and the reading goes on from them.
+While the transaction is open it keeps one view of the table, and Postgres cannot remove dead rows. If no part is
+requested for `idle_ms` (the task is paused, or Kafka accepts no records) the transaction is committed. The cursor is
+WITH HOLD: Postgres then stores the remaining rows in its own files, and reading continues from them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ log = get_logger(__name__)
 
 CURSOR = "penstock_bulk"
 HOLD_S = 3_600
-"""How long Postgres may take to set the rest aside: it writes all of it."""
+"""The time limit for Postgres to store the remaining rows, all of which it writes to disk."""
 
 
 class BulkRead:
-    """A reading under way on a connection of its own."""
+    """A read in progress, on its own connection."""
 
     def __init__(self, connection: Any, fetch: Any, idle_ms: int) -> None:
-        self._connection, self._fetch, self._idle_ms = connection, fetch, idle_ms
+        self._connection = connection
+        self._fetch = fetch
+        self._idle_ms = idle_ms
         self._holding: asyncio.Task[None] | None = None
         self._is_committing = self.is_held = False
 
@@ -33,7 +35,7 @@ class BulkRead:
 
     @classmethod
     async def begun(cls, connection: Any, statement: str, most: int, idle_ms: int) -> BulkRead:
-        """Begin, to read at most so many rows at a time."""
+        """Start a read of at most `most` rows at a time."""
         await connection.execute("BEGIN READ ONLY")
         await connection.execute(f"DECLARE {CURSOR} NO SCROLL CURSOR WITH HOLD FOR {statement}")
         return cls(connection, await connection.prepare(f"FETCH {most} FROM {CURSOR}"), idle_ms)
@@ -45,7 +47,7 @@ class BulkRead:
         return found
 
     async def rows(self) -> Sequence[Any]:
-        """The next rows, fewer than asked for at the end; what setting aside has raised meanwhile."""
+        """The next rows, fewer than requested at the end. Raises an error of a hold that has failed meanwhile."""
         await self._settle()
         found: Sequence[Any] = await self._fetch.fetch()
         if not self.is_held:
@@ -53,21 +55,21 @@ class BulkRead:
         return found
 
     async def end(self) -> None:
-        """Let go of the cursor."""
+        """Close the cursor."""
         await self._settle()
         await self._connection.execute(f"CLOSE {CURSOR}")
         if not self.is_held:
             await self._connection.execute("COMMIT")
 
     async def abandon(self) -> None:
-        """There will be no more of it: the connection is to be closed."""
+        """Stop reading. The connection must be closed afterwards."""
         holding, self._holding = self._holding, None
         if holding is not None:
             holding.cancel()
             await asyncio.gather(holding, return_exceptions=True)
 
     async def hold(self) -> None:
-        """Have Postgres set aside what was not read yet, and leave no transaction open."""
+        """Make Postgres store the unread rows, and leave no transaction open."""
         await self._connection.execute("COMMIT", timeout=HOLD_S)
         self.is_held = True
 
@@ -78,7 +80,7 @@ class BulkRead:
         log.info("the rest of a reading was set aside, since nothing asked for it", idle_ms=self._idle_ms)
 
     async def _settle(self) -> None:
-        """Have the transaction stay open; where it is being committed already, wait for that."""
+        """Keep the transaction open. If it is already being committed, wait for that."""
         holding, self._holding = self._holding, None
         if holding is None:
             return

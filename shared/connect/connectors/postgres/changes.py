@@ -1,10 +1,10 @@
-"""Records out of a table's changes, as `pgoutput` tells them, and how far they were read and stored.
+"""Makes records from a table's changes in the format of `pgoutput`, and tracks what was read and stored.
 
-A transaction's changes come together, transactions in the order in which they were committed. So a place is a
-transaction's final LSN and how many of its changes were read; what lies up to the place that was stored is passed over.
-A change that makes two records has its place with the second: nobody goes on between them.
+A transaction's changes arrive together, and transactions arrive in commit order. So a position is a transaction's final
+LSN and the number of its changes that were read. Changes up to the stored position are skipped. If a change makes two
+records, its position belongs to the second, since a restart must not continue between them.
 
-The slot may move up to where a reading ended once everything that was read before is stored:
+The slot may move to the end of a read once everything read before is stored:
 
 >>> progress = Progress(None)
 >>> progress.read = (100, 2)
@@ -51,11 +51,11 @@ log = get_logger(__name__)
 Place = tuple[int, int]
 Row = dict[str, Any]
 CREATED, UPDATED, DELETED = "c", "u", "d"
-"""The header `__op`, as Debezium has it."""
+"""The header `__op`, with Debezium's values."""
 
 
 def place_of(offset: Offset | None) -> Place:
-    """A place from an offset, (0, 0) where there is none; ConnectError."""
+    """The position of an offset; (0, 0) if there is none. Raises ConnectError if the offset is invalid."""
     if offset is None:
         return (0, 0)
     try:
@@ -65,7 +65,7 @@ def place_of(offset: Offset | None) -> Place:
 
 
 class Progress:
-    """How far a slot was read, how far that was stored, and up to where the slot may move."""
+    """The position up to which a slot was read, the stored position, and the LSN to which the slot may move."""
 
     def __init__(self, offset: Offset | None) -> None:
         self.read = self._stored = place_of(offset)
@@ -75,18 +75,18 @@ class Progress:
         return f"<Progress {lsn_text(self.read[0])} {self.read[1]}, {len(self._marks)} marks>"
 
     def mark(self, lsn: int) -> None:
-        """A reading has ended: there is nothing more to read up to there."""
+        """A read has ended: there is nothing more to read up to `lsn`."""
         if self._marks and self._marks[-1][0] == self.read:
             self._marks.pop()
         self._marks.append((self.read, lsn))
 
     def stored(self, offset: Offset | None) -> int | None:
-        """This offset is stored; where the slot may move to, None where it stays."""
+        """The offset is stored. Returns the LSN to which the slot may move, None if it stays."""
         self._stored = max(self._stored, place_of(offset))
         return self.settled()
 
     def settled(self) -> int | None:
-        """Where the slot may move to, once."""
+        """The LSN to which the slot may move; it is returned once."""
         found = None
         while self._marks and self._marks[0][0] <= self._stored:
             found = self._marks.popleft()[1]
@@ -95,7 +95,7 @@ class Progress:
 
 @dataclass
 class Incomplete:
-    """A row that an update told without its large values: they are to be read from the table."""
+    """A row of an update message without its large values, which must be read from the table."""
 
     relation: Relation
     names: list[str]
@@ -104,16 +104,17 @@ class Incomplete:
 
 
 class _Table:
-    """A table's columns as a record has them."""
+    """A table's columns and their schema."""
 
     def __init__(self, relation: Relation, name: str, values: Mapping[str, Any]) -> None:
-        self.relation, self.name = relation, name
+        self.relation = relation
+        self.name = name
         self._scale = values["numeric.scale"]
         attributes = [
             Attribute(column.name, TypeName(TYPE_NAMES.get(column.type_oid, "text"))) for column in relation.columns
         ]
         self.schema = schema_of(name, attributes, self._scale)
-        # With the whole row as its identity a table has every column for a key, that is, none.
+        # If the identity is the whole row, every column is in the key. The record then has no key.
         own = [] if relation.identity == "f" else [column.name for column in relation.columns if column.is_key]
         self.key_names = values["key.columns"] or own
         fields = [self.schema.field(key) for key in self.key_names]
@@ -122,7 +123,7 @@ class _Table:
         self.key_schema = Schema.struct(None, *(f for f in fields if f is not None)) if fields else None
 
     def row(self, texts: Values, instead: Values | None = None) -> Row:
-        """A row's values; `instead` has those that were not told. What is in neither is left out."""
+        """A row's values. `instead` replaces unchanged large values. Values missing in both are left out."""
         found = {}
         for at, (field, column) in enumerate(zip(self.schema.fields, self.relation.columns, strict=True)):
             text = texts[at]
@@ -135,7 +136,7 @@ class _Table:
         return found
 
     def value(self, name: str, text: str) -> Any:
-        """A column's value from its text."""
+        """A column's value, from its text."""
         field = self.schema.field(name)
         assert field is not None
         oid = next(column.type_oid for column in self.relation.columns if column.name == name)
@@ -145,11 +146,11 @@ class _Table:
             raise ConnectError(f"{self.name}.{name}: {e}") from None
 
     def whole(self, row: Row) -> Row:
-        """With null for every column that is not known."""
+        """The row with null for every unknown column."""
         return {field.name: row.get(field.name) for field in self.schema.fields}
 
     def old_key(self, row: Row) -> Row | None:
-        """The key of a row that was; ConnectError where it is not known."""
+        """The key of a row before its change. Raises ConnectError if it is unknown."""
         told = {column.name for column in self.relation.columns if column.is_key}
         if unknown := set(self.key_names) - told:
             raise ConnectError(
@@ -166,7 +167,9 @@ class Changes:
     """Reads the messages of one slot, in order."""
 
     def __init__(self, values: Mapping[str, Any], partition: Partition, progress: Progress) -> None:
-        self._values, self._partition, self._progress = values, partition, progress
+        self._values = values
+        self._partition = partition
+        self._progress = progress
         self._wanted = {name if "." in name else f"public.{name}": name for name in values["table.whitelist"]}
         self._tables: dict[int, _Table | None] = {}
         self._begun = Begin(0, 0, 0)
@@ -177,7 +180,7 @@ class Changes:
         return f"<Changes of {dict(self._partition)}, {self._progress!r}>"
 
     def records(self, data: bytes) -> list[SourceRecord]:
-        """What a message makes: of one change mostly one record, of others none. `incomplete` has what it lacks."""
+        """The records of a message: usually one for a change, else none. `incomplete` lists rows that lack values."""
         message = decode(data)
         if isinstance(message, Begin):
             self._begun, self._change = message, 0
@@ -204,7 +207,7 @@ class Changes:
         return _Table(relation, self._wanted.get(qualified, plain), self._values)
 
     def _made(self, table: _Table, message: Insert | Update | Delete) -> Iterator[tuple[str, Row | None, Row | None]]:
-        """Operation, key and value of each record."""
+        """The operation, key and value of each record."""
         if isinstance(message, Insert):
             row = table.row(message.new)
             yield CREATED, table.key(row), row
@@ -238,7 +241,7 @@ class Changes:
         self.incomplete.append(Incomplete(table.relation, list(missing), key, value))
 
     def completed(self, row: Incomplete, texts: Mapping[str, str | None]) -> None:
-        """Put what was read from the table into the row."""
+        """Add values that were read from the table to the row."""
         table = self._tables[row.relation.oid]
         assert table is not None
         for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""Postgres's columns as Connect's fields, and their values: as the driver has them, or from their texts."""
+"""Converts Postgres's columns to Connect's fields, and values from the driver or from text to Connect's values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.shared.connect.schema import (
 )
 
 DIGITS = Context(prec=150_000)
-"""As many as Postgres's numeric can have; Python's own 28 would refuse longer ones."""
+"""The maximum precision of Postgres's numeric. Python's default of 28 digits would fail for longer ones."""
 _TYPES = {
     "int2": SchemaType.INT16,
     "int4": SchemaType.INT32,
@@ -34,24 +34,24 @@ TYPE_NAMES = {
     16: "bool", 17: "bytea", 20: "int8", 21: "int2", 23: "int4", 700: "float4", 701: "float8",
     1082: "date", 1083: "time", 1114: "timestamp", 1184: "timestamptz", 1700: "numeric",
 }  # fmt: skip
-"""Of the types that are more than text, by their number, which is the same in every database."""
+"""The types that are not read as text, by OID, which is the same in every database."""
 
 
 class TypeName(NamedTuple):
-    """A type as the driver's attributes have it."""
+    """The type in one of the driver's attributes."""
 
     name: str
 
 
 class Attribute(NamedTuple):
-    """A column as the driver describes it, where it did not."""
+    """A column in the form of the driver's descriptions, for columns without one."""
 
     name: str
     type: TypeName
 
 
 def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
-    """A row's schema from its columns' types; what Connect has no type for is text."""
+    """A row's schema from its columns' types. A type that Connect lacks becomes text."""
     fields = []
     for attribute in attributes:
         kind = attribute.type.name
@@ -70,12 +70,12 @@ def schema_of(name: str, attributes: Sequence[Any], scale: int) -> Schema:
 
 
 def value_of(schema: Schema, value: Any, scale: int) -> Any:
-    """A column's value as its schema has it."""
+    """A column's value in the form of its schema."""
     if value is None:
         return None
     if isinstance(value, Decimal):
         if not value.is_finite():
-            return None  # Connect's Decimal knows no infinity
+            return None  # Connect's Decimal has no infinity
         return value.quantize(Decimal(1).scaleb(-scale), context=DIGITS)
     if isinstance(value, dt.datetime):
         return aware(value)
@@ -83,7 +83,7 @@ def value_of(schema: Schema, value: Any, scale: int) -> Any:
 
 
 def value_from(type_oid: int, text: str) -> Any:
-    """A column's value, as the driver has it, from its text in the styles that `TEXT_STYLES` sets.
+    """A column's value in the driver's form, from its text in the styles that `TEXT_STYLES` sets.
 
     >>> value_from(1184, "2024-01-01 12:00:00.25+00")
     datetime.datetime(2024, 1, 1, 12, 0, 0, 250000, tzinfo=datetime.timezone.utc)
@@ -101,7 +101,7 @@ TEXT_STYLES = "SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_
 
 
 def _endless(parse: Callable[[str], Any], kind: Any) -> Callable[[str], Any]:
-    """Times without an end are the last and the first that there are, as the driver has them."""
+    """Parses infinite times as the first and the last time of Python, as the driver does."""
     ends = {"infinity": kind.max, "-infinity": kind.min}
     return lambda text: ends[text] if text in ends else parse(text)
 

@@ -1,8 +1,8 @@
 """Logical decoding: a publication's changes through a replication slot, by SQL functions.
 
-The slot is where the source goes on, and keeps the log from there on. It moves only when what was read is stored. What
-is read comes from a copy of it, which is temporary and moves with every reading, so that nothing is decoded twice: it
-ends with the connection, and the next one is copied from the slot.
+The slot marks where the source continues, and makes Postgres keep the log from there on. It moves only when the records
+read before are stored. The reader reads from a temporary copy of the slot. The copy moves with every read, so nothing
+is decoded twice. It is dropped with the connection, and the next connection makes a new copy of the slot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 SLOT_NAME = re.compile("[a-z0-9_]{1,63}")
 CHANGES_MAX = 50_000
-"""About how many changes one reading has Postgres decode; its last transaction is whole."""
+"""The approximate number of changes that Postgres decodes in one read. The last transaction is complete."""
 
 
 class LogicalReader:
@@ -51,11 +51,11 @@ class LogicalReader:
 
     @staticmethod
     def partition_of(slot: str) -> dict[str, str]:
-        """The part of the source that a slot is."""
+        """The source partition of a slot."""
         return {"protocol": "1", "slot": slot}
 
     async def read(self, connection: Any) -> list[SourceRecord]:
-        """The next changes; `is_idle` where there are no more for now."""
+        """The next records. `is_idle` is set if there are no more for now."""
         if connection is not self._connection:
             self._reading = None
             await self._prepare(connection)
@@ -67,7 +67,7 @@ class LogicalReader:
         try:
             records = await self._read(connection, self._reading)
         except BaseException:
-            self._progress.read = before  # nobody has what was read: it is read again
+            self._progress.read = before  # the records were not returned, so they are read again
             raise
         self.is_idle = self._reading is None and not self._gave
         return records
@@ -85,9 +85,9 @@ class LogicalReader:
         return records
 
     async def move_slot(self, connection: Any) -> None:
-        """Have the slot where everything before is stored, where that is further on than it is."""
+        """Move the slot to the position up to which everything is stored, if that is ahead of the slot."""
         if (target := self._move_to) is not None:
-            # A slot that has been moved further by hand stays there.
+            # A slot that was moved further by hand stays there.
             await connection.execute(
                 "SELECT pg_replication_slot_advance(slot_name, $2::text::pg_lsn) FROM pg_replication_slots "
                 "WHERE slot_name = $1 AND confirmed_flush_lsn < $2::text::pg_lsn",
@@ -96,7 +96,7 @@ class LogicalReader:
             self._move_to = None
 
     def stored(self, offset: Offset | None) -> None:
-        """This offset is stored."""
+        """Note that this offset is stored."""
         self._settle(self._progress.stored(offset))
 
     def _settle(self, target: int | None) -> None:
@@ -122,7 +122,7 @@ class LogicalReader:
         self._settle(self._progress.settled())
 
     async def _complete(self, connection: Any, row: Incomplete) -> None:
-        """Read the large values that an update left out, as they are now; of a row that is gone there are none."""
+        """Read the current large values that an update left out. If the row no longer exists they stay null."""
         if not row.key:
             return
         oids = [oid for oid, _ in row.key.values()]
@@ -186,7 +186,7 @@ class LogicalReader:
                 )
 
     async def _check_identity(self, connection: Any, table: str) -> None:
-        """Of a table that is published Postgres refuses every update and delete where it cannot tell its rows apart."""
+        """Check that a published table has a replica identity; without one Postgres rejects its updates and deletes."""
         named = table if "." in table else f"public.{table}"
         found = await connection.fetchrow(
             "SELECT relreplident = 'd' AS by_key, relreplident = 'n' AS nothing, EXISTS (SELECT 1 FROM pg_index "
@@ -234,7 +234,7 @@ class LogicalReader:
         log.info("made a replication slot", slot=self._slot)
 
     async def _create(self, connection: Any, statement: str, said: str) -> None:
-        """Run it; ConnectError with the statement where Postgres refuses it."""
+        """Execute a statement. Raises ConnectError with the statement if Postgres rejects it."""
         pg = driver().exceptions
         try:
             await connection.execute(statement)

@@ -1,11 +1,11 @@
-"""A sink's offsets in the database it writes to: one row a partition, changed with the rows it stands for.
+"""A sink's offsets in the target database: one row a partition, updated in the same transaction as the data.
 
-A transaction locks its partitions' rows and compares: where one says something else than this task left, another task
-has the partition by now. So a task that lost its place without knowing it can change nothing.
+A transaction locks its partitions' rows and compares their offsets with the task's. If they differ, another task owns
+the partition now. So a task that lost a partition without noticing cannot change anything.
 
-What was written is left out when it comes again. But a task begins where the table says, and once a batch is through,
-nothing before its end comes again: a record from below is of another log, that of a topic that was deleted and made
-anew, and says so instead of being left out.
+Records that are already written are skipped when they are delivered again. But a task starts at the table's offset, and
+once a batch is complete no earlier record is delivered again. A record with a lower offset then comes from a topic that
+was deleted and created again. It raises an error instead of being skipped.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from penstock.shared.connect.errors import ConnectError
 from penstock.shared.connect.record import SinkRecord
 
 NONE = -1
-"""The offset of a partition that nothing was written of."""
+"""The offset of a partition without written records."""
 
 
 class OffsetTable:
     """The offsets of one connector."""
 
     def __init__(self, table: str, connector: str) -> None:
-        self._table, self._connector = quoted(table), connector
+        self._table = quoted(table)
+        self._connector = connector
         self._known: dict[TopicPartition, int] = {}
         self._written: dict[TopicPartition, int] = {}
         self._begun: dict[TopicPartition, int] = {}
@@ -36,7 +37,7 @@ class OffsetTable:
         return f"<OffsetTable of {self._connector}, {len(self._known)} partitions>"
 
     async def open(self, connection: Any, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Have a row for each partition; gives where to read on, for those that something was written of."""
+        """Create a row for each partition. Returns the next offset of the partitions that have written records."""
         await change_schema(
             connection,
             f"CREATE TABLE IF NOT EXISTS {self._table} (connector text, topic text, kafka_partition integer, "
@@ -68,9 +69,9 @@ class OffsetTable:
         return NONE if row is None else int(row["next_offset"])
 
     async def advance(self, connection: Any, records: list[SinkRecord]) -> list[SinkRecord]:
-        """Within a transaction: move on behind these; gives those that were not written before.
+        """Within a transaction: advance the offsets past these records. Returns those that were not written before.
 
-        Raises ConnectError where another task has moved one of the partitions, or a topic was made anew.
+        Raises ConnectError if another task has changed one of the partitions, or if a topic was created again.
         """
         ends: dict[TopicPartition, int] = {}
         for record in records:
@@ -80,7 +81,7 @@ class OffsetTable:
             if offset < self._begun.get(tp, NONE):
                 raise ConnectError(
                     f"{tp} is read from offset {offset}, and the database has it up to {self._begun[tp]}: was the "
-                    "topic deleted and made anew? Reset the connector's offsets to have its records written"
+                    "topic deleted and created again? Reset the connector's offsets to have its records written"
                 )
         for tp in sorted(ends):
             found = await self._read(connection, tp, "FOR UPDATE")
@@ -100,16 +101,16 @@ class OffsetTable:
         ]
 
     def committed(self) -> None:
-        """The transaction that `advance` was part of is committed."""
+        """Note that the transaction of `advance` is committed."""
         self._known.update(self._written)
         self._written = {}
 
     def settled(self) -> None:
-        """What was delivered is written, and is not delivered again."""
+        """Note that all delivered records are written and are not delivered again."""
         self._begun.update(self._known)
 
     async def alter(self, connection: Any, offsets: Mapping[TopicPartition, int | None]) -> None:
-        """Set offsets by hand; None: nothing was written."""
+        """Set offsets by hand. None means that nothing was written."""
         await self.open(connection, offsets)
         for tp, offset in offsets.items():
             await connection.execute(

@@ -1,4 +1,4 @@
-"""What Postgres's plugin `pgoutput` writes, protocol version 1: bytes to messages.
+"""Decodes the messages of Postgres's plugin `pgoutput`, protocol version 1.
 
 One message is one row of `pg_logical_slot_get_binary_changes`. Numbers are big-endian, names end in a zero byte, and a
 column's value is its text. The formats are those of Postgres's documentation, "Logical Replication Message Formats".
@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from penstock.shared.connect.errors import DataError
 
 EPOCH_MS = 946_684_800_000
-"""2000-01-01, from which Postgres counts, in ms since 1970."""
+"""2000-01-01, the start of Postgres's timestamps, in ms since 1970."""
 
 
 class Unchanged:
-    """A large value that an update did not touch: it is not in the log."""
+    """A large value that an update did not change, so the log does not contain it."""
 
     def __repr__(self) -> str:
         return "UNCHANGED"
@@ -31,7 +31,7 @@ Values = tuple[str | Unchanged | None, ...]
 
 
 class Begin(NamedTuple):
-    """A transaction begins; its changes follow, and no others before its Commit."""
+    """A transaction begins. Its changes follow, and no others before its Commit."""
 
     final_lsn: int
     committed_us: int
@@ -39,12 +39,12 @@ class Begin(NamedTuple):
 
     @property
     def committed_ms(self) -> int:
-        """When it was committed, in ms since 1970."""
+        """The commit time, in ms since 1970."""
         return EPOCH_MS + self.committed_us // 1000
 
 
 class Commit(NamedTuple):
-    """The transaction is over; the log goes on at `end_lsn`."""
+    """The transaction is complete. The log continues at `end_lsn`."""
 
     commit_lsn: int
     end_lsn: int
@@ -52,7 +52,7 @@ class Commit(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column; `is_key`: of the replica identity."""
+    """A column. `is_key` is true if it is part of the replica identity."""
 
     name: str
     is_key: bool
@@ -60,7 +60,7 @@ class Column(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """A table as it is for the changes that follow."""
+    """A table's definition for the changes that follow."""
 
     oid: int
     namespace: str
@@ -77,7 +77,7 @@ class Insert(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A changed row; `old` is None, or what it was: all of it where `is_whole`, else its key."""
+    """A changed row. `old` is None, or the row before: all of it if `is_whole`, otherwise its key."""
 
     oid: int
     old: Values | None
@@ -86,7 +86,7 @@ class Update(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """A row that is gone; `old` is all of it where `is_whole`, else its key."""
+    """A deleted row. `old` is all of it if `is_whole`, otherwise its key."""
 
     oid: int
     old: Values
@@ -94,13 +94,13 @@ class Delete(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Tables that were emptied."""
+    """Tables that were truncated."""
 
     oids: tuple[int, ...]
 
 
 class Other(NamedTuple):
-    """Of no concern: an origin, a type, a message of an application's."""
+    """A message that is ignored: an origin, a type, or an application's message."""
 
     kind: str
 
@@ -109,7 +109,7 @@ Message = Begin | Commit | Relation | Insert | Update | Delete | Truncate | Othe
 
 
 def lsn_of(text: str) -> int:
-    """A place in the log as a number; DataError.
+    """A position in the log as a number. Raises DataError for invalid text.
 
     >>> lsn_of("1/2A")
     4294967338
@@ -122,7 +122,7 @@ def lsn_of(text: str) -> int:
 
 
 def lsn_text(lsn: int) -> str:
-    """A place in the log as Postgres writes it.
+    """A position in the log as Postgres writes it.
 
     >>> lsn_text(4294967338)
     '1/2A'
@@ -131,7 +131,7 @@ def lsn_text(lsn: int) -> str:
 
 
 def decode(data: bytes) -> Message:
-    """One message; DataError where it is none."""
+    """Decode one message. Raises DataError if it is invalid."""
     cursor = _Cursor(data)
     try:
         return _decode(cursor)
@@ -170,10 +170,11 @@ def _decode(cursor: _Cursor) -> Message:
 
 
 class _Cursor:
-    """A place in a message."""
+    """A position in a message."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data = data
+        self._at = 0
 
     def take(self, form: str) -> tuple[int, ...]:
         found = struct.unpack_from(form, self._data, self._at)

@@ -1,8 +1,8 @@
-"""How far a part of a Postgres source was read: the next query, and the offset of each row that it gave.
+"""The position of one table or query of a Postgres source: the next query, and the offset of each returned row.
 
-A row's offset is where reading goes on if that row is the last one that was stored. By a rising number each row is a
-place of its own. By time alone rows of one moment are no places: the offset moves to a moment with its last row, and a
-query gives all rows of a moment or none. Times without a zone are UTC; the connection's session must have it so.
+A row's offset is where reading continues if that row was the last one stored. With an incrementing column each row has
+its own position. With a timestamp alone, rows of the same time share one. Then the offset moves to a time only with its
+last row, and a query returns all rows of a time or none. Times without a zone are UTC; the session must have that zone.
 
 >>> values = {"mode": "timestamp", "incrementing.column.name": "", "timestamp.column.name": ["at"],
 ...           "batch.max.rows": 100, "timestamp.delay.interval.ms": 0, "timestamp.initial": None}
@@ -24,12 +24,15 @@ from penstock.shared.connect.errors import ConnectError
 
 
 class TableReader:
-    """The queries of one part of the source, and how far it was read; sends nothing by itself."""
+    """The queries of one table or query, and the position up to which it was read. It sends nothing itself."""
 
     def __init__(self, values: Mapping[str, Any], table: str, query: str, offset: Mapping[str, Any] | None) -> None:
-        self.table, self._mode = table, values["mode"]
-        self._inc, self._stamps = values["incrementing.column.name"], values["timestamp.column.name"]
-        self._limit, self._delay_ms = values["batch.max.rows"], values["timestamp.delay.interval.ms"]
+        self.table = table
+        self._mode = values["mode"]
+        self._inc = values["incrementing.column.name"]
+        self._stamps = values["timestamp.column.name"]
+        self._limit = values["batch.max.rows"]
+        self._delay_ms = values["timestamp.delay.interval.ms"]
         self._from = f"({query}) q" if query else sql.quoted(table)
         self.partition = {"protocol": "1", **({"query": "query"} if query else {"table": table})}
         offset = offset or {}
@@ -75,12 +78,12 @@ class TableReader:
         if inc:
             orders.append(inc)
         where = f" WHERE {' AND '.join(wheres)}" if wheres else ""
-        # By time alone a mere limit could cut rows of one moment apart.
+        # With a timestamp alone, a plain LIMIT could separate rows of the same time.
         limit = f"FETCH FIRST {self._limit} ROWS {'ONLY' if inc else 'WITH TIES'}"
         return f"SELECT * FROM {self._from}{where} ORDER BY {', '.join(orders)} {limit}", arguments
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Note the rows of a query as read, all that it gave; gives the offset of each."""
+        """Record all rows that a query returned as read. Returns the offset of each."""
         if self._mode == "timestamp":
             return self._read_moments(rows)
         offsets = []
@@ -108,7 +111,7 @@ class TableReader:
         return next(aware(row[name]) for name in self._stamps if row[name] is not None)
 
     def offset(self) -> dict[str, Any]:
-        """Where reading goes on, as it is stored."""
+        """The stored form of the position at which reading continues."""
         found: dict[str, Any] = {}
         if self.incrementing is not None and "incrementing" in self._mode:
             found["incrementing"] = self.incrementing
@@ -119,7 +122,7 @@ class TableReader:
 
 
 def moment_of(ms: int | None, nanos: int | None) -> dt.datetime | None:
-    """A stored time: ms since the epoch, and the ns of its second where they are known."""
+    """A stored time: ms since the epoch, and the ns within its second if they are known."""
     if ms is None:
         return None
     at = dt.datetime.fromtimestamp(ms // 1000, dt.UTC)
@@ -127,5 +130,5 @@ def moment_of(ms: int | None, nanos: int | None) -> dt.datetime | None:
 
 
 def aware(value: dt.datetime) -> dt.datetime:
-    """A time with its zone: UTC where the column has none."""
+    """A time with its zone; UTC if the column has none."""
     return value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)

@@ -1,7 +1,7 @@
-"""Records as rows: which table, which columns, which key, and what is left of a batch when keys repeat.
+"""Converts records to rows: table, columns and key, and the rows of a batch that remain if keys repeat.
 
-A column's type is its schema's, else that of the first value of the batch that is not null. A column that was never
-anything but null has no type: no table gets it, and a row is the same without it.
+A column's type is its schema's, otherwise that of the batch's first value that is not null. A column with only nulls
+has no type: it is not created in a table, and it is left out of the row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KAFKA_TYPES = ("text", "integer", "bigint")
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How records become rows."""
+    """The settings of the conversion."""
 
     table_format: str = "${topic}"
     mode: str = "insert"
@@ -31,7 +31,7 @@ class RowSettings:
     deletes: bool = False
 
     def check(self) -> None:
-        """ConfigError where the settings contradict each other."""
+        """Raise ConfigError if the settings contradict each other."""
         if self.mode in ("upsert", "update") and self.pk_mode == "none":
             raise ConfigError(f"insert.mode={self.mode} needs a primary key: pk.mode must not be none")
         if self.deletes and self.pk_mode != "record_key":
@@ -45,18 +45,18 @@ class RowSettings:
 
 @dataclass
 class Rows:
-    """Consecutive rows of one table with the same columns; `deleted` are keys alone."""
+    """Consecutive rows of one table with the same columns. For deletes the rows are keys only."""
 
     table: str
     names: tuple[str, ...]
     key: tuple[str, ...]
     types: dict[str, tuple[str | None, bool]]
-    """Each column's type, None where there were only nulls, and whether it must not be null."""
+    """Each column's type, None if there were only nulls, and whether it is NOT NULL."""
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     deletes: bool = False
 
     def with_columns(self, names: Collection[str]) -> Rows:
-        """The same rows, of these columns at most."""
+        """The same rows, with these columns only."""
         if all(name in names for name in self.names):
             return self
         at = [i for i, name in enumerate(self.names) if name in names]
@@ -65,7 +65,7 @@ class Rows:
         return Rows(self.table, kept, self.key, {name: self.types[name] for name in kept}, rows, self.deletes)
 
     def latest(self) -> list[tuple[Any, ...]]:
-        """The last row of each key: one statement may not change a row twice."""
+        """The last row of each key, because one statement must not change a row twice."""
         at = [self.names.index(name) for name in self.key]
         try:
             if len(at) == 1:
@@ -77,14 +77,14 @@ class Rows:
 
 
 class RowBuilder:
-    """Makes rows of records, in order."""
+    """Converts records to rows, in order."""
 
     def __init__(self, settings: RowSettings) -> None:
         settings.check()
         self._settings = settings
 
     def build(self, records: list[SinkRecord]) -> list[Rows]:
-        """Groups of rows that go one after the other; DataError names the record that is no row."""
+        """Groups of rows to write one after the other. DataError names a record that cannot be a row."""
         groups: list[Rows] = []
         last: Rows | None = None
         untyped: list[str] = []
@@ -144,9 +144,9 @@ class RowBuilder:
         return {name: given[name] for name in names}
 
     def _types(self, record: SinkRecord, names: Iterable[str]) -> dict[str, tuple[str | None, bool]]:
-        """Each column's type, and whether it must not be null: as its schema says, or as its value looks.
+        """Each column's type, and whether it is NOT NULL, from its schema or from its value.
 
-        A column of the primary key is the key's under pk.mode=record_key; all others are the value's.
+        With pk.mode=record_key, primary key columns come from the record's key. All others come from the value.
         """
         pk = self._settings.pk_fields or KAFKA_COLUMNS
         kafka = dict(zip(pk, KAFKA_TYPES, strict=False)) if self._settings.pk_mode == "kafka" else {}
@@ -166,7 +166,7 @@ class RowBuilder:
 
 
 def columns_of(groups: Iterable[Rows]) -> dict[str, tuple[str, bool]]:
-    """What a table for all these rows must have: each column's type, and whether it must not be null.
+    """The columns that a table needs for all these rows: each column's type, and whether it is NOT NULL.
 
     >>> columns_of([Rows("t", ("a",), (), {"a": ("bigint", True), "b": (None, False)}),
     ...             Rows("t", ("b",), (), {"b": ("text", True)})])

@@ -1,4 +1,4 @@
-"""What the Postgres connectors have in common: how to reach the database, and which of its errors are passing."""
+"""Common code of the Postgres connectors: the connection's settings, and the classes of the driver's errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ URL = re.compile(r"(?:jdbc:)?(postgres(?:ql)?://.+)")
 
 
 def driver() -> ModuleType:
-    """asyncpg, which comes with the extra `postgres`."""
+    """The module asyncpg, which the extra `postgres` installs."""
     try:
         return importlib.import_module("asyncpg")
     except ModuleNotFoundError:
@@ -31,7 +31,7 @@ def driver() -> ModuleType:
 
 
 def connection_config() -> ConfigDef:
-    """How to reach the database."""
+    """The settings of the connection."""
     return (
         ConfigDef()
         .define("connection.url", Type.STRING, NO_DEFAULT, HIGH,
@@ -55,9 +55,9 @@ def _is_url(name: str, value: Any) -> None:
 
 
 async def connect(values: Mapping[str, Any]) -> Any:
-    """A connection whose session is in UTC, whatever the database's zone: times without one are UTC.
+    """A connection whose session is in UTC, whatever the database's zone: times without a zone are UTC.
 
-    Raises RetriableError where the database cannot be reached, ConnectError where it refuses.
+    Raises RetriableError if the database cannot be reached, ConnectError if it rejects the connection.
     """
     asyncpg = driver()
     match = URL.fullmatch(values["connection.url"])
@@ -78,8 +78,9 @@ async def connect(values: Mapping[str, Any]) -> Any:
 
 @asynccontextmanager
 async def transaction(connection: Any, *, keep: bool = True) -> AsyncIterator[None]:
-    """One transaction, rolled back without `keep`; what ends it is raised as it was, also where the connection is lost
-    with it."""
+    """One transaction, rolled back without `keep`. The error that ends it is raised unchanged, even if the connection
+    is lost too.
+    """
     asyncpg = driver()
     begun = connection.transaction()
     await begun.start()
@@ -94,7 +95,7 @@ async def transaction(connection: Any, *, keep: bool = True) -> AsyncIterator[No
 
 
 async def change_schema(connection: Any, statement: str) -> None:
-    """A CREATE or ALTER with IF NOT EXISTS: of two at the same time one fails all the same, and all is as both want."""
+    """Execute a CREATE or ALTER with IF NOT EXISTS. If two run at the same time one fails; that error is ignored."""
     exceptions = driver().exceptions
     exists = (exceptions.DuplicateTableError, exceptions.DuplicateObjectError, exceptions.DuplicateColumnError)
     try:
@@ -104,7 +105,7 @@ async def change_schema(connection: Any, statement: str) -> None:
 
 
 def translated(error: Exception) -> Exception:
-    """A driver's error as ours: passing ones as RetriableError, all others as ConnectError."""
+    """A driver's error as Penstock's: RetriableError for a temporary error, otherwise ConnectError."""
     asyncpg = driver()
     if isinstance(error, RetriableError | ConnectError):
         return error
@@ -120,7 +121,7 @@ def translated(error: Exception) -> Exception:
         pg.DeadlockDetectedError,
         pg.LockNotAvailableError,
         pg.ObjectInUseError,
-        pg.InternalClientError,  # of a connection whose end the driver has not quite noticed
+        pg.InternalClientError,  # of a connection that is closing
     )
     said = f"{type(error).__name__}: {error}"
     is_data = isinstance(error, ValueError)  # asyncpg's DataError is an InterfaceError too
@@ -128,6 +129,6 @@ def translated(error: Exception) -> Exception:
 
 
 def is_data_error(error: Exception) -> bool:
-    """Whether the error is about a row's values and not about the database."""
+    """Whether the error concerns a row's values, and not the database."""
     pg = driver().exceptions
     return isinstance(error, pg.DataError | pg.IntegrityConstraintViolationError | ValueError | TypeError)

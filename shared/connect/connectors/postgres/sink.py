@@ -1,8 +1,8 @@
 """The Postgres sink: insert, upsert, update and delete, a batch in one transaction.
 
-Rows go by COPY: straight into the table under `insert`, else into a temporary table and from there in one statement.
-With `exactly.once=true` the offsets lie in a table of the database and change in the same transaction as the rows; a
-task that finds there another offset than the one it left knows that another task has its partition, and ends.
+Rows are sent by COPY: with `insert` straight into the table, otherwise into a temporary table and from there in one
+statement. With `exactly.once=true` the offsets are in a table of the database and change in the same transaction as the
+rows. If a task finds another offset there than it left, another task owns its partition, and the task fails.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.shared.connect.task import SinkTask
 log = get_logger(__name__)
 
 STAGINGS_MAX = 256
-"""Temporary tables kept; one for each set of columns."""
+"""The maximum number of temporary tables, one for each set of columns."""
 COLUMNS = """
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type,
        coalesce(array_position(i.indkey::int2[], a.attnum), -1) AS key_at
@@ -46,7 +46,7 @@ WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped ORDER
 
 
 def sink_settings() -> ConfigDef:
-    """The sink's settings, named as the JDBC sink's are."""
+    """The sink's settings, with the names of the JDBC sink."""
     return (
         connection_config()
         .define("insert.mode", Type.STRING, "insert", HIGH, "insert, upsert (by primary key), or update.",
@@ -76,7 +76,7 @@ def sink_settings() -> ConfigDef:
 
 
 class PostgresSinkTask(SinkTask):
-    """Writes one task's share."""
+    """Writes one task's records."""
 
     async def start(self, props: Mapping[str, str]) -> None:
         self._values = values = sink_settings().parse(props)
@@ -88,9 +88,9 @@ class PostgresSinkTask(SinkTask):
         self._numbers = itertools.count()
         self._retries_left: int = values["max.retries"]
         self._done: dict[tuple[str, int], int] = {}
-        """How far each partition of the records being delivered is written: what is not written again."""
+        """The written offset of each partition in the current delivery. Records below it are not written again."""
         self._reported: set[tuple[str, int, int]] = set()
-        """Of these records, those that were reported: once each, also if the batch comes again."""
+        """The reported records of the current delivery, so that a repeated batch does not report them again."""
         exactly_once = values["exactly.once"]
         self._offsets = OffsetTable(values["offsets.table"], props["name"]) if exactly_once else None
         await self._connected()
@@ -130,15 +130,15 @@ class PostgresSinkTask(SinkTask):
         return offset < self._done.get((topic, partition), 0)
 
     def _note_done(self, records: list[SinkRecord]) -> None:
-        # Of each partition's the last one stands, since a batch has them in order.
+        # The last offset of each partition remains, since a batch has them in order.
         self._done |= {(topic, partition): offset + 1 for topic, partition, offset in (r.original for r in records)}
 
     async def _put(self, records: list[SinkRecord]) -> None:
         """Write a batch, and report the records of it that cannot be rows.
 
-        Such a record is reported before those in front of it are written: where that ends the task, each restart would
-        write them once more. Behind it the parts that are tried begin as short as the one in front of it was, and
-        double, so that a batch in which much is wrong is not tried as a whole again and again.
+        Such a record is reported before the records in front of it are written. If the report ends the task, a restart
+        then does not write them once more. After it, the next part is as long as the one in front of it, and the length
+        doubles with each success. So a batch with many errors is not tried as a whole again and again.
         """
         at, size = 0, len(records)
         while at < len(records):
@@ -149,13 +149,13 @@ class PostgresSinkTask(SinkTask):
                 continue
             errant, error = await self._first_errant(part, error)
             await self._report(part[errant], error)
-            if await self._attempt(part[:errant]) is None:  # otherwise the database changed meanwhile: look again
+            if await self._attempt(part[:errant]) is None:  # otherwise the database has changed meanwhile: search again
                 self._note_done([part[errant]])
                 at += errant + 1
             size = max(1, errant)
 
     async def _attempt(self, records: list[SinkRecord], *, keep: bool = True) -> Exception | None:
-        """Write them; the error if one of them cannot be a row. Without `keep` the rows are taken back.
+        """Write the records. Returns the error if one of them cannot be a row. Without `keep` the rows are rolled back.
 
         Raises RetriableError or ConnectError if the database fails.
         """
@@ -168,8 +168,8 @@ class PostgresSinkTask(SinkTask):
         return None
 
     async def _first_errant(self, records: list[SinkRecord], error: Exception) -> tuple[int, Exception]:
-        """Which of records that failed together is the first that cannot be a row, and why; nothing is written."""
-        fine, failing = 0, 1  # `fine` records can be written together, `failing` cannot once the first loop is over
+        """Find the first record that cannot be a row, and its error, among records that failed. Writes nothing."""
+        fine, failing = 0, 1  # the first `fine` records succeed together; after the first loop, `failing` records fail
         while failing < len(records):
             found = await self._attempt(records[:failing], keep=False)
             if found is not None:
@@ -186,7 +186,7 @@ class PostgresSinkTask(SinkTask):
         return failing - 1, error
 
     async def _report(self, record: SinkRecord, error: Exception) -> None:
-        """An error of this record, once; ConnectError if nobody takes it or it is not tolerated."""
+        """Report a record's error once. Raises ConnectError if there is no reporter, or errors are not tolerated."""
         topic, partition, offset = record.original
         if record.original in self._reported:
             return
@@ -200,7 +200,7 @@ class PostgresSinkTask(SinkTask):
         self._reported.add(record.original)
 
     async def _failure(self, error: Exception) -> Exception:
-        """What to raise for the database's error: retriable as long as there are retries left."""
+        """The error to raise for the database's error: retriable as long as retries are left."""
         ours = translated(error)
         self._tables.clear()
         if self._connection is not None and (isinstance(ours, RetriableError) or self._connection.is_closed()):
@@ -223,10 +223,10 @@ class PostgresSinkTask(SinkTask):
         return self._connection
 
     async def _write(self, records: list[SinkRecord], *, keep: bool) -> None:
-        """All of them, and their offsets, in one transaction; in more where they have too many sets of columns.
+        """Write the records and their offsets in one transaction, or in several if they have too many sets of columns.
 
-        Without `keep` each transaction is rolled back. Records that are written already, by an earlier transaction of
-        this batch or before a passing failure, are left out.
+        Without `keep` each transaction is rolled back. Records that an earlier transaction of this batch has written,
+        or a delivery before a temporary error, are skipped.
         """
         if self._done:
             records = [record for record in records if not self._is_done(record)]
@@ -242,13 +242,13 @@ class PostgresSinkTask(SinkTask):
         for table in dict.fromkeys(group.table for group in groups):
             await self._have_table(connection, table, [group for group in groups if group.table == table])
         groups = self._fitted(groups)
-        await self._have_stagings(connection, groups)  # not within: a rollback would take them back
+        await self._have_stagings(connection, groups)  # outside the transaction: a rollback would drop them
         async with transaction(connection, keep=keep):
             if self._offsets is not None:
                 groups = self._fitted(self._builder.build(await self._offsets.advance(connection, records)))
             for group in groups:
                 await self._write_rows(connection, group)
-            if not keep:  # what a commit would check
+            if not keep:  # check what a commit would check
                 await connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         if keep:
             if self._offsets is not None:
@@ -259,7 +259,7 @@ class PostgresSinkTask(SinkTask):
         return self._settings.mode != "insert" or group.deletes
 
     def _fitted(self, groups: list[Rows]) -> list[Rows]:
-        """Without columns that are null and in no table, and deletes from tables that are not there yet."""
+        """The groups without columns that are null and in no table, and without deletes from missing tables."""
         return [
             group.with_columns(self._tables[group.table].columns) for group in groups if group.table in self._tables
         ]
@@ -283,7 +283,7 @@ class PostgresSinkTask(SinkTask):
         await connection.execute(f"TRUNCATE {sql.quoted(staged)}")
 
     async def _have_stagings(self, connection: Any, groups: list[Rows]) -> None:
-        """A temporary table for each set of columns; those of other batches go where there would be too many."""
+        """Create a temporary table for each set of columns; drop those of other batches if there would be too many."""
         needed = {(group.table, group.names) for group in groups if self._is_staged(group)}
         if len(self._stagings.keys() | needed) > STAGINGS_MAX:
             for key in self._stagings.keys() - needed:
@@ -294,7 +294,7 @@ class PostgresSinkTask(SinkTask):
             self._stagings[table, names] = name
 
     async def _have_table(self, connection: Any, name: str, groups: list[Rows]) -> None:
-        """Know the table's columns; create it or add to it where that is wanted."""
+        """Read the table's columns; create the table or add columns if the settings allow it."""
         wanted = columns_of(groups)
         table = self._tables.get(name)
         if table is not None and wanted.keys() <= table.columns.keys():
@@ -310,7 +310,7 @@ class PostgresSinkTask(SinkTask):
                 raise DataError(f"table {name} cannot be made from records without a value that is not null")
             await self._ddl(connection, sql.create_table(name, fields, writes[0].key))
         elif missing := {one: kind for one, (kind, _) in wanted.items() if one not in table.columns}:
-            sql.columns(missing)  # a name that Postgres cannot have is an error of the record, not of the table
+            sql.columns(missing)  # a name that Postgres does not allow is an error of the record, not of the table
             if not self._values["auto.evolve"]:
                 raise ConnectError(f"table {name} has no column {', '.join(missing)}, and auto.evolve is false")
             await self._ddl(connection, sql.add_columns(name, missing))
@@ -353,7 +353,7 @@ async def _copy(connection: Any, table: str, names: tuple[str, ...], rows: list[
 
 
 def row_settings(values: Mapping[str, Any]) -> RowSettings:
-    """The settings that say how records become rows; ConfigError where they contradict each other."""
+    """The settings of the conversion to rows. Raises ConfigError if they contradict each other."""
     settings = RowSettings(
         values["table.name.format"],
         values["insert.mode"],

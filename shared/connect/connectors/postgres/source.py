@@ -1,9 +1,10 @@
 """The Postgres source: reads tables or a query as they grow, by an incrementing column, a timestamp, or both.
 
-`incrementing` finds new rows, `timestamp` new and changed ones, `timestamp+incrementing` both, and rows with the same
-time apart. A row is only read once its time is `timestamp.delay.interval.ms` old, since a transaction that began
-earlier may still commit one that lies before. Times without a zone are UTC. `bulk` reads everything each time, through
-a cursor that holds up nothing while nobody reads from it. `logical` reads every change from Postgres's log.
+`incrementing` finds new rows. `timestamp` finds new and changed rows. `timestamp+incrementing` finds both, and
+distinguishes rows with the same time. A row is read only once its time is `timestamp.delay.interval.ms` old, since a
+transaction that began earlier may still commit a row with an earlier time. Times without a zone are UTC. `bulk` reads
+everything each time, through a cursor that does not block Postgres while it is not read. `logical` reads every change
+from Postgres's log.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NO_SLOT = "mode=logical needs the replication slot's name (slot.name): small let
 
 
 def source_settings() -> ConfigDef:
-    """The source's settings, named as the JDBC source's are."""
+    """The source's settings, with the names of the JDBC source."""
     return (
         connection_config()
         .define("mode", Type.STRING, NO_DEFAULT, HIGH, f"What is new: {', '.join(MODES)}.", one_of(*MODES),
@@ -140,7 +141,7 @@ class PostgresSourceTask(SourceTask):
         return records
 
     async def commit(self) -> None:
-        """What is stored the slot need not keep; it is moved with the next reading."""
+        """Note that the records are stored, so the slot can move; it moves with the next read."""
         if self._logical is not None:
             self._logical.stored(await self.context.offset_storage_reader.offset(self._slot))
 
@@ -150,7 +151,7 @@ class PostgresSourceTask(SourceTask):
         return self._connection
 
     async def _read(self, reader: TableReader) -> tuple[list[SourceRecord], bool]:
-        """The next rows of one part, and whether another part has its turn."""
+        """The next rows of one table or query, and whether the next one has its turn."""
         await self._connected()
         if self._values["mode"] == "bulk":
             most = self._values["batch.max.rows"]
@@ -219,7 +220,7 @@ class PostgresSourceTask(SourceTask):
         if self._logical is not None:
             try:
                 await self._logical.move_slot(connection)
-            except Exception as e:  # of the driver: the slot is where it was, and the next task moves it
+            except Exception as e:  # of the driver: the slot has not moved, and the next task moves it
                 log.warning("the replication slot could not be moved", slot=self._slot["slot"], reason=str(e))
 
 

@@ -1,4 +1,4 @@
-"""The SQL of the Postgres sink, and rows out of records: values in, text and tuples out.
+"""The SQL of the Postgres sink, and the conversion of records' values to column values.
 
 >>> table = Table("clicks", {"id": "bigint", "n": "integer"}, ("id",))
 >>> upsert_from(table, "staged", ("id", "n"))
@@ -20,7 +20,7 @@ from penstock.shared.connect.errors import ConnectError, DataError
 from penstock.shared.connect.schema import DATE, DECIMAL, TIME, TIMESTAMP, Schema, SchemaType
 
 NAME_BYTES_MAX = 63
-"""Postgres cuts longer names, which could make two of them one."""
+"""Postgres cuts longer names, so that two could become the same."""
 
 _TYPES = {
     SchemaType.INT8: "smallint",
@@ -52,7 +52,7 @@ _PLAIN: tuple[tuple[type, str], ...] = (
 
 @dataclass(frozen=True)
 class Table:
-    """A table as the database has it: types by column, in order, and the primary key's columns."""
+    """A table of the database: types by column, in order, and the primary key's columns."""
 
     name: str
     columns: Mapping[str, str] = field(hash=False)
@@ -60,7 +60,7 @@ class Table:
 
 
 def quoted(name: str) -> str:
-    """An identifier, each part of `schema.table` by itself; ConnectError where Postgres would cut it."""
+    """A quoted identifier; the parts of `schema.table` are quoted one by one. ConnectError if Postgres would cut it."""
     parts = name.split(".")
     for part in parts:
         if not part or len(part.encode()) > NAME_BYTES_MAX or "\0" in part:
@@ -69,7 +69,7 @@ def quoted(name: str) -> str:
 
 
 def column(name: str) -> str:
-    """A column's name, which may have dots in it."""
+    """A quoted column name, which may contain dots."""
     if not name or len(name.encode()) > NAME_BYTES_MAX or "\0" in name:
         raise DataError(f"{name!r} cannot be a column: 1 to {NAME_BYTES_MAX} bytes")
     return '"' + name.replace('"', '""') + '"'
@@ -80,7 +80,7 @@ def columns(names: Iterable[str]) -> str:
 
 
 def type_of(schema: Schema | None, value: Any) -> str | None:
-    """The column's type for a field; without a schema by what the value is, and None for a null."""
+    """A field's column type. Without a schema it depends on the value, and is None for a null."""
     if schema is not None:
         return _LOGICAL.get(schema.name or "", _TYPES[schema.type])
     for kind, name in _PLAIN:
@@ -90,7 +90,7 @@ def type_of(schema: Schema | None, value: Any) -> str | None:
 
 
 def create_table(name: str, fields: Mapping[str, tuple[str, bool]], key: tuple[str, ...]) -> str:
-    """`fields` gives each column's type, and whether it must not be null."""
+    """The statement that creates a table. `fields` has each column's type, and whether it is NOT NULL."""
     lines = [
         f"{column(one)} {kind}{' NOT NULL' if required or one in key else ''}"
         for one, (kind, required) in fields.items()
@@ -106,7 +106,7 @@ def add_columns(name: str, fields: Mapping[str, str]) -> str:
 
 
 def upsert_from(table: Table, source: str, names: tuple[str, ...]) -> str:
-    """Rows of another table into this one, over those with the same key."""
+    """The statement that inserts the rows of another table, and updates rows with the same key."""
     rest = [name for name in names if name not in table.key]
     sets = ",".join(f"{column(name)}=EXCLUDED.{column(name)}" for name in rest)
     action = f"UPDATE SET {sets}" if rest else "NOTHING"
@@ -117,26 +117,26 @@ def upsert_from(table: Table, source: str, names: tuple[str, ...]) -> str:
 
 
 def update_from(table: Table, source: str, names: tuple[str, ...]) -> str:
-    """The rows of this table that another has too, set to what that has."""
+    """The statement that updates the rows which another table has too."""
     sets = ",".join(f"{column(name)}=s.{column(name)}" for name in names if name not in table.key)
     where = " AND ".join(f"t.{column(name)}=s.{column(name)}" for name in table.key)
     return f"UPDATE {quoted(table.name)} t SET {sets} FROM {quoted(source)} s WHERE {where}"
 
 
 def delete_from(table: Table, source: str) -> str:
-    """The rows of this table whose keys another has, away."""
+    """The statement that deletes the rows whose keys are in another table."""
     where = " AND ".join(f"t.{column(name)}=s.{column(name)}" for name in table.key)
     return f"DELETE FROM {quoted(table.name)} t USING {quoted(source)} s WHERE {where}"
 
 
 def staging(name: str, table: Table, names: tuple[str, ...]) -> str:
-    """A table of this connection's own, empty at every commit, with some of the columns."""
+    """The statement for a temporary table with some of the columns, which every commit empties."""
     types = ", ".join(f"{column(one)} {table.columns[one]}" for one in names)
     return f"CREATE TEMP TABLE {quoted(name)} ({types}) ON COMMIT DELETE ROWS"
 
 
 def adapter(kind: str) -> Callable[[Any], Any] | None:
-    """What makes a column's value of a record's; None: it is one already."""
+    """The function that converts a record's value to a column's; None if no conversion is needed."""
     base = kind.partition("(")[0]
     return _ADAPTERS.get(base)
 
