@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with limits on a request's head, and on what a connection may have waiting (an edge).
+"""uvicorn's HTTP protocol with limits on a request's head, and on a connection's unparsed bytes (an edge).
 
 uvicorn reads a head of any size, for any time, before any route or credential is looked at. And it parses every request
 that a client sends ahead of its answers (HTTP pipelining), as fast as they come. So this class cuts what arrives into
@@ -138,7 +138,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a whole request was read that has no whole answer yet."""
+        """Whether a complete request was read whose answer is not complete."""
         return self._reading is Reading.START and self.cycle is not None and not self.cycle.response_complete
 
     def _end_of_part(self, data: bytes, at: int) -> int:
@@ -187,7 +187,7 @@ class GuardedHttp(HttpToolsProtocol):
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the request line."""
+        """Part of the request line."""
         if not self._hides_head:
             super().on_url(url)
 
@@ -256,7 +256,7 @@ class GuardedHttp(HttpToolsProtocol):
         return f"longer than {self.max_head_bytes} bytes (http.max_head_bytes; in Connect rest.max.head.bytes)"
 
     def _path(self, part: bytes) -> str:
-        """The request's path as far as it has come; it decides on the form of an error."""
+        """Return the request's path as far as it was received. It decides the form of an error."""
         not_parsed = part.partition(b" ")[2].partition(b" ")[0]
         url = not_parsed if self._reading is Reading.START else self.url
         return url.partition(b"?")[0].decode("latin-1")
