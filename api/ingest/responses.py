@@ -1,4 +1,4 @@
-"""What ingest answers where not everything is stored, and how its answers are described in the OpenAPI document."""
+"""Answers of ingest if not everything is stored, and their descriptions in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ OPENAPI: dict[str, Any] = {
 
 
 def problem_of(result: IngestResult) -> Problem:
-    """The answer where nothing is known to be stored."""
+    """Return the answer if no event is known to be stored."""
     status, retry_after_s = result.status, result.retry_after_s
     title = UNKNOWN_TITLE if result.unknown_count else NOTHING_TITLE
     if not result.errors:
@@ -92,14 +92,14 @@ def problem_of(result: IngestResult) -> Problem:
 
 
 def accepted(result: IngestResult, taken: int) -> Response:
-    """202: what was taken and not waited for."""
+    """Return 202: the events were accepted without waiting for an acknowledgement."""
     body = {key: value for key, value in result.body().items() if key not in ("stored", "last_offsets", "unknown")}
     body.pop("not_stored", None)
     return json_response({"accepted": taken, "promise": NO_PROMISE} | body, 202)
 
 
 def retry_after(seconds: int | None) -> dict[str, str]:
-    """The header that says when to try again."""
+    """Return the header with the seconds after which to try again."""
     return {} if seconds is None else {"Retry-After": str(seconds)}
 
 
