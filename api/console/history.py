@@ -23,7 +23,8 @@ class History:
     """Points, oldest first."""
 
     def __init__(self, every_ms: int = EVERY_MS, points_max: int = POINTS_MAX) -> None:
-        self._every_ms, self._points_max = every_ms, points_max
+        self._every_ms = every_ms
+        self._points_max = points_max
         self.points: list[dict[str, Any]] = []
 
     def add(self, overview: Mapping[str, Any]) -> None:
