@@ -36,7 +36,7 @@ class Upstream(Protocol):
     name: str
 
     async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Forward a request and return the answer. Raises BrokerNotAvailable or a subclass if there is none."""
+        """Forward a request and return the answer. Raises Problem (502, 503) if there is none."""
         ...
 
 
