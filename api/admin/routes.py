@@ -167,7 +167,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         found = await admin.describe_group(group)
         lag = await admin.group_lag(group)
         if found.state == DEAD and not lag:
-            raise GroupNotFound(f"group {group}: there is none of this name")
+            raise GroupNotFound(f"group {group}: it does not exist")
         return json_response(_group(found, lag))
 
     @router.post("/v1/groups/{group}/offsets", summary="Set the offsets of a group without members")

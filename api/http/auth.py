@@ -94,7 +94,7 @@ class Guard:
             if status:  # the answer has begun: only a broken connection can report the error
                 raise
             log.error("request failed", path=path, error=type(e).__name__, exc_info=e)
-            failed = Problem(UNEXPECTED, "the service failed at this request; its log says why")
+            failed = Problem(UNEXPECTED, "the request failed; the service's log has the reason")
             await failed.response_for(path)(scope, receive, send_with_headers)
         finally:
             if needed == "admin":
@@ -106,8 +106,8 @@ class Guard:
             kind = ErrorKind(421, "WRONG_HOST", "Not this host")
             return NOBODY, Problem(kind, "without a token only requests to localhost are answered")
         if method not in READING and (page := foreign_page(headers, self._cors_origins)):
-            kind = ErrorKind(403, "CROSS_SITE_REQUEST", "A request of another web page")
-            return NOBODY, Problem(kind, f"sent by a web page of {page}; cors_origins names the pages that may")
+            kind = ErrorKind(403, "CROSS_SITE_REQUEST", "Request of another web page")
+            return NOBODY, Problem(kind, f"a web page of {page} sent the request; cors_origins lists the allowed pages")
         if self._access.is_open or path in self._open_paths:
             return NOBODY, None
         found = self._access.principal(headers.get("authorization", ""))

@@ -203,7 +203,7 @@ class BodyReader:
         """Return the error text for a body that is too slow."""
         if asyncio.get_running_loop().time() >= self._whole_until:
             return f"the body did not end within whole_body_timeout_ms={self._whole_timeout_ms}"
-        what = "a line or an object did not end" if self._in_part else "the body did not go on"
+        what = "a line or an object did not end" if self._in_part else "no data of the body arrived"
         return f"{what} within body_timeout_ms={self._timeout_ms}"
 
     def seen(self, *, ended: int, unfinished: bool) -> None:

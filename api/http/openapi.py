@@ -92,7 +92,7 @@ def _answers(path: str, method: str, operation: dict[str, Any]) -> None:
     if "HTTPValidationError" in str(answers.get("422", "")):
         del answers["422"]  # a wrong parameter or body is a 400 here
     media_type, example = error_of(path)
-    answers.setdefault("default", {"description": "refused or failed"})
+    answers.setdefault("default", {"description": "rejected or failed"})
     for status, answer in answers.items():
         if status.startswith("2"):
             found = ANSWERS.get((method, path))

@@ -51,7 +51,7 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
     errors.RecordTooLarge: ErrorKind(413, "MESSAGE_TOO_LARGE", "Record too large"),
     errors.UnknownTopicOrPartition: ErrorKind(404, "UNKNOWN_TOPIC_OR_PARTITION", "No such topic or partition"),
     errors.TopicAlreadyExists: ErrorKind(409, "TOPIC_ALREADY_EXISTS", "The topic exists"),
-    errors.BufferExhausted: ErrorKind(429, "BUFFER_EXHAUSTED", "Too much is waiting for Kafka", 1),
+    errors.BufferExhausted: ErrorKind(429, "BUFFER_EXHAUSTED", "Too many records wait for Kafka", 1),
     errors.KafkaTimeout: ErrorKind(504, "REQUEST_TIMED_OUT", "Kafka did not answer in time", 5),
     errors.DeliveryTimeout: ErrorKind(504, "DELIVERY_TIMEOUT", "Not acknowledged in time", 5),
     errors.BrokerNotAvailable: ErrorKind(503, "BROKER_NOT_AVAILABLE", "Kafka cannot be reached", 5),
@@ -222,7 +222,7 @@ def install(app: FastAPI) -> None:
 
     async def on_anything(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
-        problem = Problem(UNEXPECTED, "the service failed at this request; its log says why")
+        problem = Problem(UNEXPECTED, "the request failed; the service's log has the reason")
         return problem.response_for(request.url.path)
 
     app.add_exception_handler(Problem, on_problem)

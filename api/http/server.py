@@ -144,7 +144,7 @@ def url_of(host: str, port: int) -> str:
 def _bind_unix(path: Path) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.unlink(missing_ok=True)  # of a process that was killed
+        path.unlink(missing_ok=True)  # left by a process that was killed
         bound.bind(str(path))
         path.chmod(0o600)
         bound.setblocking(False)

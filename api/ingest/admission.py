@@ -59,7 +59,7 @@ class Admission:
     def enter(self, client: str) -> None:
         """Count a request as in progress until `leave`. Raises Problem (429) if the client has too many."""
         if self._at_work[client] >= self._settings.max_concurrent_requests:
-            kind = ErrorKind(429, "RATE_LIMITED", "Too much asked", 1)
+            kind = ErrorKind(429, "RATE_LIMITED", "Rate limit exceeded", 1)
             raise Problem(kind, f"more than max_concurrent_requests={self._settings.max_concurrent_requests} at a time")
         self._at_work[client] += 1
 
@@ -117,7 +117,7 @@ class Admission:
         now_ms = self._clock.monotonic_ms()
         for rates, name in ((self._requests_of, REQUESTS_RATE), (self._records_of, RECORDS_RATE)):
             if (wait_s := rates.wait_s(client, now_ms)) > 0:
-                kind = ErrorKind(429, "RATE_LIMITED", "Too much asked", wait_s)
+                kind = ErrorKind(429, "RATE_LIMITED", "Rate limit exceeded", wait_s)
                 raise Problem(kind, f"more than {name}={getattr(self._settings, name)}")
         self._requests_of.pay(client, 1, now_ms)
 

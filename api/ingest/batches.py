@@ -111,7 +111,7 @@ class IngestRequest:
         if not parsed.records:
             return 0
         if not self._producer.has_room():
-            raise BufferExhausted("too much is waiting for Kafka")
+            raise BufferExhausted("too many records wait for Kafka")
         deliveries = await self._producer.send_many(parsed.records)
         waiting = asyncio.ensure_future(outcomes_of(deliveries))
         turn.handed(len(parsed.records), waiting)
@@ -143,7 +143,7 @@ class IngestRequest:
         if len(parsed.errors) <= room:
             return True
         cut = parsed.errors[room].position
-        self.result.stop(cut, f"more than max_errors={self._max_errors} events were refused")
+        self.result.stop(cut, f"more than max_errors={self._max_errors} events were rejected")
         keep = sum(position < cut for position in parsed.positions)
         del parsed.errors[room:], parsed.records[keep:], parsed.positions[keep:]
         return False

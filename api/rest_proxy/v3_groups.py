@@ -98,7 +98,7 @@ async def _found(admin: AdminClient, cluster_id: str, group: str) -> GroupDescri
     await check_cluster(admin, cluster_id)
     found = await admin.describe_group(group)
     if found.state == DEAD:
-        raise GroupNotFound(f"group {group}: there is none of this name")
+        raise GroupNotFound(f"group {group}: it does not exist")
     return found
 
 

@@ -22,7 +22,7 @@ from penstock.api.http.problem import ErrorKind, Problem
 
 Key = str | bytes | None
 SUFFIX = "_base64"
-WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "A continuation that is none")
+WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "Invalid continuation")
 WRONG_KEY = ErrorKind(400, "INVALID_KEY", "A key that is none")
 
 _Base64 = Annotated[str | None, Query(description="the same as bytes, in base64 (or URL-safe base64)")]
@@ -82,7 +82,7 @@ def _key(name: str, text: str | None, encoded: str | None) -> Key:
     if encoded is None:
         return text
     if text is not None:
-        raise Problem(WRONG_KEY, f"{name} and {name}{SUFFIX} say the same thing: one of them is enough")
+        raise Problem(WRONG_KEY, f"{name} and {name}{SUFFIX} are both given: one of them is enough")
     try:
         return base64.b64decode(encoded.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError) as e:
