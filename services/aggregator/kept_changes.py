@@ -50,7 +50,7 @@ class Changes:
             return
         if len(self._changes) == CHANGES_MAX:
             raise ConfigError(
-                f"a partition's changelog has over {CHANGES_MAX} windows of these keys and times: ask for fewer keys "
-                "or for a shorter time"
+                f"a partition's changelog has over {CHANGES_MAX} windows of these keys and times: query fewer keys "
+                "or a shorter time"
             )
         self._changes[*at, change.end if change.operation == FINAL else None] = told(change)

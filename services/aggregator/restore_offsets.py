@@ -178,7 +178,7 @@ async def _snapshot(
     found = await asyncio.to_thread(lake.read_snapshot, *where)
     covered = {} if found is None else found.partitions
     if any(one.topic_id not in (None, topic_id) for one in covered.values()):
-        raise ChangelogHole(f"{settings.changelog_topic} was deleted and made again: the lake is that of another topic")
+        raise ChangelogHole(f"{settings.changelog_topic} was deleted and created again: the lake is of another topic")
     return {at: covered[at.partition] for at in places if at.partition in covered}
 
 
@@ -213,7 +213,9 @@ async def _read_to(
             last, moved_ms = now, SYSTEM_CLOCK.monotonic_ms()
         elif SYSTEM_CLOCK.monotonic_ms() - moved_ms > RESTORE_IDLE_MS_MAX:
             at = behind[0]
-            raise KafkaTimeout(f"{at}: reading stands at {last[at]} of {ends[at]} for {RESTORE_IDLE_MS_MAX} ms")
+            raise KafkaTimeout(
+                f"{at}: reading has been at offset {last[at]} of {ends[at]} for {RESTORE_IDLE_MS_MAX} ms"
+            )
 
 
 def values_of(plan: RestorePlan) -> dict[str, object]:

@@ -51,7 +51,7 @@ from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEnt
 POLL_MS = 500
 COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result
 PROGRAM = "penstock sessions"
-ONLY_OPEN = "lake: unset: these are open windows alone"
+ONLY_OPEN = "lake: unset: these are only the open windows"
 NO_TABLES = "lake: {} has no tables"
 FROM_CHANGELOG = (
     "{}: the changelog alone answers. Before the first compaction that is all there is; after it, lake and application "
@@ -162,7 +162,7 @@ class Query:
             self.missing = NO_TABLES.format(lake.table_uri(*self._where))
         for one in () if snapshot is None else snapshot.partitions.values():
             if one.topic_id not in (None, topic.topic_id):
-                raise ChangelogHole(f"{self._topic} was deleted and made again: the lake is that of another topic")
+                raise ChangelogHole(f"{self._topic} was deleted and created again: the lake is of another topic")
         return snapshot
 
     async def _tails(self, partitions: Sequence[int], covered: dict[int, lake.PartitionSnapshot]) -> dict[int, Tail]:
@@ -198,9 +198,9 @@ class Query:
     def _too_slow(self, records: int) -> str:
         name, ms, lake_name = self._settings.timeout_name, self._settings.kafka_timeout_ms, self._settings.lake_name
         cause = (
-            "are past the newest compaction: have one made"
+            "are past the newest compaction: run a compaction"
             if self._settings.lake is not None
-            else f"are in no lake: set {lake_name}, and what was compacted is not read here"
+            else f"are in no lake: set {lake_name}, which saves reading compacted records"
         )
         return f"{self._topic}: not read within {name}={ms}. {records} records {cause}; or raise {name}"
 

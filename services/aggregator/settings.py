@@ -156,7 +156,7 @@ class SessionsSettings(CommandSettings):
         try:
             (text or "").encode()
         except UnicodeEncodeError:
-            raise ValueError("is no UTF-8: give such a key by --key-base64") from None
+            raise ValueError("is not UTF-8: pass such a key with --key-base64") from None
         return text
 
     @model_validator(mode="before")

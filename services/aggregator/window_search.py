@@ -24,8 +24,8 @@ from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
 
 FINDING_MAX = 2  # queries that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
-BUSY = ErrorKind(429, "TOO_MANY_QUESTIONS", "Too many questions at once", 1)
-NO_LAKE = ErrorKind(409, "NO_LAKE", "Closed windows are in the lake, and none is set")
+BUSY = ErrorKind(429, "TOO_MANY_QUESTIONS", "Too many queries at once", 1)
+NO_LAKE = ErrorKind(409, "NO_LAKE", "Closed windows are in the lake, and no lake is set")
 COLUMNS = ("partition", "key", "start", "end")
 
 
@@ -54,10 +54,10 @@ class WindowSearch:
             raise ConfigError(f"no store with windows {schema.name!r}")
         if self._settings.streams.lake is None:
             if status != "open":
-                raise Problem(NO_LAKE, "streams.lake is not set: ask for open windows alone (status=open)")
+                raise Problem(NO_LAKE, "streams.lake is not set: query only open windows (status=open)")
             return await self._open(schema, question)
         if self._finding.locked():
-            raise Problem(BUSY, f"{FINDING_MAX} such questions are being answered")
+            raise Problem(BUSY, f"{FINDING_MAX} such queries are running")
         async with self._finding:
             return await self._whole(schema, status, question)
 

@@ -251,7 +251,7 @@ class Workers:
             started_ms = SYSTEM_CLOCK.monotonic_ms()
             status = await worker.start(command, limit_ms).end()
             if status == daemon.WRONG_SETTING:
-                raise ConfigError(f"{worker.name} cannot run with these settings: its last log line says why")
+                raise ConfigError(f"{worker.name} cannot run with these settings: its last log line has the reason")
             pause_ms = next_pause_ms(pause_ms, SYSTEM_CLOCK.monotonic_ms() - started_ms)
             log.error("a worker ended: starting it again", worker=worker.number, status=status, in_ms=pause_ms)
             self._restarts.labels(worker=str(worker.number)).inc()

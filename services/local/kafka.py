@@ -55,7 +55,7 @@ META_PROPERTIES = "meta.properties"  # Kafka's formatting writes it last, so wit
 
 
 class KafkaDied(FatalError):
-    """The embedded broker did not start, or ended by itself. The message has the reason and the broker's last lines."""
+    """The embedded broker did not start, or ended unexpectedly. The message has the reason and its last lines."""
 
 
 class EmbeddedKafka:
@@ -167,7 +167,7 @@ class EmbeddedKafka:
         self.child.send_signal(signal.SIGCONT)
 
     async def wait(self) -> None:
-        """Wait until `stop` or `kill` ends the broker. Raises KafkaDied if it ends by itself."""
+        """Wait until `stop` or `kill` ends the broker. Raises KafkaDied if it ends unexpectedly."""
         child = self.child
         await child.wait()
         if self._asked_to_end is not child:

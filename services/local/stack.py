@@ -216,7 +216,7 @@ class Stack:
         return service
 
     def check(self) -> None:
-        """Raise ChildDied if a service ended by itself."""
+        """Raise ChildDied if a service ended unexpectedly."""
         for service in self.services.values():
             if service.ended:
                 raise service.died()

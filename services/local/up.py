@@ -1,8 +1,8 @@
 """`penstock up`: Kafka and every service on this machine, with one HTTP address for ingest, admin and dashboard.
 
-A service that ends by itself is restarted after a pause that doubles. A service that cannot start ends the whole with
-its reason, since an invalid setting needs a user. The services' settings come from the environment and penstock.toml
-as usual. `up` sets those that only it knows (addresses).
+A service that ends unexpectedly is restarted after a pause that doubles. A service that cannot start ends everything
+with its reason, since only the user can fix a setting. The services' settings come from the environment and
+penstock.toml as usual. `up` sets those that only it knows (addresses).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Up:
         self._console.print(escape(f"waiting for the {service.name}: {reason}"), soft_wrap=True, highlight=False)
 
     async def main_loop(self) -> None:
-        """Keep everything running. Raises KafkaDied if Kafka ends by itself."""
+        """Keep everything running. Raises KafkaDied if Kafka ends unexpectedly."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broker.wait())
             for service in self._stack.services.values():

@@ -42,7 +42,7 @@ class Jobs(msgspec.Struct, frozen=True):
         return self.application + SUFFIX
 
     def arguments(self) -> list[str]:
-        """What `main` takes."""
+        """Return the arguments of `main`."""
         return [msgspec.json.encode(self).decode()]
 
 

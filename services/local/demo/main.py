@@ -157,7 +157,7 @@ def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> 
     console.print()
     for refusal in outcome.counts.errors:
         console.print(
-            f"  refused by the ingest: {refusal}", highlight=False, markup=False, style="yellow", soft_wrap=True
+            f"  rejected by the ingest: {refusal}", highlight=False, markup=False, style="yellow", soft_wrap=True
         )
     for name, text in _lines(summary(outcome), source, outcome, folder).items():
         console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
@@ -169,7 +169,7 @@ def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Pa
     refused, skipped = figures["events_refused"], figures["skipped_records"]
     lines = {
         "events": f"{figures['events_sent']:,} sent, {figures['events_acked']:,} acknowledged by Kafka"
-        + (f", [yellow]{refused:,} refused by the ingest[/yellow]" if refused else "")
+        + (f", [yellow]{refused:,} rejected by the ingest[/yellow]" if refused else "")
         + f" ({figures['events_per_second']:,} a second from HTTP through the aggregator)",
         "sessions": f"{figures['sessions_closed']:,} closed, {figures['sessions_open']:,} still open",
         "late": f"{counted(figures['late_records'], 'record')}, in topic {plan.late}",

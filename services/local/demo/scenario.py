@@ -176,7 +176,7 @@ class Scenario:
         self._is_short = total - first - more <= SHORT_REST_EVENTS
         step(f"sending {first:,} of {counted(total, 'event')} to POST /v1/topics/{self._plan.topic}/events")
         seconds = await _timed(self._send(replay, first))
-        step("waiting for the compaction that the wall-clock punctuator asks for (PySpark into Delta)")
+        step("waiting for the compaction that the wall-clock punctuator requests (PySpark into Delta)")
         await self._until("the first compaction", self._has_a_snapshot)
         into_crash = more // 2
         seconds += await _timed(self._send(replay, more - into_crash))
@@ -338,7 +338,7 @@ class Scenario:
         return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 
     async def _until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
-        """Wait until `reached`. The error names what was waited for, or the service that ended instead."""
+        """Wait until `reached`. The error names `what`, or the service that ended instead."""
         loop, processed = asyncio.get_running_loop(), -1
         try:
             async with asyncio.timeout(None) as limit:

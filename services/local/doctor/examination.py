@@ -28,8 +28,8 @@ async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int
             brokers = (await admin.cluster()).brokers
             if lacking := await admin.unsupported_requests():
                 mend = "an upgrade of the brokers to Kafka 2.8 or newer"
-                return [Finding("problem", about, f"it does not speak {', '.join(lacking)}", mend)]
-            reached = Finding("ok", about, f"{len(brokers)} brokers, which speak all that is asked of them")
+                return [Finding("problem", about, f"it does not support {', '.join(lacking)}", mend)]
+            reached = Finding("ok", about, f"{len(brokers)} brokers, which support all required requests")
             return [reached, *await _examine_topics(admin, kafka, set(topics), now_ms)]
     except PenstockError as e:
         mend = "penstock kafka (runs one on this machine), or --kafka.bootstrap-servers=HOST:PORT of yours"
@@ -45,7 +45,7 @@ async def _examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], n
     groups = [group.group_id for group in await admin.list_groups()]
     findings = all_topic_findings(facts, sorted(named - existing), groups, kafka.bootstrap_servers)
     shown = "topics" if named else "topics (all)"
-    return findings or [Finding("ok", shown, f"{len(facts)} topics, which keep what is written to them")]
+    return findings or [Finding("ok", shown, f"{len(facts)} topics, which keep their records")]
 
 
 async def _facts(

@@ -87,7 +87,7 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
         found.append(Finding(level, f"topic {topic.name}", says, mend))
 
     if topic.configs.get(TYPE_CONFIG) == "LogAppendTime":
-        says = f"{TYPE_CONFIG}=LogAppendTime: Kafka puts the time of writing in the place of each event time"
+        says = f"{TYPE_CONFIG}=LogAppendTime: Kafka replaces each event time by the time of writing"
         say("problem" if topic.named else "warning", says, message_timestamp_type="CreateTime")
         return found
     if topic.deletes and (limits := [c for c in RETENTION_CONFIGS if topic.ms(c) is not None]):
@@ -97,19 +97,19 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
         if old:
             says += f"; {old} records are due already"
         if topic.gone:
-            says += f"; {topic.gone} offsets at the front hold nothing any more"
+            says += f"; {topic.gone} offsets at the front have no records any more"
         say("problem" if old else "warning", says, **{name.replace(".", "_"): "-1" for name in limits})
     if not topic.deletes and topic.named:
         says = f"cleanup.policy={topic.configs['cleanup.policy']}: of each key only the last record stays"
         say("warning", says, cleanup_policy="delete")
     if (segment_ms := topic.ms("segment.ms")) is not None and (topic.named or topic.older.get("segment.ms")):
-        says = f"segment.ms={segment_ms}: each jump of event time by more than that begins another file"
+        says = f"segment.ms={segment_ms}: each jump of event time by more than that starts another segment"
         say("warning", says, segment_ms=str(LONG_MAX))
     if (ahead_ms := topic.ms(AHEAD_CONFIG)) is not None:
-        says = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker refuse its whole batch"
+        says = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker reject its whole batch"
         say("warning", says, message_timestamp_after_max_ms=str(LONG_MAX))
     if (behind_ms := topic.ms(BEHIND_CONFIG)) is not None:
-        says = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker refuse its batch"
+        says = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker reject its batch"
         say("problem", says, message_timestamp_before_max_ms=str(LONG_MAX))
     return found
 
@@ -135,12 +135,12 @@ def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstr
             return []
         configs = {"max.message.bytes": str(needed)}
         mend = create_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
-        says = "there is none; aggregator and consumer create it when they start, where they may"
+        says = "it does not exist; aggregator and consumer create it at start-up if they are allowed to"
         return [Finding("warning", f"dead-letter topic {name}", says, mend)]
     width = int(letters.configs.get("max.message.bytes") or 0)
     if width >= needed:
         return []
-    says = f"max.message.bytes={width}: the largest records of {source.name} do not fit with the headers of a letter"
+    says = f"max.message.bytes={width}: the largest records of {source.name} do not fit with a dead letter's headers"
     mend = alter_command(bootstrap_servers, name, {"max.message.bytes": str(needed)})
     return [Finding("problem" if source.named else "warning", f"dead-letter topic {name}", says, mend)]
 
