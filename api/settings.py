@@ -1,4 +1,4 @@
-"""Settings of the HTTP interface: what a topic takes, what a request may cost, and who may ask.
+"""Settings of the HTTP interface: topics, limits of requests, and credentials.
 
 >>> flights = TopicSettings(key=["/carrier", "/origin"], time="/scheduled_ms")
 >>> IngestSettings(topics={"flights": flights}).for_topic("flights").key
@@ -35,7 +35,7 @@ def _is_pointer(pointer: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """TOML has dates and times of its own."""
+    """TOML parses dates and times to objects."""
     return value.isoformat() if isinstance(value, date) else value
 
 
@@ -57,9 +57,9 @@ HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 
 
 class TopicSettings(Section):
-    """What ingest makes of an event for one topic."""
+    """How ingest converts events of one topic to records."""
 
-    allowed: bool = Field(default=True, description="false: events for this topic are refused")
+    allowed: bool = Field(default=True, description="false: events for this topic are rejected")
     key: tuple[Pointer, ...] = Field(
         default=(), description="JSON pointers whose values, joined with '-', are the record's key"
     )
@@ -67,28 +67,28 @@ class TopicSettings(Section):
         default=None, description="JSON pointer to the event time; default: the time of arrival"
     )
     time_unit: TimeUnit = Field(
-        default="ms", description="of event times that are numbers: s, ms, us or ns since the epoch"
+        default="ms", description="unit of numeric event times: s, ms, us or ns since the epoch"
     )
     min_event_time: EventTime | None = Field(
         default=None, description="the earliest event time; default: that of [ingest]"
     )
     key_header: HeaderName | None = Field(
-        default=None, description="request header with the key of events that have none"
+        default=None, description="request header with the key of events that lack one"
     )
     time_header: HeaderName | None = Field(
-        default=None, description="request header with the time of events that have none"
+        default=None, description="request header with the time of events that lack one"
     )
     cloudevents: CloudEventsForm = Field(
-        default="data", description="what is stored of a CloudEvent: data, with the attributes as headers; or envelope"
+        default="data", description="how a CloudEvent is stored: data (attributes become headers) or envelope"
     )
-    json_schema: Path | None = Field(default=None, description="file with the JSON Schema that an event must fulfil")
+    json_schema: Path | None = Field(default=None, description="file with the JSON Schema that validates events")
 
 
 class IngestSettings(Section):
-    """What ingest accepts, and the most that one request may hold in memory."""
+    """Topics of ingest, and the limits of its requests."""
 
     topics: dict[str, TopicSettings] = Field(default={}, description="settings by topic name")
-    default_topic: TopicSettings = Field(default=TopicSettings(), description="for topics that have no entry")
+    default_topic: TopicSettings = Field(default=TopicSettings(), description="settings of topics without an entry")
     max_line_bytes: PositiveCount = Field(
         default=1_048_576, description="the longest NDJSON line, JSON object or array element"
     )
@@ -96,13 +96,13 @@ class IngestSettings(Section):
         default=4_194_304, description="the longest JSON body, after decompression; NDJSON has no such limit"
     )
     max_in_flight_records: PositiveCount = Field(
-        default=20_000, description="unacknowledged records of one request, and of all bulk requests together"
+        default=20_000, description="most unacknowledged records of one request, and of all bulk requests together"
     )
     bulk_requests_at_once: PositiveCount = Field(
-        default=4, description="bulk requests (over 64 KiB or 1,000 events) that produce at a time, in order of arrival"
+        default=4, description="bulk requests (over 64 KiB or 1,000 events) that send at a time, in order of arrival"
     )
-    max_errors: PositiveCount = Field(default=1_000, description="errors in one request after which it is stopped")
-    max_offsets: PositiveCount = Field(default=100_000, description="offsets in one answer to ?offsets=true")
+    max_errors: PositiveCount = Field(default=1_000, description="errors after which a request is stopped")
+    max_offsets: PositiveCount = Field(default=100_000, description="most offsets in one answer to ?offsets=true")
     max_future_ms: PositiveMs = Field(default=HOUR_MS, description="how far ahead of the clock an event time may be")
     min_event_time: EventTime = Field(
         default="2000-01-01",
@@ -110,32 +110,38 @@ class IngestSettings(Section):
     )
     ack_timeout_ms: PositiveMs = Field(default=30_000, description="how long a record may wait for its acknowledgement")
     body_timeout_ms: PositiveMs = Field(
-        default=30_000, description="how long a client may pause within a body, and take for a line of NDJSON"
+        default=30_000, description="how long a client may pause within a body, and how long a line of NDJSON may take"
     )
     whole_body_timeout_ms: PositiveMs = Field(
-        default=60_000, description="how long a body that is read whole may take to come"
+        default=60_000, description="how long a body that is read whole may take to arrive"
     )
-    max_body_events: PositiveCount = Field(default=100_000, description="events of a body that is read whole; then 413")
-    max_concurrent_requests: PositiveCount = Field(default=1_000, description="of one client at a time; then 429")
-    max_requests_per_second: PositiveCount | None = Field(default=None, description="of one client; default: no limit")
-    max_records_per_second: PositiveCount | None = Field(default=None, description="of one client; default: no limit")
+    max_body_events: PositiveCount = Field(
+        default=100_000, description="most events of a body that is read whole; then 413"
+    )
+    max_concurrent_requests: PositiveCount = Field(
+        default=1_000, description="requests of one client at a time; then 429"
+    )
+    max_requests_per_second: PositiveCount | None = Field(
+        default=None, description="requests of one client; default: no limit"
+    )
+    max_records_per_second: PositiveCount | None = Field(
+        default=None, description="records of one client; default: no limit"
+    )
     atomic_producers: PositiveCount = Field(default=4, description="transactions of ?atomic=true that may run at once")
     idempotency_topic: str = Field(
-        default="penstock-ingest-keys", description="where Idempotency-Keys are kept; made if missing"
+        default="penstock-ingest-keys", description="topic of the Idempotency-Keys; created if missing"
     )
-    idempotency_partitions: PositiveCount = Field(default=8, description="of that topic, where it is made")
-    idempotency_ttl_ms: PositiveMs = Field(
-        default=24 * HOUR_MS, description="how long an Idempotency-Key is remembered"
-    )
+    idempotency_partitions: PositiveCount = Field(default=8, description="partitions of that topic if it is created")
+    idempotency_ttl_ms: PositiveMs = Field(default=24 * HOUR_MS, description="how long an Idempotency-Key is kept")
     max_idempotency_keys: PositiveCount = Field(
-        default=100_000, description="remembered at once, a partition; then 429"
+        default=100_000, description="most keys of a partition at once; then 429"
     )
     max_idempotency_bytes: PositiveCount = Field(
-        default=33_554_432, description="memory for them, a partition; then 429"
+        default=33_554_432, description="memory for the keys of a partition; then 429"
     )
 
     def for_topic(self, topic: str) -> TopicSettings:
-        """The settings of a topic, or the default ones."""
+        """Return the settings of a topic, or the default ones."""
         return self.topics.get(topic, self.default_topic)
 
 
@@ -143,21 +149,23 @@ Scope = Literal["ingest", "read", "admin"]
 
 
 class Credential(Section):
-    """One client's secret, sent as a bearer token or as the password of basic auth, and what it opens."""
+    """One client's secret, sent as a bearer token or as the password of basic auth, and its scopes."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     secret: SecretStr
-    scopes: tuple[Scope, ...] = Field(default=("read",), description="ingest, read, admin (which opens read too)")
+    scopes: tuple[Scope, ...] = Field(default=("read",), description="ingest, read, admin (includes read)")
 
 
 class GuardedSettings(ServiceSettings):
-    """Settings of a service whose address must not be open to everyone."""
+    """Settings of a service that must require credentials if other machines can reach it."""
 
-    auth_token: SecretStr | None = Field(default=None, description="opens everything, as Authorization: Bearer")
+    auth_token: SecretStr | None = Field(
+        default=None, description="bearer token with all scopes (Authorization: Bearer)"
+    )
     credentials: dict[str, Credential] = Field(default={}, description="clients by name, each with secret and scopes")
     cors_origins: tuple[str, ...] = Field(
-        default=(), description="web pages that may ask, as https://host; default: none"
+        default=(), description="origins of web pages that may send requests, as https://host; default: none"
     )
     insecure_no_auth: bool = Field(
         default=False, description="serve other machines without a token (a trusted network)"
@@ -174,12 +182,15 @@ class GuardedSettings(ServiceSettings):
 
     @property
     def local_hosts_only(self) -> bool:
-        """Whether only requests that name this machine are served: a loopback address without a token."""
+        """Whether only requests that name this machine are served: a loopback address without credentials."""
         return self.auth_token is None and not self.credentials and is_loopback(self.http.host)
 
 
 def require_auth(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: bool) -> None:
-    """Refuse to serve an address beyond this machine to everyone; ConfigError names the settings."""
+    """Check the secrets of a service. Raises ConfigError if other machines could reach it without credentials.
+
+    Raises ConfigError also if a secret is too short or not unique.
+    """
     values = [secret.get_secret_value() for secret in secrets]
     if any(len(value) < TOKEN_LENGTH_MIN for value in values):
         raise ConfigError(f"auth_token, credentials: a secret must have at least {TOKEN_LENGTH_MIN} characters")
@@ -193,7 +204,7 @@ def require_auth(host: str, secrets: Sequence[SecretStr], *, insecure_no_auth: b
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host."""
+    """Return whether only this machine can reach the host."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The `penstock` command: each subcommand is a service, a job or the local set-up, imported only when it is run."""
+"""The `penstock` command. Each subcommand is a service, a job or the local set-up, imported only when it runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "up": (
         LOCAL,
         "penstock.services.local.up:main",
-        "Start Kafka and every service, with one HTTP address.",
+        "Start Kafka and every service at one HTTP address.",
         ("demo",),
     ),
     "demo": (
@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "producer": (
         SERVICES,
         "penstock.services.producer.main:main",
-        "HTTP ingest: events in, acknowledged by Kafka.",
+        "Serve HTTP ingest: store events in Kafka topics.",
         ("server",),
     ),
     "consumer": (
@@ -72,31 +72,31 @@ COMMANDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "sessions": (
         SERVICES,
         "penstock.services.aggregator.sessions:main",
-        "A key's windows, from live state and lake together.",
+        "Print windows by key and time, from lake and changelog.",
         ("streams",),
     ),
     "admin": (
         SERVICES,
         "penstock.services.admin.main:main",
-        "REST for groups, offsets and topics; the dashboard.",
+        "Serve REST for groups, offsets and topics, and the dashboard.",
         ("server",),
     ),
     "compact": (
         JOBS,
         "penstock.services.spark.main:compact_main",
-        "Fold the changelog into Delta tables.",
+        "Compact the changelog into Delta tables.",
         ("spark",),
     ),
     "batch": (
         JOBS,
         "penstock.services.spark.main:batch_main",
-        "Run a topology over what is there, on Spark.",
+        "Run a topology over existing records in Spark.",
         ("spark",),
     ),
     "audit": (
         JOBS,
         "penstock.services.spark.main:audit_main",
-        "Prove the stream's windows against Spark's own.",
+        "Check the stream's windows against Spark's own.",
         ("spark",),
     ),
     "jars": (
@@ -156,7 +156,7 @@ def _options(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line."""
     app()
 
 

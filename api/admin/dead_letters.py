@@ -1,8 +1,8 @@
-"""Dead-letter and late topics over HTTP: which there are, what is in them, and sending it back.
+"""Dead-letter and late topics over HTTP: list them, read their newest records, and replay records.
 
-Dead letters and late records carry the reason and where they came from, and are replayed as they were, to their source
-topic or to one that is named. A late record keeps its event time: back in its source it is late again for the stream
-that refused it, unless that was reset, so another topic is mostly what is wanted.
+Dead letters and late records carry the reason and the coordinates of their source record. A replay sends them unchanged
+to their source topic or to a topic that the request names. A late record keeps its event time. Back in its source
+topic it is late again unless the stream was reset, so another topic is usually the right target.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 DEAD_LETTERS_MAX = 1_000
-"""Letters in one answer."""
+"""Dead letters in one answer."""
 Stage = Literal["deserialize", "process", "produce"]
 REPLAY_MAX = 100_000
-"""Letters that one replay sends at most."""
+"""The most dead letters that one replay sends."""
 
 
 class DeadLetters(Protocol):
-    """What the routes need; UnknownTopicOrPartition where there is no such topic."""
+    """What the routes need. Every method raises UnknownTopicOrPartition if the topic does not exist."""
 
     async def topics(self) -> list[dict[str, Any]]:
-        """Each dead-letter and late topic: topic, kind, source, and how many `records` it holds, without the markers of
-        transactions. Where that is not `exact`, not all was counted yet, and there are at most so many."""
+        """Return each dead-letter and late topic: topic, kind, source and the number of `records`.
+
+        Markers of transactions are not counted. If `exact` is false, counting has not finished and `records` is an
+        upper bound.
+        """
         ...
 
     async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """The newest `records` of a topic, newest first, and how many records were `scanned` for them."""
+        """Return the newest `records` of a topic, newest first, and the number of records `scanned` to find them."""
         ...
 
     async def replay(
@@ -47,12 +50,12 @@ class DeadLetters(Protocol):
         dry_run: bool,
         to: str | None,
     ) -> dict[str, Any]:
-        """Send letters back, or to another topic: how many were sent, failed, left out."""
+        """Send dead letters to their sources, or to the topic `to`. Returns the numbers sent, failed and left out."""
         ...
 
 
 class ReplayRequest(BaseModel):
-    """Which letters are to be sent, and where to."""
+    """Selects the dead letters to send, and the topic that receives them."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -60,14 +63,14 @@ class ReplayRequest(BaseModel):
     )
     limit: int = Field(10_000, ge=1, le=REPLAY_MAX)
     stage: Stage | None = Field(None, description="only dead letters of this stage")
-    to: str | None = Field(None, description="a topic for them, by key; default: each to the source that it came from")
+    to: str | None = Field(None, description="the topic to send to, partitioned by key; default: each record's source")
     exception: str | None = Field(None, description="only those of this exception class")
-    include_replayed: bool = Field(False, description="also those that were replayed before")
-    dry_run: bool = Field(False, description="answer how many would be sent, and send none")
+    include_replayed: bool = Field(False, description="include dead letters that were replayed before")
+    dry_run: bool = Field(False, description="count the dead letters that would be sent, and send none")
 
 
 def dead_letters_router(letters: DeadLetters) -> APIRouter:
-    """The routes under `/v1/dead-letters`."""
+    """Return the routes under `/v1/dead-letters`."""
     router = APIRouter(tags=["records"])
 
     @router.get("/v1/dead-letters", summary="Dead-letter and late topics, with how many records each has")
@@ -84,7 +87,7 @@ def dead_letters_router(letters: DeadLetters) -> APIRouter:
 
     @router.post(
         "/v1/dead-letters/{topic}/replay",
-        summary="Send letters back to where they came from, or to another topic",
+        summary="Send dead letters to their source topics, or to another topic",
     )
     async def replay(topic: str, wanted: ReplayRequest) -> Response:
         done = await letters.replay(topic, **wanted.model_dump())

@@ -1,7 +1,7 @@
-"""Administration over HTTP: the cluster, topics, groups, and where a group reads from.
+"""Administration over HTTP: the cluster, topics, groups and their offsets.
 
-Every route is a thin reading of `penstock.shared.clients.admin`; errors are answered by the table in `problem`.
-Offsets are changed only while a group has no members: otherwise the answer is 409 and names them.
+Every route is a thin layer over `penstock.shared.clients.admin`. The table in `problem` maps errors to answers.
+Offsets change only while a group has no members. Otherwise the answer is 409 and names the members.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEAD = "Dead"
 
 
 class AdminClient(Protocol):
-    """What the routes need of `penstock.shared.clients.admin.Admin`; see there."""
+    """The methods of `penstock.shared.clients.admin.Admin` that the routes use; see there."""
 
     async def cluster(self) -> ClusterDescription: ...
 
@@ -66,7 +66,7 @@ class AdminClient(Protocol):
 
 
 class ToOffset(BaseModel):
-    """One offset for every partition that is chosen."""
+    """One offset for every selected partition."""
 
     model_config = ConfigDict(extra="forbid")
     offset: int = Offset
@@ -80,14 +80,14 @@ class ToTimestamp(BaseModel):
 
 
 class ToShift(BaseModel):
-    """So many records forward, or back where negative."""
+    """A number of records forward, or back if negative."""
 
     model_config = ConfigDict(extra="forbid")
     shift_by: int = Int64
 
 
 class OffsetsRequest(BaseModel):
-    """Where a group is to read from."""
+    """The offsets that a group is to continue from."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -102,7 +102,7 @@ class OffsetsRequest(BaseModel):
     topics: list[str] | dict[str, list[int]] | None = Field(
         None, description="topic names, or partitions by topic; default: all that the group has committed"
     )
-    dry_run: bool = Field(False, description="answer what would change, and change nothing")
+    dry_run: bool = Field(False, description="return the changes without making them")
 
     @model_validator(mode="after")
     def _topics_are_named(self) -> OffsetsRequest:
@@ -112,7 +112,7 @@ class OffsetsRequest(BaseModel):
 
 
 def admin_router(admin: AdminClient) -> APIRouter:
-    """All admin routes over one admin client."""
+    """Return all admin routes over one admin client."""
     router = APIRouter(tags=["admin"])
     _topic_routes(router, admin)
     _group_routes(router, admin)
@@ -167,10 +167,10 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
         found = await admin.describe_group(group)
         lag = await admin.group_lag(group)
         if found.state == DEAD and not lag:
-            raise GroupNotFound(f"group {group}: there is none of this name")
+            raise GroupNotFound(f"group {group}: it does not exist")
         return json_response(_group(found, lag))
 
-    @router.post("/v1/groups/{group}/offsets", summary="Set where a group without members reads from")
+    @router.post("/v1/groups/{group}/offsets", summary="Set the offsets of a group without members")
     async def reset_offsets(group: str, wanted: OffsetsRequest) -> Response:
         partitions = await _partitions(admin, group, wanted.topics)
         to: Reset
@@ -200,7 +200,7 @@ def _group_routes(router: APIRouter, admin: AdminClient) -> None:
 async def _partitions(
     admin: AdminClient, group: str, topics: Sequence[str] | Mapping[str, Sequence[int]] | None
 ) -> list[TopicPartition] | None:
-    """The partitions that a request names: all of a topic, or the listed ones, which must exist."""
+    """Return the partitions that a request names: all of a topic, or the listed ones, which must exist."""
     if topics is None:
         return None
     described = await admin.describe_topics(list(topics))

@@ -1,7 +1,7 @@
 """The page at `/` and the JSON that it polls, `GET /v1/overview`.
 
-The page is one file without external assets. Its content security policy allows the script and the style that it
-carries, by their hashes, and nothing else.
+The page is one file without external assets. Its content security policy allows only the page's own inline script and
+style, by their hashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HTML_TYPE = "text/html; charset=utf-8"
 
 
 def dashboard_router(provider: OverviewProvider) -> APIRouter:
-    """The page and its data."""
+    """Return the routes of the page and its data."""
     router = APIRouter(tags=["dashboard"])
     page = resources.files("penstock.api.console").joinpath("dashboard.html").read_bytes()
     headers = {"Content-Security-Policy": content_security_policy(page)}
@@ -33,7 +33,7 @@ def dashboard_router(provider: OverviewProvider) -> APIRouter:
     async def overview() -> Response:
         return json_response(await provider.overview())
 
-    @router.get("/v1/history", summary="What the charts show: a point every few seconds since the service began")
+    @router.get("/v1/history", summary="The charts' data: a point every few seconds since the service started")
     async def history() -> Response:
         return json_response({"points": provider.history()})
 
@@ -41,7 +41,7 @@ def dashboard_router(provider: OverviewProvider) -> APIRouter:
 
 
 def content_security_policy(page: bytes) -> str:
-    """The policy under which only the page's own inline script and style run.
+    """Return the policy under which only the page's own inline script and style run.
 
     >>> content_security_policy(b"<style>a{}</style><script>1</script>").split("; ")[1]
     "script-src 'sha256-a4ayc/80/OGda4BO/1o/V0etpOqiLx1JwB5S3beHW0s='"

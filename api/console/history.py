@@ -1,7 +1,7 @@
-"""What the charts show: a point every few seconds for the last hours, kept by the service and not by a page.
+"""The charts' data: a point every few seconds for the last hours. The service keeps it, not the page.
 
-Sans-IO. When there is no more room every second point goes, and from then on points are taken half as often: an old
-history is coarser, and never gone while the service runs.
+Sans-IO. When the history is full, every second point is dropped and the interval doubles. So old history becomes
+coarser, but is never lost while the service runs.
 
 >>> history = History(every_ms=1_000, points_max=4)
 >>> for at in range(0, 8_000, 1_000):
@@ -23,11 +23,12 @@ class History:
     """Points, oldest first."""
 
     def __init__(self, every_ms: int = EVERY_MS, points_max: int = POINTS_MAX) -> None:
-        self._every_ms, self._points_max = every_ms, points_max
+        self._every_ms = every_ms
+        self._points_max = points_max
         self.points: list[dict[str, Any]] = []
 
     def add(self, overview: Mapping[str, Any]) -> None:
-        """Take a point out of an overview, where it is time for one."""
+        """Add a point from an overview if the interval has passed."""
         at_ms = overview["now_ms"]
         if self.points and at_ms - self.points[-1]["at_ms"] < self._every_ms:
             return
@@ -40,7 +41,7 @@ class History:
 
 
 def point(overview: Mapping[str, Any]) -> dict[str, Any]:
-    """One point; what is not known is None."""
+    """Return one point; unknown values are None."""
     ingest, streams = overview.get("ingest", {}), overview.get("streams", {})
     return {
         "at_ms": overview["now_ms"],

@@ -1,7 +1,7 @@
-"""What the dashboard shows, put together from what each service says of itself.
+"""Builds the dashboard's overview from the samples of each service.
 
-Sans-IO: samples in, one plain value out; whatever is not known is None. Rates are taken over the last seconds, and a
-counter that fell (its service was restarted) starts anew:
+Sans-IO. Samples go in, and one plain value comes out. Unknown values are None. Rates are taken over the last seconds.
+A counter that fell was reset by a restart of its service, and counts from zero again:
 
 >>> rate = Rate(window_ms=5_000)
 >>> rate.add(0, 100), rate.add(1_000, 600), rate.add(2_000, 200)
@@ -28,14 +28,14 @@ DEAD_LETTERS_SUFFIX = "_dead_letters_total"
 
 
 class OverviewProvider(Protocol):
-    """What the dashboard's route asks."""
+    """What the dashboard's routes need."""
 
     async def overview(self) -> dict[str, Any]:
-        """The newest overview, as plain values (see `build`)."""
+        """Return the newest overview as plain values (see `build`)."""
         ...
 
     def history(self) -> list[dict[str, Any]]:
-        """What was seen so far, oldest first (see `penstock.api.console.history`)."""
+        """Return the points so far, oldest first (see `penstock.api.console.history`)."""
         ...
 
 
@@ -49,7 +49,7 @@ class Rate:
         self._total = 0.0
 
     def add(self, monotonic_ms: int, value: float | None) -> float | None:
-        """Take a sample (None: the counter could not be read); the rate, or None with too little to say."""
+        """Add a sample; None if the counter could not be read. Returns the rate, or None with too few samples."""
         if value is None:
             return None
         if self._last is not None:
@@ -63,7 +63,7 @@ class Rate:
 
 
 class OverviewBuilder:
-    """Samples to overviews; remembers only what rates need, and what happened to the groups."""
+    """Builds overviews from samples. Keeps only the state that rates and group events need."""
 
     def __init__(self) -> None:
         self._ingest_rate = Rate()
@@ -74,7 +74,7 @@ class OverviewBuilder:
     def build(
         self, services: Sequence[ServiceSample], kafka: KafkaSample, *, now_ms: int, monotonic_ms: int
     ) -> dict[str, Any]:
-        """The overview as plain values."""
+        """Return the overview as plain values."""
         stored = _total(services, lambda name: name == STORED)
         streams = _of_each_application(services)
         tasks = [task for stream in streams for task in _tasks(stream)]
@@ -110,7 +110,7 @@ class OverviewBuilder:
 
 
 def _of_each_application(services: Sequence[ServiceSample]) -> list[Mapping[str, Any]]:
-    """Each application's state once: every instance tells of all of them; the one that misses least is taken."""
+    """Return each application's state once. Every instance reports all instances; the most complete state is used."""
     found: dict[str, Mapping[str, Any]] = {}
     for sample in services:
         if sample.streams is not None:
@@ -121,7 +121,7 @@ def _of_each_application(services: Sequence[ServiceSample]) -> list[Mapping[str,
 
 
 def _tasks(streams: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """An application's tasks, and a row for each partition that nobody could tell of, with the reason in its place."""
+    """Return an application's tasks, and a row with the reason for each partition that no instance reported."""
     tasks = [dict(task) for task in streams.get("tasks", ())]
     told = {task.get("partition") for task in tasks}
     lost = [one for one in streams.get("missing", ()) if one["partition"] not in told]

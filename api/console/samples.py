@@ -1,4 +1,4 @@
-"""What the services and Kafka said of themselves, at one moment."""
+"""Samples of the services and of Kafka at one moment."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Metrics = Mapping[str, float]
-"""Metric name to its value, summed over its labels; of a latency histogram also `<name>_bucket|<bound>`."""
+"""Maps a metric's name to its value, summed over its labels. A latency histogram adds `<name>_bucket|<bound>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSample:
-    """What one service answered, or why it did not."""
+    """The answer of one service, or the reason why there is none."""
 
     name: str
     url: str
@@ -26,11 +26,11 @@ class ServiceSample:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSample:
-    """What Kafka answered: brokers, and each group with its state, number of members and total lag."""
+    """The answer of Kafka: brokers, and each group with its state, number of members and total lag."""
 
     cluster_id: str | None = None
     brokers: int | None = None
     groups: Sequence[Mapping[str, Any]] = ()
     groups_omitted: int = 0
-    """Groups that were not asked about, for there are too many."""
+    """The number of groups left out of the sample because there are too many."""
     error: str = ""

@@ -1,6 +1,6 @@
-"""What the overview knows only by having looked before: latency lately, how lag moves, and rebalances.
+"""Values that need earlier samples: recent latency, the change of lag, and rebalances.
 
-Sans-IO. A group is catching up at the rate at which its lag fell over the last seconds:
+Sans-IO. A group catches up at the rate at which its lag fell over the last seconds:
 
 >>> watch = GroupWatch()
 >>> banks = {"group": "banks", "state": "Stable", "members": 1, "lag": 100}
@@ -24,13 +24,13 @@ LAG_WINDOW_MS = 30_000
 LATENCY_WINDOW_MS = 10_000
 EVENTS_MAX = 200
 GROUPS_MAX = 500
-"""Groups whose lag is remembered."""
+"""Groups whose lag is kept."""
 
 LATENCY_BUCKET = "penstock_ingest_request_seconds_bucket|"
 
 
 class GroupWatch:
-    """The groups over time; `events` are their rebalances, newest first."""
+    """Watches the groups over time. `events` are their rebalances, newest first."""
 
     def __init__(self) -> None:
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_MAX)
@@ -38,7 +38,7 @@ class GroupWatch:
         self._last: dict[str, Mapping[str, Any]] = {}
 
     def see(self, groups: Sequence[Mapping[str, Any]], *, now_ms: int, monotonic_ms: int) -> list[dict[str, Any]]:
-        """The groups with `lag_per_second` (negative: catching up) and `catch_up_s`, None where not known."""
+        """Return the groups with `lag_per_second` (negative: catching up) and `catch_up_s`; None if unknown."""
         rows = []
         for group in groups[:GROUPS_MAX]:
             name = str(group["group"])
@@ -75,13 +75,13 @@ class GroupWatch:
 
 
 class Latency:
-    """Quantiles of the ingest's answers over the last seconds, out of histograms that only grow."""
+    """Quantiles of the ingest latency over the last seconds, from histograms that only grow."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[int, dict[float, float]]] = deque()
 
     def see(self, services: Sequence[ServiceSample], monotonic_ms: int) -> dict[str, float | None]:
-        """`p50_ms` and `p99_ms`, None where nothing was answered lately."""
+        """Return `p50_ms` and `p99_ms`; None if no request was answered lately."""
         now: dict[float, float] = {}
         for service in services:
             for name, value in service.metrics.items():
@@ -89,7 +89,7 @@ class Latency:
                     bound = float(name.removeprefix(LATENCY_BUCKET))
                     now[bound] = now.get(bound, 0.0) + value
         if self._points and any(value < self._points[-1][1].get(bound, 0.0) for bound, value in now.items()):
-            self._points.clear()  # a service was started anew
+            self._points.clear()  # a service was restarted
         self._points.append((monotonic_ms, now))
         while len(self._points) > 2 and self._points[1][0] <= monotonic_ms - LATENCY_WINDOW_MS:
             self._points.popleft()
@@ -99,13 +99,13 @@ class Latency:
 
 
 RATE_RECORDS_MIN = 10_000
-"""A restore of fewer records says what it takes to begin, and nothing of a rate."""
+"""A restore of fewer records shows the fixed cost of a restore, not its rate."""
 RECORDS_A_MS = 100
-"""The rate where no restore was large enough to show one: of windows on disk it is a little lower, in memory higher."""
+"""The assumed rate if no restore was large enough. Windows on disk are a little slower, windows in memory faster."""
 
 
 def quantile_ms(counts: Mapping[float, float], share: float) -> float | None:
-    """A quantile, in ms, of cumulative counts by upper bound in seconds, as between the bounds on a line.
+    """Return a quantile in ms of cumulative counts by upper bound in seconds, interpolated between the bounds.
 
     >>> quantile_ms({0.01: 50, 0.1: 100, float("inf"): 100}, 0.5), quantile_ms({0.01: 50, 0.1: 100}, 0.75)
     (10.0, 55.0)
@@ -125,10 +125,10 @@ def quantile_ms(counts: Mapping[float, float], share: float) -> float | None:
 
 
 def restore_estimate_s(tasks: Sequence[Mapping[str, Any]], services: Sequence[ServiceSample]) -> float | None:
-    """How long a restore would take now: of live windows, and of the changelog behind them.
+    """Estimate the seconds that a restore would take now, of the live windows and the changelog behind them.
 
-    It goes by the rate of those last restores that read much. Where none did, it is what the shortest of them took,
-    which says what connections take, and a usual rate.
+    The rate is that of the last restores that read many records. If there are none, the estimate is the shortest
+    restore, which shows the fixed cost of connections, plus the records at RECORDS_A_MS.
     """
     restores = [
         (task["restore_ms"], (task.get("restored_windows") or 0) + (task.get("restored_changelog_records") or 0))

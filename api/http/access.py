@@ -1,13 +1,13 @@
-"""Who may ask for what: credentials with scopes, and which scope a request needs.
+"""Access control: credentials with scopes, and the scope that each request needs.
 
-Sans-IO. A credential is a name and a secret; the secret alone is a bearer token, name and secret are basic auth.
-Secrets are compared in constant time, and every one is compared, so that an answer's time tells nothing.
+Sans-IO. A credential is a name and a secret. The secret alone is a bearer token; name and secret are basic auth.
+Secrets are compared in constant time, and every secret is compared, so the response time reveals nothing.
 
-| scope | what it opens |
+| scope | what it allows |
 |---|---|
 | ingest | storing events and records, by any of the interfaces |
-| read | everything that changes nothing |
-| admin | all else, and what `read` opens |
+| read | requests that change nothing |
+| admin | all other requests, and those of `read` |
 
 >>> scope_of("POST", "/v1/topics/t/events"), scope_of("GET", "/v1/groups"), scope_of("DELETE", "/v1/groups/g")
 ('ingest', 'read', 'admin')
@@ -31,17 +31,17 @@ _INGEST = re.compile(
 )
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 OWNER = "owner"
-"""The name of whoever has the one token that opens everything."""
+"""The name of a client with `auth_token`, which has all scopes."""
 
 
 class Principal(NamedTuple):
-    """Who asks, and what that opens."""
+    """A client and its scopes."""
 
     name: str
     scopes: frozenset[Scope]
 
     def may(self, scope: Scope) -> bool:
-        """Whether a request that needs the scope is allowed; who may administer may read."""
+        """Return whether the client may send a request that needs the scope. The scope admin includes read."""
         return scope in self.scopes or (scope == "read" and "admin" in self.scopes)
 
 
@@ -49,7 +49,7 @@ ALL: frozenset[Scope] = frozenset({"ingest", "read", "admin"})
 
 
 class Access:
-    """The credentials of a service; without any, everybody is nobody and may do everything."""
+    """The credentials of a service. Without credentials every client is anonymous and has all scopes."""
 
     def __init__(self, auth_token: SecretStr | None, credentials: Mapping[str, Credential]) -> None:
         self._known: list[tuple[Principal, bytes]] = [
@@ -64,16 +64,16 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is asked of anybody."""
+        """Whether no request needs credentials."""
         return not self._known
 
     @property
     def has_names(self) -> bool:
-        """Whether there is anybody for basic auth."""
+        """Whether basic auth is possible: at least one credential has a name."""
         return any(principal.name != OWNER for principal, _ in self._known)
 
     def principal(self, authorization: str) -> Principal | None:
-        """Who an Authorization header is of; None for nobody that is known."""
+        """Return the client that an Authorization header belongs to; None if the credentials are unknown."""
         scheme, _, given = authorization.partition(" ")
         found = None
         if scheme.lower() == "bearer":
@@ -90,9 +90,9 @@ class Access:
 
 
 def scope_of(method: str, path: str) -> Scope:
-    """The scope that a request needs."""
+    """Return the scope that a request needs."""
     if method in READING:
-        # Clients of REST Proxy v3 ask for the cluster's id before they can store anything.
+        # Clients of REST Proxy v3 request the cluster's id before they store records.
         return "ingest" if path == "/v3/clusters" else "read"
     return "ingest" if method == "POST" and _INGEST.fullmatch(path) else "admin"
 

@@ -1,4 +1,4 @@
-"""One app out of the parts that a service wants at its address."""
+"""Builds one app from the parts that a service serves at its address."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def create_app(
     title: str = "Penstock",
     handed_on: Callable[[], Paths] = dict,
 ) -> FastAPI:
-    """An app of the parts given; each is the router that its module makes.
+    """Return an app of the given parts. Each part is a router that its module builds.
 
-    With `auth_token` or `credentials`, everything but `/`, `/health` and `/metrics` needs one; `local_hosts_only`
-    refuses requests whose Host header is not this machine (for a loopback address without a token). `straight` is the
-    handler of ordinary ingest requests, which then go past the router. `handed_on` describes other services' routes for
-    the OpenAPI document.
+    With `auth_token` or `credentials`, every path except `/`, `/health` and `/metrics` needs a credential.
+    `local_hosts_only` rejects requests whose Host header is not this machine (for a loopback address without a token).
+    `straight` handles ordinary ingest requests and bypasses the router. `handed_on` returns the routes of other
+    services for the OpenAPI document.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None)
     problem.install(app)
@@ -60,7 +60,7 @@ def create_app(
             CORSMiddleware,
             allow_origins=list(cors_origins),
             allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=["*"],  # a topic's key and time headers, and CloudEvents' ce-*, have names of their own
+            allow_headers=["*"],  # the names of key and time headers come from the settings
             expose_headers=["Retry-After", "Idempotency-Replayed"],
         )
     return app

@@ -1,9 +1,10 @@
-"""The guard in front of every route: who may ask, how much a body may be, security headers, and the audit log.
+"""The guard in front of every route: credentials, limits on bodies, security headers, and the audit log.
 
-Without credentials the address is a loopback one; then the `Host` header must name this machine too, so that a web page
-cannot reach the service through a name of its own that points here (DNS rebinding). With credentials or without, what
-changes anything is refused where a web page of another origin had the browser send it (`penstock.api.http.cross_site`).
-Whoever administers is written to the log with what was asked and what became of it, never with a secret.
+Without credentials the service listens on a loopback address. The `Host` header must then name this machine too.
+Otherwise a web page could reach the service by a name that its owner points here (DNS rebinding). With or without
+credentials, a request that changes anything is rejected if a web page of another origin made the browser send it
+(`penstock.api.http.cross_site`). The audit log has each request that needs the scope admin: the client, the request and
+its status, never a secret.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/metrics", "/"})
-"""Without a token: the page itself holds no data, it asks for the token to fetch any."""
+"""Paths that need no credentials. The page itself holds no data; it sends the token when it fetches any."""
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -36,9 +37,9 @@ SECURITY_HEADERS = (
 )
 
 ADMIN_BODY_BYTES_MAX = 1_048_576
-"""The longest body of a request that stores no events; ingest has limits of its own."""
+"""The longest body of a request that stores no events. Ingest has its own limits."""
 ADMIN_BODY_MS = 30_000
-"""How long such a body may take to come."""
+"""The longest time that such a body may take to arrive."""
 
 NOBODY = Principal("", frozenset({"ingest", "read", "admin"}))
 
@@ -90,10 +91,10 @@ class Guard:
                     response.headers["WWW-Authenticate"] = self._challenge(headers)
                 await response(scope, receive, send_with_headers)
         except Exception as e:
-            if status:  # the answer has begun: only its breaking off tells
+            if status:  # the answer has begun: only a broken connection can report the error
                 raise
             log.error("request failed", path=path, error=type(e).__name__, exc_info=e)
-            failed = Problem(UNEXPECTED, "the service failed at this request; its log says why")
+            failed = Problem(UNEXPECTED, "the request failed; the service's log has the reason")
             await failed.response_for(path)(scope, receive, send_with_headers)
         finally:
             if needed == "admin":
@@ -105,8 +106,8 @@ class Guard:
             kind = ErrorKind(421, "WRONG_HOST", "Not this host")
             return NOBODY, Problem(kind, "without a token only requests to localhost are answered")
         if method not in READING and (page := foreign_page(headers, self._cors_origins)):
-            kind = ErrorKind(403, "CROSS_SITE_REQUEST", "A request of another web page")
-            return NOBODY, Problem(kind, f"sent by a web page of {page}; cors_origins names the pages that may")
+            kind = ErrorKind(403, "CROSS_SITE_REQUEST", "Request of another web page")
+            return NOBODY, Problem(kind, f"a web page of {page} sent the request; cors_origins lists the allowed pages")
         if self._access.is_open or path in self._open_paths:
             return NOBODY, None
         found = self._access.principal(headers.get("authorization", ""))
@@ -119,13 +120,13 @@ class Guard:
         return found, None
 
     def _challenge(self, headers: Headers) -> str:
-        """Basic is not offered to a page's own script: the browser would ask in the page's place."""
+        """Return the challenge. A page's script gets no Basic, or the browser would show its own password dialog."""
         script = headers.get("sec-fetch-dest", "") == "empty"
         return 'Bearer, Basic realm="penstock"' if self._access.has_names and not script else "Bearer"
 
 
 class _Bounded:
-    """The body of a request that stores no events: 413 beyond its limit, 408 where it does not come."""
+    """The body of a request that stores no events: 413 if it is too long, 408 if it arrives too slowly."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -148,7 +149,7 @@ class _Bounded:
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without its port.
+    """Return the name in a Host header, without its port.
 
     >>> _host_name("127.0.0.1:8080"), _host_name("[::1]:8080"), _host_name("localhost")
     ('127.0.0.1', '[::1]', 'localhost')

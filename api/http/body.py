@@ -1,10 +1,10 @@
-"""A request's body, chunk by chunk, with a limit on every pause, and on how long a part of it may take (an edge).
+"""A request's body, chunk by chunk, with limits on the time that it takes (an edge).
 
-A client that stalls is answered after `body_timeout_ms`, and so is one that sends a byte now and then: a line or an
-object has as long to come to its end, a body that is read whole `whole_body_timeout_ms`. Only time spent waiting for
-the client counts. When the service leaves, a body that is still coming has until the drain's deadline and is then
-answered for what was read so far. A compressed body is inflated step by step, and all limits apply to the data inside.
-The steps end when the client has left.
+A client that stalls gets its answer after `body_timeout_ms`. So does a client that sends single bytes slowly: a line or
+an object must end within `body_timeout_ms`, and a body that is read whole within `whole_body_timeout_ms`. Only time
+spent waiting for the client counts. When the service shuts down, an incomplete body has until the drain's deadline.
+It is then answered for the events read so far. A compressed body is inflated in steps, and all limits apply to the
+inflated data. The steps end when the client has closed the connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.shared.common.errors import PenstockError
 T = TypeVar("T")
 
 PART_BYTES = 65_536
-"""A body that was read already is given out in parts of so many bytes, as it would have come."""
+"""The chunk size of a body that was already read."""
 
 
 class BodyStalled(PenstockError):
@@ -31,7 +31,7 @@ class BodyStalled(PenstockError):
 
 
 class ServiceLeaving(PenstockError):
-    """The service is shutting down, and the body did not end in time."""
+    """The service is shutting down, and the body did not end before the drain's deadline."""
 
 
 class ClientGone(PenstockError):
@@ -39,7 +39,7 @@ class ClientGone(PenstockError):
 
 
 class Drain:
-    """Tells the bodies that are being read by when they have to be done."""
+    """Sets the deadline for the bodies that are being read when the service shuts down."""
 
     def __init__(self) -> None:
         self.deadline = float("inf")
@@ -50,7 +50,7 @@ class Drain:
 
     @property
     def begun(self) -> bool:
-        """Whether the service is leaving."""
+        """Whether the service is shutting down."""
         return self.deadline != float("inf")
 
     def begin(self, grace_ms: int) -> None:
@@ -62,9 +62,9 @@ class Drain:
                 timeout.reschedule(self.deadline)
 
     async def wait(self, wait: Callable[[], Awaitable[T]], until: float, late: Callable[[], str]) -> T:
-        """What is waited for; BodyStalled where it does not come `until` then, with what is `late`.
+        """Return the result of `wait`. Raises BodyStalled with the text of `late` at the loop's time `until`.
 
-        ServiceLeaving where the service leaves before.
+        Raises ServiceLeaving if the drain's deadline passes first.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -94,7 +94,7 @@ class BodyReader:
         inflater: Inflater | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """`declared_bytes` is the request's Content-Length; `turns` are those of bulk requests, where there are any."""
+        """`declared_bytes` is the request's Content-Length; `turns` orders bulk requests, None if nothing does."""
         self._receive = receive
         self._drain = drain
         self._timeout_ms = timeout_ms
@@ -104,16 +104,16 @@ class BodyReader:
         self._place = None if turns is None else turns.place()
         self._bytes = 0
         self._ahead: asyncio.Future[MutableMapping[str, Any]] | None = None
-        """What is received while a chunk is inflated, so that a client that leaves meanwhile is noticed."""
+        """The next message, received while a chunk is inflated, so that a closed connection is noticed."""
         self._more = True
         self._in_part = False
-        self._part_s = 0.0  # that the client was waited for since the part began
+        self._part_s = 0.0  # seconds spent waiting for the client since the part began
         self._whole_until = float("inf")
         self._last_byte_at = asyncio.get_running_loop().time()
 
     @classmethod
     def of(cls, body: bytes) -> BodyReader:
-        """A body that was read already."""
+        """Return a reader of a body that was already read."""
         parts = iter(range(0, max(1, len(body)), PART_BYTES))
 
         async def receive() -> MutableMapping[str, Any]:
@@ -128,23 +128,23 @@ class BodyReader:
 
     @property
     def since_last_byte_s(self) -> float:
-        """Seconds since something of the body came, or since it was first looked for."""
+        """Seconds since the last byte of the body, or since the reader was made."""
         return asyncio.get_running_loop().time() - self._last_byte_at
 
     @property
     def declared_bytes(self) -> int:
-        """How long the body says that it is; 0 where it does not, or that is not the length of its data."""
+        """The Content-Length; 0 if there is none, or if it is not the length of the inflated data."""
         return 0 if self._inflater is not None else self._declared_bytes
 
     async def turn(self, events: int) -> Turn:
-        """The right to parse and hand over the next batch, after so many events. Raises ServiceLeaving."""
+        """Return the right to parse and hand over the next batch, after `events` events. Raises ServiceLeaving."""
         place, is_bulk = self._place, max(self._declared_bytes, self._bytes) > BULK_BYTES or events > BULK_EVENTS
         if place is None or not is_bulk:
             return FREE
         return await self._drain.wait(lambda: place.turn(self._bytes), float("inf"), str)
 
     async def next(self) -> bytes | None:
-        """The next chunk (it may be empty), or None at the end.
+        """Return the next chunk, which may be empty, or None at the end.
 
         Raises BodyStalled, ServiceLeaving, ClientGone, CorruptBody.
         """
@@ -173,7 +173,7 @@ class BodyReader:
             return chunk
 
     async def _next(self) -> bytes:
-        """The next chunk as it arrives."""
+        """Return the next chunk as it arrives."""
         clock = asyncio.get_running_loop().time
         since = clock()
         ahead, self._ahead = self._ahead, None
@@ -189,33 +189,33 @@ class BodyReader:
         return chunk
 
     def _check_client(self) -> None:
-        """ClientGone if the client left while a chunk is inflated."""
+        """Raise ClientGone if the client closed the connection while a chunk is inflated."""
         ahead = self._ahead
         if ahead is not None and ahead.done() and ahead.result()["type"] == "http.disconnect":
             raise ClientGone("the client closed the connection")
 
     def _until(self) -> float:
-        """When something has to have come, by the loop's clock."""
+        """The deadline of the next message, by the loop's clock."""
         left_s = self._timeout_ms / 1000 - self._part_s
         return min(asyncio.get_running_loop().time() + left_s, self._whole_until)
 
     def _late(self) -> str:
-        """What did not come in time."""
+        """Return the error text for a body that is too slow."""
         if asyncio.get_running_loop().time() >= self._whole_until:
             return f"the body did not end within whole_body_timeout_ms={self._whole_timeout_ms}"
-        what = "a line or an object did not end" if self._in_part else "the body did not go on"
+        what = "a line or an object did not end" if self._in_part else "no data of the body arrived"
         return f"{what} within body_timeout_ms={self._timeout_ms}"
 
     def seen(self, *, ended: int, unfinished: bool) -> None:
-        """Say what the last chunk held: how many lines or objects ended in it, and whether one is still open."""
+        """Report the last chunk: `ended` lines or objects ended in it; `unfinished` if one is still open."""
         if ended or not (unfinished and self._in_part):
             self._part_s = 0.0
         self._in_part = unfinished
 
     async def all(self, max_body_bytes: int) -> bytes:
-        """The whole body; Problem (413) where it is longer than `max_body_bytes`.
+        """Return the whole body. Raises Problem (413) if it is longer than `max_body_bytes`.
 
-        Raises what `next` does.
+        Raises also what `next` raises.
         """
         body = bytearray()
         self._whole_until = asyncio.get_running_loop().time() + self._whole_timeout_ms / 1000
@@ -227,6 +227,6 @@ class BodyReader:
 
 
 def too_long(max_body_bytes: int) -> Problem:
-    """The answer to a body over its limit."""
+    """Return the answer to a body over its limit."""
     kind = ErrorKind(413, "BODY_TOO_LARGE", "Body too large")
     return Problem(kind, f"the body is longer than max_body_bytes={max_body_bytes}; NDJSON has no such limit")

@@ -1,6 +1,6 @@
-"""uvicorn's HTTP protocol with limits on a request's head, and on what a connection may have waiting (an edge).
+"""uvicorn's HTTP protocol with limits on a request's head, and on a connection's unparsed bytes (an edge).
 
-uvicorn reads a head of any size, for any time, before any route or credential is looked at. And it parses every request
+uvicorn reads a head of any size, for any time, before any route or credential is checked. And it parses every request
 that a client sends ahead of its answers (HTTP pipelining), as fast as they come. So this class cuts what arrives into
 parts before uvicorn sees them, and each part ends with a head, with a body, or with what has arrived:
 
@@ -88,9 +88,9 @@ class GuardedHttp(HttpToolsProtocol):
         self._header_count = 0
         self._last_bytes = b""  # the end of the part before, where an empty line may have begun
         self._body_header = b""  # Content-Length or Transfer-Encoding; empty if there is no body
-        self._body_left: int | None = None  # of a body of known length
+        self._body_left: int | None = None  # bytes, of a body of known length
         self._bytes_beside_data = 0  # since the last data of a chunked body
-        self._hides_head = False  # of the parser that reads the body of a request with an upgrade
+        self._hides_head = False  # for the parser of the body of a request with an upgrade
         self._unread = b""
         self._rejection: Problem | None = None
         self._discarded: int | None = None
@@ -98,7 +98,7 @@ class GuardedHttp(HttpToolsProtocol):
     def __repr__(self) -> str:
         return f"GuardedHttp({self._reading.value}, head={self._head_bytes} bytes, unread={len(self._unread)} bytes)"
 
-    # asyncio's side
+    # Calls by asyncio
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a head."""
@@ -107,7 +107,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what may be parsed now, and keep the rest."""
+        """Parse the bytes that may be parsed now, and keep the rest."""
         if self._discarded is not None:
             self._discarded += len(data)
             if self._discarded > DISCARDED_BYTES_MAX:
@@ -118,7 +118,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._read(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Expect nothing any more."""
+        """Stop the timer and drop unparsed bytes."""
         self._stop_waiting()
         self._unread = b""
         super().connection_lost(exc)
@@ -138,7 +138,7 @@ class GuardedHttp(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a whole request was read that has no whole answer yet."""
+        """Whether a complete request was read whose answer is not complete."""
         return self._reading is Reading.START and self.cycle is not None and not self.cycle.response_complete
 
     def _end_of_part(self, data: bytes, at: int) -> int:
@@ -177,7 +177,7 @@ class GuardedHttp(HttpToolsProtocol):
         if self._bytes_beside_data > self.max_head_bytes:
             self._reject(Problem(HEAD_TOO_LARGE, f"trailers and chunk extensions are {self._longer}"))
 
-    # The parser's side
+    # Calls by the parser
 
     def on_message_begin(self) -> None:
         """A request line begins."""
@@ -187,7 +187,7 @@ class GuardedHttp(HttpToolsProtocol):
             super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the request line."""
+        """Part of the request line."""
         if not self._hides_head:
             super().on_url(url)
 
@@ -228,7 +228,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._reading, self._hides_head, self._last_bytes = Reading.START, False, b""
 
     def on_response_complete(self) -> None:
-        """Go on with what was kept meanwhile."""
+        """Continue with the bytes kept meanwhile."""
         data, self._unread, self.flow.keeps = self._unread, b"", False
         super().on_response_complete()
         if data:
@@ -236,7 +236,7 @@ class GuardedHttp(HttpToolsProtocol):
             self._read(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn where the parser failed."""
+        """Answer an error of the parser. uvicorn calls this."""
         self._reject(self._rejection or Problem(MALFORMED, "the request is not HTTP/1.1"))
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -256,7 +256,7 @@ class GuardedHttp(HttpToolsProtocol):
         return f"longer than {self.max_head_bytes} bytes (http.max_head_bytes; in Connect rest.max.head.bytes)"
 
     def _path(self, part: bytes) -> str:
-        """The request's path as far as it has come; it decides on the form of an error."""
+        """Return the request's path as far as it was received. It decides the form of an error."""
         not_parsed = part.partition(b" ")[2].partition(b" ")[0]
         url = not_parsed if self._reading is Reading.START else self.url
         return url.partition(b"?")[0].decode("latin-1")

@@ -36,7 +36,7 @@ ZSTD_WINDOW_LOG_MAX = 23
 
 
 class CorruptBody(PenstockError):
-    """The body is not what its Content-Encoding says, or ends too early."""
+    """The body does not match its Content-Encoding, or ends too early."""
 
 
 class _Stream(Protocol):
@@ -86,7 +86,8 @@ class Inflater:
 
     def __init__(self, encoding: str) -> None:
         """`encoding` is a key of STREAMS."""
-        self._encoding, self._new_stream = encoding, STREAMS[encoding]
+        self._encoding = encoding
+        self._new_stream = STREAMS[encoding]
         self._stream: _Stream | None = self._new_stream()
         self._input = b""
 
@@ -95,15 +96,18 @@ class Inflater:
 
     @property
     def pending(self) -> bool:
-        """Whether `step` has something to work on before more is fed."""
+        """Whether `step` can return data without another `feed`."""
         return bool(self._input) or (self._stream is not None and not self._stream.needs_input)
 
     def feed(self, data: bytes) -> None:
-        """Take what has arrived; what was fed before must have been worked off."""
+        """Add received data. All earlier data must have been returned by `step` (`pending` is false)."""
         self._input += data
 
     def step(self) -> bytes:
-        """At most STEP_BYTES of the data; nothing where a member ends, or more must be fed. Raises CorruptBody."""
+        """Return at most STEP_BYTES of the data, or nothing if a member ends or more input is needed.
+
+        Raises CorruptBody.
+        """
         if self._stream is None:
             self._stream = self._new_stream()
         data, self._input = self._input, b""
@@ -116,13 +120,13 @@ class Inflater:
         return found
 
     def close(self) -> None:
-        """The body has ended; CorruptBody where a member has not."""
+        """End the body. Raises CorruptBody if a member is incomplete."""
         if self._stream is not None:
             raise CorruptBody(f"the body ends in the middle of its {self._encoding} data (Content-Encoding)")
 
 
 def inflater_of(headers: Headers) -> Inflater | None:
-    """What the body of a request with these headers needs; None for a plain one, Problem (415) for another encoding."""
+    """Return the inflater for a request's body; None if it is plain. Raises Problem (415) for another encoding."""
     named = ",".join(headers.getlist("content-encoding")).lower().split(",")
     encodings = [ALIASES.get(name, name) for name in (part.strip() for part in named) if name not in ("", "identity")]
     if not encodings:

@@ -1,9 +1,9 @@
-"""Whether a web page of another origin had a browser send a request.
+"""Detects requests that a web page of another origin made a browser send.
 
-Sans-IO. A browser sends some requests of any page without asking the server first: a form, or a script's POST of a
-"simple" content type. The page does not see the answer, but what was asked for is done, with the credentials that the
-browser keeps. Browsers say whose page it was: `Sec-Fetch-Site`, which a page cannot set, and `Origin`. What is no
-browser sends neither, and is let through.
+Sans-IO. A browser sends some requests of any page without a preflight: a form, or a script's POST of a "simple" content
+type. The page does not see the answer, but the request takes effect with the credentials that the browser keeps.
+Browsers name the page's origin: `Sec-Fetch-Site`, which a page cannot set, and `Origin`. Clients that are not browsers
+send neither header and are allowed.
 
 >>> foreign_page({"host": "localhost:8080", "origin": "http://localhost:8080"}, ())
 ''
@@ -18,14 +18,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 SIMPLE_TYPES = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
-"""What a browser lets any page send without asking first (the Fetch standard's safelist)."""
+"""Content types that a browser sends for any page without a preflight (the Fetch standard's safelist)."""
 OWN_SITES = frozenset({"same-origin", "none"})
-"""Values of Sec-Fetch-Site: this origin's own page, and what the user typed."""
+"""Values of Sec-Fetch-Site for a page of this origin and for an address that the user typed."""
 ORIGIN_CHARACTERS_MAX = 100
 
 
 def foreign_page(headers: Mapping[str, str], allowed: Collection[str]) -> str:
-    """The origin of the page that sent a request, or what is known of it; empty for our own, an allowed one, or none.
+    """Return the origin of the foreign page that sent a request, as far as it is known.
+
+    Returns "" for a page of this origin or an allowed one, and for a client that is not a browser.
 
     `headers` are by lower-case name; `allowed` are origins as browsers write them, or `*`.
     """
@@ -40,7 +42,7 @@ def foreign_page(headers: Mapping[str, str], allowed: Collection[str]) -> str:
 
 
 def is_simple(content_type: str) -> bool:
-    """Whether any page could have sent a body of this type; one without a type is none.
+    """Return whether any page could have sent a body of this type; false for an empty type.
 
     >>> is_simple("text/plain;charset=UTF-8"), is_simple("application/json"), is_simple("")
     (True, False, False)

@@ -1,8 +1,8 @@
-"""`/health` and `/metrics`: what every daemon serves.
+"""`/health` and `/metrics`, which every daemon serves.
 
-Checks are run together, each within a limit; one that fails, raises or takes too long makes the service unhealthy
-(503), and says why. Both paths are open, so that an orchestrator and Prometheus need no token: they tell names and
-counts, never a record.
+Checks run together, each within a time limit. A check that fails, raises or takes too long makes the service unhealthy:
+the answer is 503 with the reason. Both paths are open, so an orchestrator and Prometheus need no token. They show names
+and counts, never a record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Check = Callable[[], "Awaitable[CheckResult] | CheckResult"]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Whether one thing that a service needs is well; `facts` are plain values to show with it."""
+    """The result of one check; `facts` are plain values to show with it."""
 
     ok: bool
     detail: str = ""
@@ -37,7 +37,7 @@ class CheckResult:
 
 
 async def run_checks(checks: Mapping[str, Check], timeout_ms: int = CHECK_TIMEOUT_MS) -> dict[str, CheckResult]:
-    """The results by name; never raises for a check."""
+    """Run all checks and return the results by name. An error of a check is a failed result."""
     results = await asyncio.gather(*(_run(check, timeout_ms) for check in checks.values()))
     return dict(zip(checks, results, strict=True))
 
@@ -54,7 +54,7 @@ async def _run(check: Check, timeout_ms: int) -> CheckResult:
 
 
 def health_body(service: str, results: Mapping[str, CheckResult]) -> dict[str, Any]:
-    """The answer of `/health` as plain values."""
+    """Return the answer of `/health` as plain values."""
     return {
         "status": "ok" if all(result.ok for result in results.values()) else "failing",
         "service": service,
@@ -68,7 +68,7 @@ def health_router(
     registry: CollectorRegistry,
     render: Callable[[], Awaitable[bytes]] | None = None,
 ) -> APIRouter:
-    """The two routes, to be mounted into any app; `render` gives the metrics' text where it is not the registry's."""
+    """Return the two routes, for any app. `render` returns the metrics' text; default: that of the registry."""
     router = APIRouter(tags=["health"])
 
     @router.get("/health", summary="Whether the service can do its work (200) or not (503)")
@@ -87,7 +87,7 @@ def health_router(
 
 
 def create_health_app(service: str, checks: Mapping[str, Check], registry: CollectorRegistry) -> FastAPI:
-    """An app with `/health` and `/metrics` alone, for a daemon that serves nothing else."""
+    """Return an app with `/health` and `/metrics` alone, for a daemon that serves nothing else."""
     app = FastAPI(title=f"Penstock {service}", docs_url=None, redoc_url=None)
     problem.install(app)
     app.include_router(health_router(service, checks, registry))

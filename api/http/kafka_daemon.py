@@ -1,7 +1,8 @@
-"""A service that answers HTTP in front of Kafka: what the producer, the admin and the local gateway share (an edge).
+"""The base of services that serve HTTP in front of Kafka: the producer, the admin and the local gateway (an edge).
 
-HTTP answers from the first moment on, so that `/health` can say what is missing. Kafka is reached in the background:
-tried again while nothing answers; what trying again cannot mend (credentials, a certificate's path) ends the service.
+The HTTP server starts first, so `/health` can report what is missing. The service connects to Kafka in the background.
+It retries while no broker answers. An error that a retry cannot fix (credentials, a certificate's path) ends the
+service.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PROBE_TIMEOUT_MS = 3_000
 
 
 class KafkaHttpDaemon:
-    """The life of such a service; see `penstock.shared.common.daemon`. A subclass makes `server`."""
+    """The lifecycle of such a service; see `penstock.shared.common.daemon`. A subclass sets `server`."""
 
     server: HttpServer
 
@@ -34,18 +35,18 @@ class KafkaHttpDaemon:
         return f"{type(self).__name__}({self.server!r}, {self._probe!r})"
 
     async def startup(self) -> None:
-        """Listen; ConfigError where the address cannot be had."""
+        """Listen. Raises ConfigError if the address cannot be bound."""
         await self.server.start()
 
     async def main_loop(self) -> None:
-        """Reach Kafka, then watch it, while the server works."""
+        """Connect to Kafka, then probe it, while the server runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
             await self._reach_kafka()
             tasks.create_task(self._probe.run())
 
     async def connect(self) -> None:
-        """Open every client of the service; called again after a RetriableError."""
+        """Open every client of the service. Called again after a RetriableError."""
         await self._admin.__aenter__()
 
     async def _reach_kafka(self) -> None:

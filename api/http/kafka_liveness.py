@@ -1,8 +1,8 @@
-"""Whether Kafka still answers the client that does a service's work, as a health check (an edge).
+"""A health check: whether Kafka still answers the client that does a service's work (an edge).
 
-A member of a group hears from its brokers several times a second, by fetches, and every few seconds, by heartbeats.
-Only while it waits for a rebalance may nothing come for a minute; so after a part of the limit without any answer one
-is asked for. Silence beyond the limit then means that the brokers hang or cannot be reached, however quietly.
+A group member receives an answer from its brokers several times a second for fetches, and every few seconds for
+heartbeats. Only while it waits for a rebalance may no answer arrive for a minute. So after a share of the limit without
+an answer the check requests one. Silence beyond the limit then means that the brokers hang or cannot be reached.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 ASK_SHARE = 0.25
-"""Of the limit: how often is looked, and after how much silence an answer is asked for."""
+"""The share of the limit between two looks, and of silence after which the check requests an answer."""
 
 
 class Talking(Protocol):
-    """A client of Kafka that knows when it was last answered."""
+    """A client of Kafka that knows when it last received an answer."""
 
     def silent_ms(self) -> float | None:
-        """How long no broker has answered; None while it is not connected."""
+        """Return the milliseconds since the last answer of any broker; None while not connected."""
         ...
 
     def ask_for_answer(self) -> None:
-        """Send what any broker answers at once; does not wait."""
+        """Send a request that any broker answers at once. Does not wait."""
         ...
 
 
 class Contact:
-    """A check of the client that `client` gives, which may be another one from time to time."""
+    """Checks the client that `client` returns. The client may change over time."""
 
     def __init__(self, client: Callable[[], Talking | None], silence_max_ms: int) -> None:
-        self._client, self._silence_max_ms = client, silence_max_ms
+        self._client = client
+        self._silence_max_ms = silence_max_ms
         self._was_ok = True
 
     def __repr__(self) -> str:
         return f"Contact({self()})"
 
     def __call__(self) -> CheckResult:
-        """Whether the last answer came within the limit."""
+        """Return whether the last answer came within the limit."""
         client = self._client()
         silent_ms = None if client is None else client.silent_ms()
         if silent_ms is None:
@@ -55,7 +56,7 @@ class Contact:
         )
 
     def look(self) -> None:
-        """Ask for an answer where none came for a while, and log a change."""
+        """Request an answer after a share of the limit without one, and log a change of the result."""
         client = self._client()
         silent_ms = None if client is None else client.silent_ms()
         if client is None or silent_ms is None:
@@ -68,7 +69,7 @@ class Contact:
         self._was_ok = result.ok
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Look at intervals until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(self._silence_max_ms * ASK_SHARE / 1000)

@@ -18,7 +18,7 @@ from penstock.shared.common.setting_names import nearest
 
 PREFIX = "/v1/"
 SHOWN_MAX = 40
-"""Characters of a name that are repeated in an error."""
+"""Characters of an unknown name that an error message repeats."""
 
 
 async def reject_unknown_query(request: Request) -> None:

@@ -1,7 +1,7 @@
-"""The OpenAPI document: what FastAPI knows of the routes, and what it cannot know.
+"""The OpenAPI document: FastAPI's document of the routes, completed.
 
-That is: an example of every parameter, body and answer (`openapi_examples`); how this service says no, in place of
-FastAPI's own 422; and the routes of other services that are handed on, as those services describe them.
+Added are an example of every parameter, body and answer (`openapi_examples`), this service's error format in place of
+FastAPI's 422, and the forwarded routes of other services, as those services describe them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _METHODS = ("get", "put", "post", "patch", "delete")
 
 
 def describe(app: FastAPI, handed_on: Callable[[], Paths] = dict) -> None:
-    """Have the app answer `/openapi.json` with the whole document; `handed_on` is asked when it is first wanted."""
+    """Make the app answer `/openapi.json` with the completed document. `handed_on` is called for the first request."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -38,7 +38,7 @@ def describe(app: FastAPI, handed_on: Callable[[], Paths] = dict) -> None:
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Add what is missing to every operation."""
+    """Complete every operation in place."""
     for path, method, operation in operations_of(document):
         _parameters(path, operation)
         _body(path, method, operation)
@@ -48,7 +48,7 @@ def complete(document: dict[str, Any]) -> None:
 
 
 def operations_of(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Path, method and description of every operation."""
+    """Yield path, method and description of every operation."""
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             if method in _METHODS:
@@ -56,7 +56,7 @@ def operations_of(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[
 
 
 def handed_on_paths(document: Mapping[str, Any], *prefixes: str) -> dict[str, Any]:
-    """Another service's paths under the prefixes, without what refers to the rest of its document."""
+    """Return another service's paths under the prefixes, without references to the rest of its document."""
     found = {}
     for path, operations in document["paths"].items():
         if path.startswith(prefixes):
@@ -92,7 +92,7 @@ def _answers(path: str, method: str, operation: dict[str, Any]) -> None:
     if "HTTPValidationError" in str(answers.get("422", "")):
         del answers["422"]  # a wrong parameter or body is a 400 here
     media_type, example = error_of(path)
-    answers.setdefault("default", {"description": "refused or failed"})
+    answers.setdefault("default", {"description": "rejected or failed"})
     for status, answer in answers.items():
         if status.startswith("2"):
             found = ANSWERS.get((method, path))
@@ -104,7 +104,7 @@ def _answers(path: str, method: str, operation: dict[str, Any]) -> None:
 
 
 def error_of(path: str) -> tuple[str, dict[str, Any]]:
-    """How a path says no: the media type, and an example."""
+    """Return the error format of a path: the media type, and an example."""
     if not is_rest_proxy(path):
         return PROBLEM_TYPE, PROBLEM
     return JSON_TYPE, CONNECT_ERROR if path.startswith("/connect") else REST_ERROR

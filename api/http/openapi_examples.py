@@ -1,6 +1,6 @@
 """Examples for the OpenAPI document, by method and path: a cluster with the topic `flights` and the group `banks`.
 
-A test holds the answers to what the routes really say.
+A test compares the answers with those of the routes.
 """
 
 from __future__ import annotations

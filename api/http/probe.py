@@ -1,7 +1,7 @@
-"""A check that is made on a schedule, so that asking for its result costs nothing and never waits (an edge).
+"""A check that runs on a schedule, so reading its result costs nothing and never waits (an edge).
 
-What is asked here is whether Kafka answers: `/health` shows it, and ingest uses it to say 503 at once, instead of
-letting every client wait for a timeout while the brokers are known to be away.
+Services probe whether Kafka answers. `/health` shows the result, and ingest answers 503 at once while the brokers are
+known to be unreachable. Otherwise every client would wait for a timeout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIMEOUT_MS = 5_000
 
 
 class Probe:
-    """The newest result of an asynchronous question; not ok until the first answer came."""
+    """The newest result of an asynchronous request. It is not ok until the first answer."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Probe:
         return self._result
 
     async def run_once(self) -> CheckResult:
-        """Ask, and remember the answer; an error or no answer in time is a failing one."""
+        """Send the request and keep the result. An error, or no answer in time, is a failed result."""
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 await self._ask()
@@ -59,7 +59,7 @@ class Probe:
         return result
 
     async def run(self) -> None:
-        """Ask again and again, until cancelled."""
+        """Repeat at intervals until cancelled."""
         while True:
             await self.run_once()
             await asyncio.sleep(self._interval_ms / 1000)

@@ -1,7 +1,7 @@
-"""Errors as HTTP says them: RFC 9457 problem details, from one table.
+"""Errors as HTTP answers: RFC 9457 problem details, from one table.
 
-Each error of Penstock has one status, one stable `error_code` and, where the same request may succeed later, a
-`Retry-After`. The look-up follows the class hierarchy, so that a new leaf class is answered like its base:
+Each error of Penstock has one status and one stable `error_code`. If the same request may succeed later, the answer has
+`Retry-After`. The look-up follows the class hierarchy, so a new leaf class is answered like its base:
 
 >>> from penstock.shared.common.errors import BufferExhausted, NotEnoughReplicas
 >>> kind_of(BufferExhausted()).status, kind_of(NotEnoughReplicas()).error_code, kind_of(ValueError()).status
@@ -28,7 +28,7 @@ JSON_TYPE = "application/json"
 
 
 class ErrorKind(NamedTuple):
-    """How an error is answered; `retry_after_s` is None where the same request will fail again."""
+    """The answer to an error. `retry_after_s` is None if the same request will fail again."""
 
     status: int
     error_code: str
@@ -41,25 +41,25 @@ UNEXPECTED = ErrorKind(500, "UNKNOWN_SERVER_ERROR", "Unexpected error")
 KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
     errors.PenstockError: UNEXPECTED,
     errors.RetriableError: ErrorKind(503, "KAFKA_NOT_READY", "Kafka cannot do this now", 5),
-    errors.FatalError: ErrorKind(503, "CLIENT_FAILED", "The connection to Kafka has to be made anew", 10),
-    errors.IllegalState: ErrorKind(503, "SHUTTING_DOWN", "The service is not ready, or is leaving", 5),
+    errors.FatalError: ErrorKind(503, "CLIENT_FAILED", "The connection to Kafka must be opened again", 10),
+    errors.IllegalState: ErrorKind(503, "SHUTTING_DOWN", "The service is not ready, or is shutting down", 5),
     errors.ConfigError: ErrorKind(400, "INVALID_CONFIG", "Wrong setting"),
     errors.DataError: ErrorKind(400, "INVALID_RECORD", "Wrong data"),
-    errors.InvalidRequest: ErrorKind(400, "KAFKA_INVALID_REQUEST", "Kafka does not take these values"),
+    errors.InvalidRequest: ErrorKind(400, "KAFKA_INVALID_REQUEST", "Kafka rejects these values"),
     errors.InvalidTopic: ErrorKind(400, "INVALID_TOPIC", "Not a topic name"),
     errors.InvalidTimestamp: ErrorKind(400, "INVALID_TIMESTAMP", "Event time not accepted"),
     errors.RecordTooLarge: ErrorKind(413, "MESSAGE_TOO_LARGE", "Record too large"),
     errors.UnknownTopicOrPartition: ErrorKind(404, "UNKNOWN_TOPIC_OR_PARTITION", "No such topic or partition"),
     errors.TopicAlreadyExists: ErrorKind(409, "TOPIC_ALREADY_EXISTS", "The topic exists"),
-    errors.BufferExhausted: ErrorKind(429, "BUFFER_EXHAUSTED", "Too much is waiting for Kafka", 1),
+    errors.BufferExhausted: ErrorKind(429, "BUFFER_EXHAUSTED", "Too many records wait for Kafka", 1),
     errors.KafkaTimeout: ErrorKind(504, "REQUEST_TIMED_OUT", "Kafka did not answer in time", 5),
     errors.DeliveryTimeout: ErrorKind(504, "DELIVERY_TIMEOUT", "Not acknowledged in time", 5),
     errors.BrokerNotAvailable: ErrorKind(503, "BROKER_NOT_AVAILABLE", "Kafka cannot be reached", 5),
     errors.NotLeaderOrFollower: ErrorKind(503, "NOT_LEADER_OR_FOLLOWER", "The partition is moving", 1),
     errors.NotEnoughReplicas: ErrorKind(503, "NOT_ENOUGH_REPLICAS", "Too few replicas are in sync", 5),
     errors.TransactionAborted: ErrorKind(503, "TRANSACTION_ABORTED", "The transaction was aborted", 1),
-    errors.AuthenticationFailed: ErrorKind(503, "AUTHENTICATION_FAILED", "Kafka refused the service's credentials", 30),
-    errors.AuthorizationFailed: ErrorKind(403, "AUTHORIZATION_FAILED", "Kafka does not allow this to the service"),
+    errors.AuthenticationFailed: ErrorKind(503, "AUTHENTICATION_FAILED", "Kafka rejected the credentials", 30),
+    errors.AuthorizationFailed: ErrorKind(403, "AUTHORIZATION_FAILED", "The service lacks the permission in Kafka"),
     errors.RebalanceInProgress: ErrorKind(503, "REBALANCE_IN_PROGRESS", "The group is rebalancing", 2),
     errors.CommitFailed: ErrorKind(409, "COMMIT_FAILED", "Offsets could not be committed"),
     errors.GroupNotEmpty: ErrorKind(409, "NON_EMPTY_GROUP", "The group is active"),
@@ -71,7 +71,7 @@ KINDS: Mapping[type[errors.PenstockError], ErrorKind] = {
 
 
 def kind_of(error: BaseException) -> ErrorKind:
-    """The answer to an error, by its class or the nearest base that the table names."""
+    """Return the answer to an error, by its class or the nearest base class in the table."""
     for base in type(error).__mro__:
         kind = KINDS.get(base)
         if kind is not None:
@@ -80,7 +80,7 @@ def kind_of(error: BaseException) -> ErrorKind:
 
 
 def kind_of_record(error: BaseException) -> ErrorKind:
-    """The answer for a record that failed: 504 says that Kafka may hold it, any other status that it does not.
+    """Return the answer for a record that failed: 504 if Kafka may hold it, any other status if it does not.
 
     >>> timeout = errors.DeliveryTimeout("t-0: it was not written")
     >>> timeout.maybe_written = False
@@ -97,7 +97,7 @@ def kind_of_record(error: BaseException) -> ErrorKind:
 
 
 _REST_PROXY = frozenset({"topics", "brokers", "consumers", "v3", "connectors", "connector-plugins"})
-"""How the paths begin that speak Confluent REST Proxy's language, or Kafka Connect's, which has the same errors."""
+"""Path prefixes of Confluent REST Proxy's interface, and of Kafka Connect's, which has the same error format."""
 
 _REST_CODES: Mapping[str, int] = {
     "KAFKA_INVALID_REQUEST": 40002,
@@ -108,12 +108,12 @@ _REST_CODES: Mapping[str, int] = {
     "AUTHORIZATION_FAILED": 40301,
     "UNKNOWN_PARTITION": 40402,
 }
-"""REST Proxy's numbers for errors that have one of their own (rest-utils' KafkaExceptionMapper, kafka-rest's Errors);
-all others have their status, or 50002 and 50003 for what cannot and what may succeed later."""
+"""REST Proxy's numbers for errors with a specific one (rest-utils' KafkaExceptionMapper, kafka-rest's Errors). All
+others have their status, or 50002 if the error is permanent and 50003 if the request may succeed later."""
 
 
 def is_rest_proxy(path: str) -> bool:
-    """Whether errors at a path have REST Proxy's numbers.
+    """Return whether errors at a path have REST Proxy's numbers.
 
     >>> [is_rest_proxy(path) for path in ("/v3", "/v3/none", "/consumers/g", "/v1/topics", "/topics-of-mine", "*")]
     [True, True, True, False, False, False]
@@ -122,7 +122,7 @@ def is_rest_proxy(path: str) -> bool:
 
 
 def rest_error_code(kind: ErrorKind, path: str) -> int:
-    """REST Proxy's number for an error.
+    """Return REST Proxy's number for an error.
 
     >>> unknown = kind_of(errors.UnknownTopicOrPartition())
     >>> rest_error_code(unknown, "/topics/t"), rest_error_code(unknown, "/v3/clusters/c/topics/t")
@@ -142,7 +142,7 @@ def rest_error_code(kind: ErrorKind, path: str) -> int:
 
 
 class Problem(Exception):
-    """An answer that is not a success; `extra` members are added to the body (RFC 9457, section 3.2)."""
+    """An error answer. The members of `extra` are added to the body (RFC 9457, section 3.2)."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Problem(Exception):
         return cls(kind, str(error) or kind.title)
 
     def response_for(self, path: str) -> Response:
-        """The answer at a path: RFC 9457 under `/v1`, `{error_code, message}` with REST Proxy's numbers elsewhere."""
+        """Return the answer at a path: RFC 9457 under `/v1`, else `{error_code, message}` with REST Proxy's numbers."""
         if not is_rest_proxy(path):
             return self.response()
         kind = self.kind
@@ -173,7 +173,7 @@ class Problem(Exception):
         return Response(msgspec.json.encode(body), kind.status, self.headers, JSON_TYPE)
 
     def response(self) -> Response:
-        """The problem as an HTTP response."""
+        """Return the problem as an HTTP response."""
         kind = self.kind
         body = {
             "type": "about:blank",
@@ -188,7 +188,7 @@ class Problem(Exception):
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Any plain value as JSON."""
+    """Return any plain value as a JSON response."""
     return Response(msgspec.json.encode(body), status, dict(headers or {}), JSON_TYPE)
 
 
@@ -222,7 +222,7 @@ def install(app: FastAPI) -> None:
 
     async def on_anything(request: Request, error: Exception) -> Response:
         log.error("request failed", path=request.url.path, error=type(error).__name__, exc_info=error)
-        problem = Problem(UNEXPECTED, "the service failed at this request; its log says why")
+        problem = Problem(UNEXPECTED, "the request failed; the service's log has the reason")
         return problem.response_for(request.url.path)
 
     app.add_exception_handler(Problem, on_problem)

@@ -1,7 +1,7 @@
-"""Other services' routes at one address: requests are handed on, and answers back, as they are.
+"""Forwards requests to other services, and their answers back, unchanged.
 
-So the page, and whoever has only this address, reach the aggregator's state and Kafka Connect's REST. The credentials
-that this service asked for stay here; it has its own for the others.
+So the dashboard, and any client that knows only this address, reaches the aggregator's state and Kafka Connect's REST.
+Credentials of the client are not forwarded. This service has its own credentials for the other services.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ STREAMS_PATHS = ("/v1/streams", "/v1/compactions")
 
 
 class Answer(NamedTuple):
-    """What another service said."""
+    """The answer of another service."""
 
     status: int
     media_type: str
     body: bytes
     retry_after: str = ""
     location: str = ""
-    """The path of what was made."""
+    """The path of the created resource."""
 
 
 class Upstream(Protocol):
@@ -36,12 +36,12 @@ class Upstream(Protocol):
     name: str
 
     async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Its answer; BrokerNotAvailable's kin where it does not give any."""
+        """Forward a request and return the answer. Raises Problem (502, 503) if there is none."""
         ...
 
 
 def forward_router(upstreams: Mapping[str, Upstream | None]) -> APIRouter:
-    """Routes by prefix; None where there is no such service, which is then said."""
+    """Return routes by prefix. A prefix whose upstream is None answers 404."""
     router = APIRouter(include_in_schema=False)
     for prefix, upstream in upstreams.items():
         _add(router, prefix, upstream)
@@ -72,6 +72,6 @@ def _add(router: APIRouter, prefix: str, upstream: Upstream | None) -> None:
 
 
 def upstreams_of(services: Mapping[str, Upstream], connect: str, streams: str) -> dict[str, Upstream | None]:
-    """Which service stands behind which prefix, by their names."""
+    """Map each prefix to the service behind it. `connect` and `streams` are the services' names."""
     behind: dict[str, Upstream | None] = {path: services.get(connect) for path in CONNECT_PATHS}
     return behind | {path: services.get(streams) for path in STREAMS_PATHS}

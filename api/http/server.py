@@ -1,8 +1,8 @@
 """An app served by uvicorn inside the running event loop (an edge).
 
-The daemon owns the signals and the loop; the server only listens. `start` returns when the address answers, and the
-real port is known then. `stop` closes the listening socket, lets the requests in flight finish within a limit, and
-cuts the others off.
+The daemon owns the signals and the event loop; the server only listens. `start` returns when the address accepts
+connections; the real port is known then. `stop` closes the listening socket, waits for the requests in flight within a
+limit, and closes the remaining connections.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ log = get_logger(__name__)
 
 BACKLOG = 2_048
 CONCURRENT_REQUESTS_MAX = 2_000
-"""Beyond this many connections or requests, uvicorn answers 503 itself: each may hold a line of `max_line_bytes`."""
+"""Beyond this many connections or requests uvicorn answers 503. Each request may hold a line of `max_line_bytes`."""
 
 GRACE_MS = 10_000
 
 KEEP_ALIVE_S = 30
-"""How long an idle connection is kept: longer than clients' pools keep theirs, or they send into a closing one."""
+"""How long an idle connection stays open: longer than in clients' pools, which could else send into a closing one."""
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers, and with an event for having started."""
+    """uvicorn without its signal handlers, and with an event that is set after its start."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -54,7 +54,7 @@ class HttpServer:
     """One app at one address, from `start` to `stop`."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, *, unix_socket: Path | None = None) -> None:
-        """With `unix_socket` it listens there, for processes of this user alone, and at no port."""
+        """With `unix_socket` the server listens on that socket, for processes of this user only, and on no port."""
         self._app = app
         self._settings = settings
         self._unix_socket = unix_socket
@@ -75,7 +75,7 @@ class HttpServer:
         return url if self._settings.ssl_certfile is None else url.replace("http:", "https:", 1)
 
     async def start(self) -> None:
-        """Listen; ConfigError where the address cannot be had."""
+        """Listen. Raises ConfigError if the address cannot be bound."""
         bound = _bind(self._settings) if self._unix_socket is None else _bind_unix(self._unix_socket)
         if self._unix_socket is None:
             self.port = bound.getsockname()[1]
@@ -87,10 +87,10 @@ class HttpServer:
             ssl_keyfile=self._settings.ssl_keyfile,
             ssl_keyfile_password=None if password is None else password.get_secret_value(),
             log_config=None,
-            log_level="warning",  # we log the address and the shutdown ourselves
+            log_level="warning",  # this module logs the address and the shutdown
             access_log=False,
             server_header=False,
-            # Anybody on this machine could otherwise name any address as its own: in rates, and in the audit log.
+            # Otherwise any process on this machine could forge its address in rates and in the audit log.
             proxy_headers=bool(self._settings.forwarded_allow_ips),
             forwarded_allow_ips=list(self._settings.forwarded_allow_ips),
             lifespan="off",
@@ -117,12 +117,12 @@ class HttpServer:
         log.info("listening", url=self.url)
 
     async def wait(self) -> None:
-        """Return when the server has ended; raises what ended it."""
+        """Wait until the server ends. Raises the error that ended it."""
         assert self._serving is not None, "start() comes first"
         await asyncio.shield(self._serving)
 
     async def stop(self, grace_ms: int = GRACE_MS) -> None:
-        """Stop accepting, finish the requests in flight within `grace_ms`, then close."""
+        """Stop accepting, finish the requests in flight within `grace_ms`, then close the rest."""
         if self._server is None or self._serving is None:
             return
         self._server.config.timeout_graceful_shutdown = -(-grace_ms // 1000)  # whole seconds, rounded up
@@ -132,7 +132,7 @@ class HttpServer:
 
 
 def url_of(host: str, port: int) -> str:
-    """The URL by which a client on this machine reaches a server that listens there.
+    """Return the URL by which a client on this machine reaches a server that listens there.
 
     >>> url_of("0.0.0.0", 80), url_of("::1", 80)
     ('http://127.0.0.1:80', 'http://[::1]:80')
@@ -144,7 +144,7 @@ def url_of(host: str, port: int) -> str:
 def _bind_unix(path: Path) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.unlink(missing_ok=True)  # of a process that was killed
+        path.unlink(missing_ok=True)  # left by a process that was killed
         bound.bind(str(path))
         path.chmod(0o600)
         bound.setblocking(False)

@@ -1,7 +1,7 @@
-"""Whether a request that stores anything is taken at all: the service, the client and the topic (an edge).
+"""Decides whether a request that stores records is accepted, by service, client and topic (an edge).
 
-One for all ways of storing events, so that a client has the same limits whichever it takes. What is refused here is
-refused before the body is read.
+All interfaces that store records share one admission, so a client has the same limits with each of them. A request that
+is rejected here is rejected before its body is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUESTS_RATE, RECORDS_RATE = "max_requests_per_second", "max_records_per_second
 
 
 class Admission:
-    """See the module; `kafka` says whether the brokers answer, where that is known."""
+    """See the module. `kafka` checks whether the brokers answer; None if nothing checks it."""
 
     def __init__(
         self,
@@ -37,7 +37,10 @@ class Admission:
         clock: Clock,
         kafka: Callable[[], CheckResult] | None = None,
     ) -> None:
-        self._producer, self._settings, self._clock, self._kafka = producer, settings, clock, kafka
+        self._producer = producer
+        self._settings = settings
+        self._clock = clock
+        self._kafka = kafka
         self._requests_of = Rates(settings.max_requests_per_second)
         self._records_of = Rates(settings.max_records_per_second)
         self._at_work: Counter[str] = Counter()
@@ -50,13 +53,13 @@ class Admission:
 
     @property
     def active(self) -> int:
-        """Requests that are being worked on."""
+        """The number of requests in progress."""
         return self._at_work.total()
 
     def enter(self, client: str) -> None:
-        """A request is worked on until `leave`; Problem (429) where the client has too many already."""
+        """Count a request as in progress until `leave`. Raises Problem (429) if the client has too many."""
         if self._at_work[client] >= self._settings.max_concurrent_requests:
-            kind = ErrorKind(429, "RATE_LIMITED", "Too much asked", 1)
+            kind = ErrorKind(429, "RATE_LIMITED", "Rate limit exceeded", 1)
             raise Problem(kind, f"more than max_concurrent_requests={self._settings.max_concurrent_requests} at a time")
         self._at_work[client] += 1
 
@@ -68,7 +71,7 @@ class Admission:
 
     @contextmanager
     def still_working_for(self, client: str) -> Iterator[None]:
-        """Count what a request that was let in goes on with, such as an answer that streams."""
+        """Count a request as in progress after `leave`, for example while its answer streams."""
         self._at_work[client] += 1
         try:
             yield
@@ -76,10 +79,11 @@ class Admission:
             self.leave(client)
 
     async def check(self, topic: str, client: str) -> None:
-        """Let a request in, and count it; what is raised refuses it.
+        """Accept a request and count it, or raise.
 
-        IllegalState, BrokerNotAvailable, Problem (403 a topic that takes no events, 429 a client that asks for more
-        than it may), InvalidTopic, UnknownTopicOrPartition.
+        Raises IllegalState if the service is shutting down, BrokerNotAvailable, InvalidTopic and
+        UnknownTopicOrPartition. Raises Problem 403 if the topic takes no events, and Problem 429 if the client exceeds
+        a rate.
         """
         if self.drain.begun:
             raise IllegalState("the service is shutting down")
@@ -89,7 +93,7 @@ class Admission:
         await self._check_topic(topic)
 
     def body(self, request: Request) -> BodyReader:
-        """The request's body within its limits, behind those that came before; Problem (415) for its encoding."""
+        """Return a reader of the request's body within its limits. Raises Problem (415) for an unknown encoding."""
         settings, declared = self._settings, request.headers.get("content-length", "")
         return BodyReader(
             request.receive,
@@ -102,35 +106,35 @@ class Admission:
         )
 
     def has_seen(self, topic: str) -> bool:
-        """Whether a request was let in for the topic: a name that anybody may make up is no label of a metric."""
+        """Whether a request for the topic was accepted. Other names are not used as labels of metrics."""
         return topic in self._seen
 
     def pay(self, client: str, records: int) -> None:
-        """The client stored so many records."""
+        """Charge the client for stored records."""
         self._records_of.pay(client, records, self._clock.monotonic_ms())
 
     def _check_rates(self, client: str) -> None:
         now_ms = self._clock.monotonic_ms()
         for rates, name in ((self._requests_of, REQUESTS_RATE), (self._records_of, RECORDS_RATE)):
             if (wait_s := rates.wait_s(client, now_ms)) > 0:
-                kind = ErrorKind(429, "RATE_LIMITED", "Too much asked", wait_s)
+                kind = ErrorKind(429, "RATE_LIMITED", "Rate limit exceeded", wait_s)
                 raise Problem(kind, f"more than {name}={getattr(self._settings, name)}")
         self._requests_of.pay(client, 1, now_ms)
 
     async def _check_topic(self, topic: str) -> None:
         check_topic_name(topic)
         allowed = self._settings.for_topic(topic).allowed
-        # What Penstock itself writes needs an entry of its own in the settings.
+        # Topics that Penstock itself writes accept events only with an entry in the settings.
         own = is_internal(topic) or topic == self._settings.idempotency_topic
         if not allowed or (own and topic not in self._settings.topics):
             raise Problem(ErrorKind(403, "TOPIC_NOT_ALLOWED", "Topic not allowed"), f"{topic}: events are not accepted")
         try:
             await self._producer.partitions_for(topic)
-        except KafkaTimeout as e:  # nothing was handed over yet
+        except KafkaTimeout as e:  # no record has been sent yet
             raise BrokerNotAvailable(str(e)) from None
         self._seen.add(topic)
 
 
 def client_of(request: Request) -> str:
-    """Who asks: the credential's name, or the address where nobody is asked."""
+    """Return the name of the request's credential, or the client's address if there is none."""
     return str(request.scope.get("principal") or (request.client.host if request.client else ""))

@@ -1,9 +1,9 @@
-"""Requests that are stored as one: `?atomic=true` and `Idempotency-Key`.
+"""Requests that are stored atomically: `?atomic=true` and `Idempotency-Key`.
 
-The body is read whole (up to `max_body_bytes`) before anything is sent; then its events, and the key where there is
-one, are written in one transaction. What is committed is what is answered. A key is remembered with the answer that was
-given: the same request again gets that answer again, and nothing is stored a second time. A request is the same where
-its topic, its body and what its headers say of the records are; a key is its sender's own, in one topic.
+The body is read whole (up to `max_body_bytes`) before anything is sent. Then its events, and the key if there is one,
+are written in one transaction. The answer is sent after the commit. A key is kept with its answer. The same request
+again gets the same answer, and nothing is stored a second time. Two requests are the same if their topic, their body
+and the headers that make their records are equal. A key belongs to one principal and one topic.
 
 >>> first = idempotency_key('"order-7"', "orders", b"[1]", [], atomic=False, principal="ann")
 >>> again = idempotency_key("order-7", "orders", b"[1]", [], atomic=False, principal="ann")
@@ -36,14 +36,14 @@ class KeyReused(DataError):
 
 
 class IdempotencyKey(NamedTuple):
-    """A key in its topic, and what was asked for with it, both as digests of 32 bytes."""
+    """A key with its topic and principal, and a fingerprint of its request, both as digests of 32 bytes."""
 
     digest: bytes
     fingerprint: bytes
 
 
 class Remembered(NamedTuple):
-    """The answer that a request with this key was given."""
+    """The answer to the first request with this key."""
 
     status: int
     body: bytes
@@ -53,21 +53,22 @@ MakeAnswer = Callable[[Sequence[Outcome]], Remembered]
 
 
 class Transactor(Protocol):
-    """What ingest needs for requests that are stored as one.
+    """What ingest needs to store requests atomically.
 
-    Raises PenstockError where nothing is known to be stored; `maybe_written` says whether it may be.
+    Methods raise PenstockError if no record is known to be stored; its `maybe_written` tells whether some may be.
     """
 
     async def send_atomic(self, records: Sequence[ProducerRecord]) -> Sequence[Outcome]:
-        """Send all in one transaction; their places, once it is committed."""
+        """Send all records in one transaction. Returns their outcomes after the commit."""
         ...
 
     async def send_keyed(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
     ) -> tuple[Remembered, bool]:
-        """As `send_atomic`, with the key and its answer in the same transaction; True where the key was known before.
+        """Send like `send_atomic`, with the key and its answer in the same transaction.
 
-        Raises KeyReused where the key is known for another fingerprint.
+        Returns the answer, and whether the key was already known. Raises KeyReused if the key is known with another
+        fingerprint.
         """
         ...
 
@@ -75,7 +76,7 @@ class Transactor(Protocol):
 def told_by_headers(
     headers: Iterable[tuple[str, str]], key_header: str | None, time_header: str | None
 ) -> list[tuple[str, str]]:
-    """What of a request's headers (by lower-case name) makes its records, in one order.
+    """Return the headers of a request that make its records, sorted. Names in `headers` are lower-case.
 
     >>> told_by_headers([("host", "a"), ("x-key", "ann"), ("ce-id", "7")], "X-Key", None)
     [('ce-id', '7'), ('x-key', 'ann')]
@@ -87,7 +88,7 @@ def told_by_headers(
 def idempotency_key(
     text: str, topic: str, body: bytes, telling: Sequence[tuple[str, str]], *, atomic: bool, principal: str
 ) -> IdempotencyKey:
-    """The key of a request; Problem (400) where the header is empty or too long."""
+    """Return the key of a request. Raises Problem (400) if the header is empty or too long."""
     name = text.strip()
     if len(name) > 1 and name[0] == name[-1] == '"':
         name = name[1:-1]

@@ -1,9 +1,9 @@
-"""One ingest request on its way: parsed events are sent in batches, and each batch is settled by its acknowledgement.
+"""One ingest request: parsed events are sent in batches, and each batch is settled by its acknowledgement.
 
-Batches are in flight while the body is still being read, at most `max_in_flight_records` records of them; then the
-oldest is waited for, which holds the client back through its connection. A batch that is not acknowledged within
-`ack_timeout_ms` is given up: what the producer took of it may still be stored, what it did not take is not, and the
-answer says which is which.
+Batches are in flight while the body is still being read, at most `max_in_flight_records` records of them. Beyond that
+the request waits for its oldest batch, which slows the client through its connection. A batch that is not acknowledged
+within `ack_timeout_ms` is given up. Records that the producer accepted may still be stored, the others are not. The
+answer states the outcome of each.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class IngestProducer(Protocol):
     """What ingest needs of a Producer."""
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Awaitable[Sequence[Outcome]]:
-        """Take the records over; awaiting the result gives each one's metadata or error, in order."""
+        """Send the records. Awaiting the result returns each record's metadata or error, in order."""
         ...
 
     async def partitions_for(self, topic: str) -> Sequence[int]:
-        """The partitions of a topic; UnknownTopicOrPartition where there is none."""
+        """Return the partitions of a topic. Raises UnknownTopicOrPartition if it does not exist."""
         ...
 
     def has_room(self) -> bool:
-        """Whether a record would be taken now without waiting for memory."""
+        """Return whether a record would be accepted now without waiting for memory."""
         ...
 
 
 class Flight(NamedTuple):
-    """A batch that was handed over: its positions and its coming outcomes."""
+    """A batch in flight: its events' positions, its pending outcomes, and its deadline by the loop's clock."""
 
     positions: list[int]
     outcomes: asyncio.Future[Sequence[Outcome]]
@@ -50,12 +50,12 @@ class Flight(NamedTuple):
 
     @property
     def left_s(self) -> float:
-        """Seconds until it is given up."""
+        """Seconds until the batch is given up."""
         return self.deadline - asyncio.get_running_loop().time()
 
 
 class IngestRequest:
-    """Sends what was parsed and keeps the result."""
+    """Sends the parsed events of one request and keeps the result."""
 
     def __init__(
         self, producer: IngestProducer, result: IngestResult, settings: IngestSettings, max_errors: int = 0
@@ -72,7 +72,7 @@ class IngestRequest:
         return f"IngestRequest(in_flight={self._in_flight}, {self.result!r})"
 
     async def take(self, parsed: Parsed, turn: Turn) -> bool:
-        """Send the records of one batch; False where the rest of the request is not worth reading."""
+        """Send the records of one batch. Returns False if reading the rest of the request is pointless."""
         keep = self.refuse(parsed)
         if parsed.records:
             self._next_position = parsed.positions[-1] + 1
@@ -83,32 +83,35 @@ class IngestRequest:
         return keep and not self.result.must_stop
 
     async def settle_what_is_done(self) -> None:
-        """Count what was answered, and what was not in its time; waits for nothing."""
+        """Count the batches that are acknowledged or past their deadline, without waiting."""
         while (first := self.first_in_flight) and (first.outcomes.done() or first.left_s <= 0):
             await self._settle(self._flights.popleft())
 
     @property
     def first_in_flight(self) -> Flight | None:
-        """The batch that is waited for first; None where nothing is in flight."""
+        """The oldest batch in flight; None if nothing is in flight."""
         return self._flights[0] if self._flights else None
 
     async def finish(self) -> None:
-        """Wait for everything in flight."""
+        """Wait for every batch in flight."""
         while self._flights:
             await self._settle(self._flights.popleft())
 
     @property
     def settled_before(self) -> int:
-        """The position before which every event's fate is known."""
+        """The position before which the fate of every event is known."""
         return self._flights[0].positions[0] if self._flights else self._next_position
 
     async def take_unacknowledged(self, parsed: Parsed, turn: Turn) -> int:
-        """Hand the records over and promise nothing; how many. BufferExhausted where there is no room for them."""
+        """Send the records without waiting for acknowledgements, and return their number.
+
+        Raises BufferExhausted if the producer has no room.
+        """
         self.refuse(parsed)
         if not parsed.records:
             return 0
         if not self._producer.has_room():
-            raise BufferExhausted("too much is waiting for Kafka")
+            raise BufferExhausted("too many records wait for Kafka")
         deliveries = await self._producer.send_many(parsed.records)
         waiting = asyncio.ensure_future(outcomes_of(deliveries))
         turn.handed(len(parsed.records), waiting)
@@ -117,7 +120,7 @@ class IngestRequest:
         return len(parsed.records)
 
     def abandon(self) -> None:
-        """Nobody waits for an answer any more: what was handed over goes its way without us."""
+        """Stop waiting for batches in flight. Their delivery continues without this request."""
         for flight in self._flights:
             flight.outcomes.add_done_callback(_retrieve)
         self._flights.clear()
@@ -127,9 +130,9 @@ class IngestRequest:
         return self._settings.max_in_flight_records
 
     def refuse(self, parsed: Parsed) -> bool:
-        """Count a batch's errors; False where there are too many.
+        """Count a batch's errors. Returns False if the request has too many.
 
-        The batch is then cut before the error that is one too many, so that errors stay bounded and all is said.
+        The batch is then cut before the first error beyond the limit, so errors stay bounded and none is hidden.
         """
         keep = self._within_errors(parsed)
         self.result.refused(parsed.errors)
@@ -140,7 +143,7 @@ class IngestRequest:
         if len(parsed.errors) <= room:
             return True
         cut = parsed.errors[room].position
-        self.result.stop(cut, f"more than max_errors={self._max_errors} events were refused")
+        self.result.stop(cut, f"more than max_errors={self._max_errors} events were rejected")
         keep = sum(position < cut for position in parsed.positions)
         del parsed.errors[room:], parsed.records[keep:], parsed.positions[keep:]
         return False
@@ -180,14 +183,14 @@ class IngestRequest:
         return f"not acknowledged within ack_timeout_ms={self._settings.ack_timeout_ms}"
 
     def _break_off(self, positions: list[int], coming: Iterator[ProducerRecord], error: PenstockError) -> None:
-        """The handing over ended in the middle: the producer may have taken what it drew from the iterator."""
+        """Record the outcomes after sending failed midway. The producer took the records drawn from the iterator."""
         taken = len(positions) - length_hint(coming)
         maybe, surely_not = _fated(error, maybe_written=True), _fated(error, maybe_written=False)
         self.result.stored(positions, [maybe] * taken + [surely_not] * (len(positions) - taken))
 
 
 async def outcomes_of(deliveries: Awaitable[Sequence[Outcome]]) -> Sequence[Outcome]:
-    """As a coroutine, which makes a task of them."""
+    """Await the deliveries in a coroutine, which a task needs."""
     return await deliveries
 
 
@@ -198,7 +201,7 @@ def _fated(error: PenstockError, *, maybe_written: bool) -> PenstockError:
 
 
 UNWATCHED: set[asyncio.Future[Sequence[Outcome]]] = set()
-"""Batches that no request waits for any more; a task that nobody holds may vanish."""
+"""Batches that no request waits for. The event loop keeps only weak references to tasks."""
 
 
 def _retrieve(outcomes: asyncio.Future[Sequence[Outcome]]) -> None:

@@ -1,4 +1,4 @@
-"""The events of a request's body, whatever its form: batches of parsed events, one after the other (an edge).
+"""The events of a request's body in any format, as batches of parsed events in order (an edge).
 
 | Content-Type | events |
 |---|---|
@@ -41,27 +41,29 @@ class Events(Protocol):
 
     unit: Unit
     position: int
-    """Of the first event that was not given out."""
+    """The position of the first event that `take` has not returned."""
 
     async def wait(self) -> bool:
-        """Wait until `take` has a batch; False at the end.
+        """Wait until `take` has a batch. Returns False at the end.
 
-        Raises Problem; BodyStalled, CorruptBody and ServiceLeaving where what came before counts.
+        Raises Problem if the body is invalid as a whole. Raises BodyStalled, CorruptBody or ServiceLeaving if reading
+        ended early but earlier events count.
         """
         ...
 
     def take(self) -> Parsed:
-        """The batch that was waited for, parsed."""
+        """Return the next batch, parsed."""
         ...
 
 
 class Lines:
-    """NDJSON as it arrives."""
+    """NDJSON, read as it arrives."""
 
     unit: Unit = "line"
 
     def __init__(self, body: BodyReader, parser: EventParser, max_line_bytes: int, clock: Clock) -> None:
-        self._body, self._clock = body, clock
+        self._body = body
+        self._clock = clock
         self._reader: NdjsonReader | None = NdjsonReader(parser, max_line_bytes)
         self._chunk: bytes | None = None
         self.position = 1
@@ -93,18 +95,19 @@ class Lines:
 
 
 class Whole:
-    """A body that is read to its end before its first event is looked at."""
+    """A body that is read to its end before its first event is parsed."""
 
     unit: Unit = "index"
 
     def __init__(self, read: Callable[[bytes], Iterator[tuple[int, list[bytes | None]]]], parse: ParseBatch) -> None:
-        self._read, self._parse = read, parse
+        self._read = read
+        self._parse = parse
         self._batches: Iterator[tuple[int, list[bytes | None]]] | None = None
         self._batch: tuple[int, list[bytes | None]] | None = None
         self.position = 0
 
     def start(self, body: bytes, clock: Clock) -> Whole:
-        """Take the body; Problem (400) where it is not what its type says."""
+        """Set the body. Raises Problem (400) if it does not match its type."""
         self._clock = clock
         try:
             self._batches = self._read(body)
@@ -140,7 +143,7 @@ async def open_events(
     settings: IngestSettings,
     clock: Clock,
 ) -> Events:
-    """The events of a request, by what `check_media_type` gave; Problem (400, 408, 413, 503) where it has none."""
+    """Return the events of a request of a type from `check_media_type`. Raises Problem (400, 408, 413, 503)."""
     key, time = _from_headers(request, topic, reader, settings, clock)
     parser = EventParser(topic, settings, reader, key=key, time=time)
     if media_type in NDJSON_TYPES:
@@ -179,9 +182,9 @@ async def open_events(
 
 
 async def whole_body(body: BodyReader, max_body_bytes: int) -> bytes:
-    """The body up to `max_body_bytes`.
+    """Return the body, up to `max_body_bytes`.
 
-    Problem: 413 beyond, 408 where it stalls, 400 where it cannot be inflated, 503 where the service leaves.
+    Raises Problem: 413 if it is longer, 408 if it stalls, 400 if it cannot be inflated, 503 if the service shuts down.
     """
     if body.declared_bytes > max_body_bytes:
         raise too_long(max_body_bytes)
@@ -194,7 +197,7 @@ async def whole_body(body: BodyReader, max_body_bytes: int) -> bytes:
 
 
 async def next_turn(body: BodyReader, events: int) -> Turn:
-    """As `BodyReader.turn`, for a body of which nothing was stored yet: Problem (503) where the service leaves."""
+    """Like `BodyReader.turn`, before anything was stored. Raises Problem (503) if the service shuts down."""
     try:
         return await body.turn(events)
     except ServiceLeaving as e:
@@ -202,12 +205,12 @@ async def next_turn(body: BodyReader, events: int) -> Turn:
 
 
 def stop_status(error: Exception) -> int:
-    """The answer's status where an error ended the reading of the body before anything of it was whole."""
+    """Return the answer's status if an error ended the reading of the body before its first whole event."""
     return 408 if isinstance(error, BodyStalled) else 400 if isinstance(error, CorruptBody) else 503
 
 
 def stop_code(status: int) -> str:
-    """The error code of such an answer.
+    """Return the error code of such an answer.
 
     >>> stop_code(408), stop_code(400), stop_code(503)
     ('BODY_STALLED', 'CORRUPT_BODY', 'NOTHING_READ')
@@ -216,7 +219,7 @@ def stop_code(status: int) -> str:
 
 
 def check_media_type(request: Request) -> str:
-    """The Content-Type without parameters; Problem (415) for what ingest does not read."""
+    """Return the Content-Type without parameters. Raises Problem (415) for a type that ingest does not read."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     known = NDJSON_TYPES | {JSON_TYPE, STRUCTURED_TYPE, BATCH_TYPE}
     if media_type in known or cloudevents.is_binary(request.headers):
@@ -231,7 +234,7 @@ def check_media_type(request: Request) -> str:
 def _from_headers(
     request: Request, topic: str, reader: TopicReader, settings: IngestSettings, clock: Clock
 ) -> tuple[bytes | None, str | None]:
-    """Key and time that the request's headers name for all of its events."""
+    """Return the key and the time that the request's headers set for all of its events."""
     own = settings.for_topic(topic)
     key = request.headers.get(own.key_header) if own.key_header else None
     time = request.headers.get(own.time_header) if own.time_header else None
@@ -241,5 +244,5 @@ def _from_headers(
             reader.time(f"the header {own.time_header}", value, clock.now_ms() + settings.max_future_ms)
         except EventRejected as e:
             raise Problem(ErrorKind(400, e.error_code, "Wrong event time"), str(e)) from None
-    # What a header holds is bytes; Starlette shows each as one character.
+    # A header's value is bytes; Starlette decodes each to one character.
     return None if key is None else key.encode("latin-1"), time

@@ -39,14 +39,14 @@ HTTP_PREFIX, KAFKA_PREFIX = "ce-", "ce_"
 SPEC_VERSION = "ce-specversion"
 REQUIRED = ("specversion", "id", "source", "type")
 TEXTS = frozenset((*REQUIRED, "datacontenttype", "dataschema", "subject", "time", "partitionkey"))
-"""Attributes that cannot be anything else."""
+"""Attributes that must be strings."""
 INVALID_CLOUDEVENT = "INVALID_CLOUDEVENT"
 STRUCTURED_HEADERS: Headers = (("content-type", b"application/cloudevents+json; charset=UTF-8"),)
 ATTRIBUTES_MAX = 100
 """Attributes of one event; more are rejected."""
 
 SHOWN_MAX = 60
-"""Characters of a value that are repeated in an error."""
+"""Characters of a value that an error message repeats."""
 
 _CHARSET = re.compile(r';\s*charset="?([\w.:-]+)', re.IGNORECASE)
 
@@ -56,7 +56,7 @@ class CloudEvent(NamedTuple):
 
     attributes: Mapping[str, str]
     content_type: str
-    """`datacontenttype`, which is JSON where the event names none; empty for data of an unknown kind in base64."""
+    """`datacontenttype`, JSON if the event lacks it; empty for data of an unknown type in base64."""
     data: bytes | None
     is_json: bool
     """Whether the data is declared to be JSON."""
@@ -69,16 +69,16 @@ class CloudEvent(NamedTuple):
 
     @property
     def beside(self) -> Attributes:
-        """The key and the time that the attributes name."""
+        """The key and the time from the attributes."""
         key = self.attributes.get("partitionkey")
         return Attributes(None if key is None else key.encode(), self.attributes.get("time"))
 
     def with_body(self, body: bytes) -> CloudEvent:
-        """The event of which this was the head in binary mode; a body without a byte is no data."""
+        """Return the event with its data, for a head in binary mode. An empty body is no data."""
         return self._replace(data=body or None)
 
     def envelope(self) -> bytes:
-        """The event as a JSON object; data that is not JSON is in base64."""
+        """Return the event as a JSON object; data that is not JSON is in base64."""
         members: dict[str, Any] = dict(self.attributes)
         if self.content_type:
             members["datacontenttype"] = self.content_type
@@ -90,12 +90,12 @@ class CloudEvent(NamedTuple):
 
 
 def is_binary(headers: Mapping[str, str]) -> bool:
-    """Whether a request carries an event in binary mode."""
+    """Return whether a request is an event in binary mode."""
     return SPEC_VERSION in headers
 
 
 def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
-    """The head of an event in binary mode; EventRejected where an attribute that is required is missing or wrong."""
+    """Return the head of an event in binary mode. Raises EventRejected if a required attribute is missing or wrong."""
     found: dict[str, str] = {}
     content_type = ""
     for name, value in headers:
@@ -111,7 +111,7 @@ def from_headers(headers: Iterable[tuple[str, str]]) -> CloudEvent:
 
 
 def from_json(value: bytes) -> CloudEvent:
-    """An event in structured mode; EventRejected where it is none."""
+    """Return an event in structured mode. Raises EventRejected if the value is not a CloudEvent."""
     try:
         members = msgspec.json.decode(value, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
@@ -137,25 +137,27 @@ def from_json(value: bytes) -> CloudEvent:
         return CloudEvent(attributes, content_type, None, is_json=False)
     if content_type and not _is_json(content_type):
         return CloudEvent(attributes, content_type, _from_text(bytes(data), content_type), is_json=False)
-    # An event without datacontenttype has JSON data, which its other forms must declare (JSON format, section 3.1.2).
+    # An event without datacontenttype has JSON data, which the other forms must declare (JSON format, section 3.1.2).
     return CloudEvent(attributes, content_type or JSON_TYPE, bytes(data), is_json=True)
 
 
 class CloudEventParser:
-    """Events of one request to records of one topic."""
+    """Converts events of one request to records of one topic."""
 
     def __init__(self, parser: EventParser, form: CloudEventsForm, *, reads_data: bool) -> None:
-        """`reads_data` is false where the topic's settings ask nothing of the data: then it may be anything."""
-        self._parser, self._form, self._reads_data = parser, form, reads_data
+        """If the topic's settings use nothing of the data, `reads_data` is false and the data may be anything."""
+        self._parser = parser
+        self._form = form
+        self._reads_data = reads_data
         self._opaque = EventParser(parser.topic, parser.settings, parser.reader._replace(event=_opaque))
 
     def binary(self, head: CloudEvent, body: bytes, now_ms: int) -> Parsed:
-        """The one event of a request in binary mode."""
+        """Parse the one event of a request in binary mode."""
         event = head.with_body(body)
         return self._parse(event, 0, now_ms, None)
 
     def structured(self, values: Sequence[bytes | None], first: int, now_ms: int) -> Parsed:
-        """Events as JSON objects, at the positions `first`, `first + 1`, ..."""
+        """Parse events as JSON objects, at the positions `first`, `first + 1`, ..."""
         whole = Parsed()
         for position, value in enumerate(values, first):
             if value is None:
@@ -172,7 +174,7 @@ class CloudEventParser:
         return whole
 
     def _parse(self, event: CloudEvent, position: int, now_ms: int, envelope: bytes | None) -> Parsed:
-        """One event, and the JSON object that it came as."""
+        """Parse one event; `envelope` is the JSON object that it arrived as, if it did."""
         data, is_envelope = event.data, self._form == "envelope"
         if data is None and not is_envelope:
             said = (
@@ -183,7 +185,7 @@ class CloudEventParser:
         if data is not None and self._reads_data and event.content_type and not event.is_json:
             said = f"the topic's settings need data in JSON, got {event.content_type[:SHOWN_MAX]!r}"
             return _refused(position, said)
-        # An envelope that came as one is JSON already, and is stored as it came.
+        # An event that arrived as an envelope is valid JSON and is stored unchanged.
         is_read = self._reads_data or (event.is_json and not (is_envelope and envelope is not None))
         if data is not None and is_read and not data.strip(JSON_SPACE):
             return _refused(position, "the data must be JSON, and is empty")
@@ -211,7 +213,7 @@ def _with_value(record: ProducerRecord, value: bytes | None) -> ProducerRecord:
 
 
 def _unquoted(name: str, value: str) -> str:
-    """A header's value, percent-decoded; each character stands for one byte that came."""
+    """Return a header's value, percent-decoded; each character stands for one received byte."""
     try:
         return unquote_to_bytes(value.encode("latin-1")).decode()
     except UnicodeDecodeError:
@@ -219,7 +221,7 @@ def _unquoted(name: str, value: str) -> str:
 
 
 def _as_text(name: str, value: Any) -> str:
-    """An attribute's canonical text: CloudEvents knows texts, integers and booleans in JSON."""
+    """Return an attribute's canonical text. In JSON, CloudEvents has strings, integers and booleans."""
     if type(value) is str:
         return value
     if name not in TEXTS and type(value) in (bool, int):
@@ -240,7 +242,7 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
 
 
 def _is_json(content_type: str) -> bool:
-    """Whether a media type declares JSON.
+    """Return whether a media type declares JSON.
 
     >>> _is_json("application/json; charset=utf-8"), _is_json("application/vnd.a+JSON"), _is_json("")
     (True, True, False)
@@ -257,7 +259,7 @@ def _from_base64(text: Any) -> bytes:
 
 
 def _from_text(data: bytes, content_type: str) -> bytes:
-    """Data that is not JSON: a text, in the encoding that its media type names."""
+    """Return data that is not JSON: a string, in the encoding that its media type names."""
     charset = _CHARSET.search(content_type)
     try:
         return msgspec.json.decode(data, type=str).encode(charset[1] if charset else "utf-8")

@@ -1,6 +1,6 @@
-"""One event: the bytes of a JSON value to a record's key and event time.
+"""One event: the bytes of a JSON value become a record's key and event time.
 
-Sans-IO. The value is validated by decoding it once; what is stored is the bytes as they came.
+Sans-IO. Decoding validates the value. The stored value is the received bytes.
 
 >>> flights = TopicSettings(key=["/carrier", "/origin"], time="/at")
 >>> reader = topic_reader(IngestSettings(), flights)
@@ -39,7 +39,7 @@ INVALID_TIMESTAMP = "INVALID_TIMESTAMP"
 SCHEMA_VIOLATED = "SCHEMA_VIOLATED"
 
 SHOWN_MAX = 40
-"""Characters of a time that are repeated in an error."""
+"""Characters of a time that an error message repeats."""
 
 Read = Callable[[bytes, int], tuple[bytes | None, int | None]]
 """(value, latest_ms) -> (key, timestamp in ms); the event time may be `latest_ms` at most. Raises EventRejected."""
@@ -61,7 +61,7 @@ _BYTE = re.compile(r" \(byte (\d+)\)$")
 class EventRejected(DataError):
     """An event that cannot become a record.
 
-    Where a place within the value is known, `line` and `column` are 1-based, the column in characters.
+    If the position within the value is known, `line` and `column` are 1-based, the column in characters.
     """
 
     def __init__(self, error_code: str, message: str, column: int | None = None, line: int | None = None) -> None:
@@ -84,14 +84,14 @@ class RecordError(NamedTuple):
 
 
 class TopicReader(NamedTuple):
-    """How the events of one topic are read, and times that come beside them."""
+    """Reads the events of one topic, and times that are given beside events."""
 
     event: Read
     time: ReadTime
 
 
 def topic_reader(settings: IngestSettings, own: TopicSettings) -> TopicReader:
-    """The reading functions of a topic with the settings `own`; ConfigError where its JSON Schema cannot be used."""
+    """Return the reader of a topic with the settings `own`. Raises ConfigError if its JSON Schema cannot be used."""
     read_time = _time_reader(own.time_unit, own.min_event_time or settings.min_event_time)
     return TopicReader(_event_reader(own, read_time), read_time)
 
@@ -122,7 +122,7 @@ Get = Callable[[Any, str, str], Any]
 
 
 def _follow(pointer: str) -> Get:
-    """The value at a JSON pointer (RFC 6901); EventRejected names the pointer where there is none."""
+    """Return a function for the value at a JSON pointer (RFC 6901). EventRejected names a pointer without value."""
     steps = [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
     code = {"key": INVALID_KEY, "time": INVALID_TIMESTAMP}
 
@@ -153,7 +153,7 @@ def _follow(pointer: str) -> Get:
 
 
 def _is_index(step: str) -> bool:
-    """An array index has no sign and no leading zero; more than nine digits is no index of a body of ours."""
+    """Return whether a step is an array index: no sign, no leading zero, and at most nine digits."""
     return step.isascii() and step.isdigit() and len(step) < 10 and (step == "0" or step[0] != "0")
 
 
@@ -236,7 +236,7 @@ def _json_type(value: Any) -> str:
 
 
 def explain_malformed(value: bytes, error: Exception) -> EventRejected:
-    """What is wrong with bytes that are not JSON, and at which character of them."""
+    """Return the error for bytes that are not JSON, with the position of the first wrong character."""
     if isinstance(error, UnicodeDecodeError):
         at, what = _first_non_utf8(value), "not UTF-8"
     elif isinstance(error, RecursionError):
@@ -247,7 +247,7 @@ def explain_malformed(value: bytes, error: Exception) -> EventRejected:
         at = int(found[1]) if found else len(value) if text == "Input data was truncated" else None
         what = _BYTE.sub("", text).removeprefix("JSON is malformed: ")
         if what == "trailing characters" and at is not None:
-            at -= 1  # msgspec names the place after the first of them
+            at -= 1  # msgspec reports the position after the first trailing character
         if what == "Input data was truncated":
             what = "the value ends too early"
     if at is None:
@@ -258,7 +258,7 @@ def explain_malformed(value: bytes, error: Exception) -> EventRejected:
 
 
 def at_column(before: str) -> int:
-    """The 1-based column of what follows `before`.
+    """Return the 1-based column of the text after `before`.
 
     >>> at_column(""), at_column("ab"), at_column("ab\\nc")
     (1, 3, 2)

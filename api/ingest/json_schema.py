@@ -1,4 +1,4 @@
-"""Events held against a JSON Schema: the file is read and compiled once, at start-up.
+"""Validates events against a JSON Schema. The file is read and compiled once, at start-up.
 
 >>> validate = compile_schema({"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}, "it")
 >>> validate({"id": 1})
@@ -17,13 +17,13 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.extras import needs
 
 Validate = Callable[[Any], str | None]
-"""What is wrong with a value, or None."""
+"""Returns the error of a value, or None if it is valid."""
 
 MESSAGE_CHARACTERS_MAX = 300
 
 
 def load_schema(path: Path) -> Validate:
-    """The validation of a schema in a file; ConfigError where it is no JSON Schema that can be read."""
+    """Return the validator of a schema file. Raises ConfigError if it cannot be read or is no JSON Schema."""
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -34,7 +34,7 @@ def load_schema(path: Path) -> Validate:
 
 
 def compile_schema(schema: Any, name: str) -> Validate:
-    """The validation of a schema; `name` is what an error calls it."""
+    """Return the validator of a schema. Errors call it `name`."""
     with needs(f"json_schema {name}"):
         import jsonschema_rs
     try:

@@ -1,7 +1,7 @@
-"""JSON objects one after the other, as REST Proxy v3 streams them: chunks in, the bytes of whole objects out.
+"""Splits a stream of JSON objects, as REST Proxy v3 has it: chunks in, the bytes of whole objects out.
 
-Sans-IO. Only braces and strings are looked at; whether an object is well-formed is its reader's to say. What stands
-between objects may be blanks, line ends and commas.
+Sans-IO. Only braces and strings are examined; the reader of an object validates it. Between objects there may be
+blanks, line ends and commas.
 
 >>> values = ObjectSplitter(max_bytes=20)
 >>> values.feed(b'{"a":"}"}{"b"'), values.feed(b':{}} \\n {"c":1}'), values.close()
@@ -17,11 +17,11 @@ _BETWEEN = re.compile(rb"[\s,]*")
 
 
 class NotAnObject(ValueError):
-    """Something between objects that is none, or an object without an end; nothing after it can be read."""
+    """The data between objects is not an object, or an object has no end. Nothing after it can be read."""
 
 
 class ObjectSplitter:
-    """See the module; NotAnObject ends it, as does an object over `max_bytes`."""
+    """See the module. NotAnObject ends the stream; so does an object over `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -34,11 +34,11 @@ class ObjectSplitter:
 
     @property
     def unfinished(self) -> bool:
-        """Whether an object has begun that is not complete."""
+        """Whether an object has begun and is incomplete."""
         return self._depth > 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The objects that this chunk completes."""
+        """Return the objects that this chunk completes. Raises NotAnObject."""
         self._rest += chunk
         found: list[bytes] = []
         start = 0
@@ -63,7 +63,7 @@ class ObjectSplitter:
         return found
 
     def close(self) -> None:
-        """The end of the input; NotAnObject where it is within an object."""
+        """End the input. Raises NotAnObject if it ends within an object."""
         if self._depth:
             raise NotAnObject("the body ends within an object")
 
@@ -72,7 +72,7 @@ class ObjectSplitter:
         while (mark := _MARK.search(rest, at)) is not None:
             at, sign = mark.end(), rest[mark.start()]
             if sign == ord("\\"):
-                if at == len(rest):  # what it escapes has not come yet
+                if at == len(rest):  # the escaped character has not arrived yet
                     self._scanned = mark.start()
                     return None
                 at += 1

@@ -1,4 +1,4 @@
-"""What ingest counts: requests, records and refusals, by whichever way they came."""
+"""The metrics of ingest: requests, records and rejections of every interface."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class IngestMetrics:
             "error_code",
         )
         self._seconds = metrics.histogram(
-            registry, "ingest_request_seconds", "From the last byte of a request to its answer.", "topic"
+            registry, "ingest_request_seconds", "Time from the last byte of a request to its answer.", "topic"
         )
-        # Looking a label up costs several times what counting does.
+        # Looking up a label costs several times as much as counting.
         self._answered: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._stored_in: dict[str, Counter] = {}
 
     def answered(self, topic: str, status: int, seconds: float | None = None) -> None:
-        """A request was answered, `seconds` after the last byte of it."""
+        """Count an answered request, `seconds` after its last byte."""
         found = self._answered.get((topic, status))
         if found is None:
             found = self._answered[topic, status] = self._requests.labels(topic, status), self._seconds.labels(topic)
@@ -46,18 +46,18 @@ class IngestMetrics:
             histogram.observe(seconds)
 
     def stored(self, topic: str, records: int) -> None:
-        """Kafka acknowledged so many records."""
+        """Count records that Kafka acknowledged."""
         counter = self._stored_in.get(topic)
         if counter is None:
             counter = self._stored_in[topic] = self._stored.labels(topic)
         counter.inc(records)
 
     def refused_request(self, topic: str, kind: ErrorKind) -> None:
-        """The whole of a request was refused; the topic is empty where nobody knows such a one."""
+        """Count a request that was rejected as a whole. The topic is empty if it is unknown."""
         self._requests.labels(topic, kind.status).inc()
         self._refusals.labels(kind.error_code).inc()
 
     def failed_record(self, topic: str, error: RecordError) -> None:
-        """One event was not stored, or may not have been."""
+        """Count an event that was not stored, or may not have been."""
         counter = self._unknown if error.outcome == "unknown" else self._refused
         counter.labels(topic, error.error_code).inc()

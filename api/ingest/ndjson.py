@@ -1,7 +1,7 @@
-"""A request's body to records: NDJSON line by line as it arrives, or JSON at once.
+"""Converts a request's body to records: NDJSON line by line as it arrives, or JSON at once.
 
-Sans-IO. However the body is cut into chunks, the records and errors are the same. At most one unfinished line is
-held, and of a line that is too long nothing but the fact.
+Sans-IO. Records and errors do not depend on how the body is cut into chunks. At most one unfinished line is kept, and
+nothing of a line that is too long.
 
 >>> lines = LineSplitter(max_line_bytes=8)
 >>> lines.feed(b'{"a":1}\\r\\n{"a"')
@@ -29,14 +29,14 @@ BLANK = b" \t\r"
 JSON_SPACE = b" \t\r\n"
 SPACE = 0x20
 LINES_MAX = 4_000
-"""Lines that are parsed at once: between them others get on, and errors are counted."""
+"""Lines that are parsed at once. Between such batches other requests proceed, and errors are counted."""
 
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 class LineSplitter:
-    """Chunks to lines without their line ends (LF or CR LF); None stands for a line over `max_line_bytes`."""
+    """Splits chunks into lines without their line ends (LF or CR LF); None stands for a line over `max_line_bytes`."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
@@ -48,11 +48,11 @@ class LineSplitter:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a line has begun that is not complete."""
+        """Whether a line has begun and is incomplete."""
         return bool(self._rest) or self._skipping
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """The lines that this chunk completes."""
+        """Return the lines that this chunk completes."""
         head, newline, tail = chunk.partition(b"\n")
         if not newline:
             self._keep(chunk)
@@ -65,7 +65,7 @@ class LineSplitter:
         return lines
 
     def close(self) -> list[bytes | None]:
-        """The last line, where the body does not end with a line end."""
+        """Return the last line if the body does not end with a line end."""
         return [self._take()] if self._rest or self._skipping else []
 
     def _keep(self, part: bytes) -> None:
@@ -91,7 +91,7 @@ class LineSplitter:
 
 
 class Attributes(NamedTuple):
-    """Key and time (ms, or ISO 8601) that came beside an event."""
+    """Key and time (ms, or ISO 8601) that are given beside an event."""
 
     key: bytes | None = None
     time: str | None = None
@@ -101,7 +101,7 @@ NONE = Attributes()
 
 
 class Parsed:
-    """Some consecutive events: records to send, each with its position, and the errors of the others."""
+    """Consecutive events: records to send, each with its position, and the errors of the others."""
 
     __slots__ = ("errors", "positions", "records")
 
@@ -115,7 +115,7 @@ class Parsed:
 
 
 class EventParser:
-    """Values to records of one topic, by its settings; `key` and `time` are the request's, for events without."""
+    """Converts values to records of one topic. `key` and `time` are the request's, for events that lack them."""
 
     def __init__(
         self,
@@ -131,14 +131,15 @@ class EventParser:
         self.reader = topic_reader(settings, settings.for_topic(topic)) if reader is None else reader
         self._max_future_ms = settings.max_future_ms
         self._max_line_bytes = settings.max_line_bytes
-        self._key, self._time = key, time
+        self._key = key
+        self._time = time
 
     def parse(
         self, values: Sequence[bytes | None], first: int, now_ms: int, headers: Headers = (), event: Attributes = NONE
     ) -> Parsed:
-        """Events at the positions `first`, `first + 1`, ...; blank ones are skipped but counted.
+        """Parse events at the positions `first`, `first + 1`, ... Blank ones are skipped but counted.
 
-        `headers` and `event` (a key and a time from elsewhere, such as CloudEvents' attributes) are for all of them.
+        `headers` and `event` (a key and a time such as CloudEvents' attributes) apply to all of them.
         """
         parsed = Parsed()
         read, topic, latest_ms = self.reader.event, self.topic, now_ms + self._max_future_ms
@@ -151,7 +152,7 @@ class EventParser:
             if value is None:
                 parsed.errors.append(self._too_long(position))
                 continue
-            # Before it is read: a compressed body of a few KB may hold millions of blank lines.
+            # Checked before reading: a compressed body of a few KB may hold millions of blank lines.
             if not value or (value[0] <= SPACE and not value.strip(BLANK)):
                 continue
             try:
@@ -183,7 +184,7 @@ class EventParser:
 
 
 class NdjsonReader:
-    """The body of one NDJSON request: chunks in, records and errors out, `LINES_MAX` lines at a time."""
+    """Reads the body of one NDJSON request: chunks in, records and errors out, `LINES_MAX` lines at a time."""
 
     def __init__(self, parser: EventParser, max_line_bytes: int, lines_max: int = LINES_MAX) -> None:
         self._parser = parser
@@ -193,31 +194,31 @@ class NdjsonReader:
         self.ended = 0
         """Lines that the last chunk completed."""
         self.next_line = 1
-        """The number of the line that comes next."""
+        """The number of the next line."""
 
     @property
     def unfinished(self) -> bool:
-        """Whether a line has begun whose end did not come yet."""
+        """Whether a line has begun and is incomplete."""
         return self._lines.unfinished
 
     @property
     def behind(self) -> bool:
-        """Whether lines came that were not parsed yet: `more` is due before another chunk."""
+        """Whether received lines are not parsed yet. Then call `more` before the next chunk."""
         return bool(self._waiting)
 
     def feed(self, chunk: bytes, now_ms: int) -> Parsed:
-        """The first lines that the chunk completes; positions are 1-based line numbers."""
+        """Parse the first lines that the chunk completes. Positions are 1-based line numbers."""
         assert not self._waiting, "more() comes first"
         lines = self._lines.feed(chunk)
         self.ended = len(lines)
         return self._parse(self._first_of(lines), now_ms)
 
     def more(self, now_ms: int) -> Parsed:
-        """The next lines of the last chunk."""
+        """Parse the next lines of the last chunk."""
         return self._parse(self._first_of(self._waiting), now_ms)
 
     def close(self, now_ms: int) -> Parsed:
-        """The last line, where it has no line end."""
+        """Parse the last line if it has no line end."""
         assert not self._waiting, "more() comes first"
         return self._parse(self._lines.close(), now_ms)
 
@@ -242,9 +243,9 @@ class TooManyEvents(EventRejected):
 def array_elements(
     body: bytes, max_element_bytes: int, max_elements: int, batch: int = 1_000
 ) -> Iterator[tuple[int, list[bytes | None]]]:
-    """The elements of a JSON array as their own bytes, as (0-based index of the first, at most `batch` of them).
+    """Yield the elements of a JSON array as their own bytes: (0-based index of the first, at most `batch` of them).
 
-    Raises EventRejected, before the first is given out, where the body is not an array, or one of too many elements.
+    Raises EventRejected before the first element if the body is not an array, or has too many elements.
     """
     try:
         elements = _decode_elements(body)
@@ -259,9 +260,9 @@ def array_elements(
 
 
 def json_object(body: bytes) -> bytes | None:
-    """The JSON object that the body is, without the space around it; None where it begins as something else.
+    """Return the JSON object that is the body, without surrounding space; None if the body is not an object.
 
-    Raises EventRejected where it is not JSON.
+    Raises EventRejected if it is not JSON.
 
     >>> json_object(b' {"a": 1}\\n'), json_object(b"[1]")
     (b'{"a": 1}', None)

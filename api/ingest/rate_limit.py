@@ -1,7 +1,7 @@
-"""Rates of clients: what each may ask for a second, with a burst of one second.
+"""Rates of clients: the limit of each client a second, with a burst of one second.
 
-Sans-IO. A client pays for what it did after it was done; while it is in debt it is refused, and told for how long. So a
-single large request always passes, and the rate holds over time.
+Sans-IO. A client is charged after its work is done. While its balance is negative it is rejected, with the seconds to
+wait. So a single large request always passes, and the rate holds over time.
 
 >>> rates = Rates(per_second=100)
 >>> rates.wait_s("ann", 0), rates.pay("ann", 300, 0), rates.wait_s("ann", 0), rates.wait_s("ann", 2_100)
@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 
 CLIENTS_MAX = 10_000
-"""Clients that are remembered: beyond it the one that was seen longest ago starts anew."""
+"""Clients that are kept. Beyond it the client that was charged longest ago is forgotten and starts again."""
 
 
 class Rates:
-    """What each client has left; `per_second` None is no limit."""
+    """The balance of each client; `per_second` None is no limit."""
 
     def __init__(self, per_second: int | None) -> None:
         self._per_second = per_second
@@ -27,14 +27,14 @@ class Rates:
         return f"Rates(per_second={self._per_second}, clients={len(self._clients)})"
 
     def wait_s(self, client: str, now_ms: int) -> int:
-        """Whole seconds after which the client may ask again; 0: now."""
+        """Return the whole seconds until the client may send again; 0 if it may now."""
         if self._per_second is None:
             return 0
         left = self._left(client, now_ms)
         return 0 if left > 0 else max(1, int(-left / self._per_second + 0.999))
 
     def pay(self, client: str, count: int, now_ms: int) -> None:
-        """The client did `count` of what is limited."""
+        """Charge the client for `count` units."""
         if self._per_second is None:
             return
         self._clients[client] = (self._left(client, now_ms) - count, now_ms)

@@ -1,4 +1,4 @@
-"""What ingest answers where not everything is stored, and how its answers are described in the OpenAPI document."""
+"""Answers of ingest if not everything is stored, and their descriptions in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from penstock.api.ingest.result import IngestResult
 
 NOTHING_TITLE = "No event was stored"
 UNKNOWN_TITLE = "Events may or may not be stored"
-NO_PROMISE = "nothing was acknowledged: what was taken may still be lost, and nobody will say so"
+NO_PROMISE = "nothing was acknowledged: accepted events may still be lost without a notice"
 
 NOTHING_STORED = {
-    400: "no event was good (with atomic=true: one was bad), or the body is not JSON, or cannot be decompressed",
+    400: "no event is valid (with atomic=true: one is invalid), or the body is not JSON, or cannot be decompressed",
     403: "the topic does not take events",
     404: "no such topic",
     408: "the body stopped coming",
     413: "the body, or every event, is too large",
     415: "neither NDJSON nor JSON nor a CloudEvent, or a Content-Encoding that is not in the answer's Accept-Encoding",
     422: "the Idempotency-Key was used for another request",
-    429: "too much is waiting for Kafka, or asked by this client: try again after Retry-After",
-    503: "Kafka cannot be reached, or the service is leaving; nothing is stored: try again after Retry-After",
-    504: "Kafka did not acknowledge in time: the events whose outcome is unknown may or may not be stored, and are "
-    "there twice where they are sent again and had been",
+    429: "too many records wait for Kafka, or the client exceeds a limit: try again after Retry-After",
+    503: "Kafka cannot be reached, or the service is shutting down; nothing is stored: try again after Retry-After",
+    504: "Kafka did not acknowledge in time: events whose outcome is unknown may or may not be stored; "
+    "if a stored one is sent again, it is stored twice",
 }
 CLOUD_EVENT = {"specversion": "1.0", "id": "1", "source": "/shop", "type": "order", "data": {"id": 1}}
 STORED = {"stored": 2, "last_offsets": {"0": 17}}
@@ -46,7 +46,7 @@ OPENAPI: dict[str, Any] = {
                 "in": "header",
                 "required": False,
                 "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[A-Za-z0-9_-]+$"},
-                "description": "the same request with the same key is stored once and answered alike",
+                "description": "the same request with the same key is stored once and gets the same answer",
             },
         ],
         "requestBody": {
@@ -65,7 +65,7 @@ OPENAPI: dict[str, Any] = {
     },
     "responses": {
         200: {"description": "all events are stored", "content": {"application/json": {"example": STORED}}},
-        202: {"description": "ack=none: taken, and nothing is promised"},
+        202: {"description": "ack=none: accepted without a guarantee"},
         207: {
             "description": "some events are stored; the errors name the others. With Accept: application/x-ndjson the "
             "answer to an NDJSON body, line by line as the events are settled",
@@ -80,7 +80,7 @@ OPENAPI: dict[str, Any] = {
 
 
 def problem_of(result: IngestResult) -> Problem:
-    """The answer where nothing is known to be stored."""
+    """Return the answer if no event is known to be stored."""
     status, retry_after_s = result.status, result.retry_after_s
     title = UNKNOWN_TITLE if result.unknown_count else NOTHING_TITLE
     if not result.errors:
@@ -92,14 +92,14 @@ def problem_of(result: IngestResult) -> Problem:
 
 
 def accepted(result: IngestResult, taken: int) -> Response:
-    """202: what was taken and not waited for."""
+    """Return 202: the events were accepted without waiting for an acknowledgement."""
     body = {key: value for key, value in result.body().items() if key not in ("stored", "last_offsets", "unknown")}
     body.pop("not_stored", None)
     return json_response({"accepted": taken, "promise": NO_PROMISE} | body, 202)
 
 
 def retry_after(seconds: int | None) -> dict[str, str]:
-    """The header that says when to try again."""
+    """Return the header with the seconds after which to try again."""
     return {} if seconds is None else {"Retry-After": str(seconds)}
 
 

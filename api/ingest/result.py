@@ -26,11 +26,11 @@ Outcome = RecordMetadata | BaseException
 
 BAD_REQUEST, TOO_MANY_REQUESTS = 400, 429
 MET_BY_ALL = frozenset({403, 404, TOO_MANY_REQUESTS})
-"""Statuses below 500 that say something of the topic or the service, not of one record."""
+"""Statuses below 500 that concern the topic or the service, not one record."""
 
 
 class IngestResult:
-    """Counts, last offsets and errors of one request; `unit` says what a position is."""
+    """Counts, last offsets and errors of one request; `unit` names what a position counts."""
 
     def __init__(self, unit: Literal["line", "index"], max_errors: int, max_offsets: int = 0) -> None:
         self.unit = unit
@@ -49,18 +49,18 @@ class IngestResult:
         self._taken_count = 0
         self._taken_wait_s: int | None = None
         self.on_error: Callable[[RecordError], None] | None = None
-        """Told of every error, once."""
+        """Called once with each error."""
 
     def __repr__(self) -> str:
         return f"IngestResult(stored={self.stored_count}, errors={len(self.errors)}, stopped_at={self.stopped_at})"
 
     def refused(self, errors: Iterable[RecordError]) -> None:
-        """Events that were not sent."""
+        """Add the errors of events that were not sent."""
         for error in errors:
             self._add(error)
 
     def stored(self, positions: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        """What the broker said of the events at these positions."""
+        """Add the broker's outcomes of the events at these positions."""
         last, offsets = self.last_offsets, self._offsets
         for position, outcome in zip(positions, outcomes, strict=True):
             if not isinstance(outcome, RecordMetadata):
@@ -74,13 +74,13 @@ class IngestResult:
                 offsets.append({self.unit: position, "partition": partition, "offset": offset})
 
     def uncommitted(self) -> None:
-        """What was acknowledged within a transaction that was not committed counts for nothing."""
+        """Drop the acknowledgements of a transaction that was not committed."""
         self.stored_count = 0
         self.last_offsets.clear()
         self._offsets.clear()
 
     def taken(self) -> dict[str, Any]:
-        """The errors and offsets since the last call, as plain values; they are kept no longer."""
+        """Return the errors and offsets since the last call as plain values, and drop them."""
         row: dict[str, Any] = {}
         if self.errors:
             row["errors"] = [self._error(e) for e in sorted(self.errors, key=lambda e: e.position)]
@@ -94,31 +94,32 @@ class IngestResult:
         return row
 
     def totals(self) -> dict[str, Any]:
-        """What became of all, as counts."""
+        """Return the counts of all events by outcome."""
         failed = self._taken_count + len(self.errors)
         totals = {"stored": self.stored_count, "not_stored": failed - self.unknown_count, "unknown": self.unknown_count}
         return totals | self._stopped()
 
     def stop(self, position: int, reason: str, status: int = 503) -> None:
-        """Say that nothing from `position` on was looked at; the first stop counts.
+        """Record that nothing from `position` on was read. Only the first call counts.
 
-        `status` is the answer's where nothing before it says another.
+        `status` is the answer's status if no event decides it.
         """
         if self.stopped_at is None:
             self.stopped_at, self.stop_reason, self._stop_status = position, reason, status
 
     @property
     def must_stop(self) -> str:
-        """Why the rest of the request is not worth reading, or nothing."""
+        """The reason why reading the rest of the request is pointless, or ""."""
         if len(self.errors) >= self._max_errors:
             return f"there were {len(self.errors)} errors"
         return self._lasting_failure
 
     @property
     def status(self) -> int:
-        """200: all stored; 207: some; 504: none that is known of, and some may be; otherwise none is.
+        """200: all stored; 207: some; 504: none known to be stored, but some may be; other: none is stored.
 
-        Where none is stored, the status is what the errors agree on, the service's before the client's.
+        If none is stored, the status is the one that all errors share. Of different ones, the service's errors come
+        before the client's.
         """
         statuses = self._taken | {e.status for e in self.errors}
         if not statuses and self.stopped_at is None:
@@ -134,7 +135,7 @@ class IngestResult:
 
     @property
     def retry_after_s(self) -> int | None:
-        """Seconds after which what failed may be sent again, where that makes sense."""
+        """Seconds after which failed events may be sent again; None if that is pointless."""
         waits = [e.retry_after_s for e in self.errors if e.retry_after_s is not None]
         if self._taken_wait_s is not None:
             waits.append(self._taken_wait_s)
@@ -144,7 +145,7 @@ class IngestResult:
         return 1 if self.stopped_at is not None and is_worth_it else None
 
     def body(self) -> dict[str, Any]:
-        """The answer as plain values."""
+        """Return the answer as plain values."""
         body: dict[str, Any] = {
             "stored": self.stored_count,
             "last_offsets": {str(p): self.last_offsets[p] for p in sorted(self.last_offsets)},

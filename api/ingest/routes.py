@@ -1,11 +1,16 @@
-"""`POST /v1/topics/{topic}/events`: events in, and a 2xx for what the broker acknowledged, never for anything else.
+"""`POST /v1/topics/{topic}/events`: stores events. A 2xx answer reports only what the broker has acknowledged.
 
-200: all are stored; 207: some are, and each of the others is named with its reason and outcome; 504: none is known to
-be, and some may be; any other 4xx and 5xx: none is, so that the same request may be sent again. 202 is the answer to
-`?ack=none` alone, and promises nothing. NDJSON is read, sent and settled as it arrives, in constant memory; every other
-form is read whole, up to `max_body_bytes`. A bad event fails alone, unless `?atomic=true`. Where the rest of a body is
-not worth reading (Kafka is down, too many errors, the service leaves), the answer says from which event on nothing was
-looked at.
+| status | meaning |
+|---|---|
+| 200 | all events are stored |
+| 207 | some are stored; each of the others is listed with its reason and outcome |
+| 504 | none is known to be stored, but some may be |
+| other 4xx and 5xx | none is stored, and the same request may be sent again |
+| 202 | the answer to `?ack=none` alone, without a guarantee |
+
+NDJSON is read, sent and settled as it arrives, in constant memory. Every other format is read whole, up to
+`max_body_bytes`. An invalid event fails alone, unless `?atomic=true`. If reading the rest of a body is pointless (Kafka
+is down, too many errors, the service shuts down), the answer names the first event that was not read.
 """
 
 from __future__ import annotations
@@ -51,14 +56,14 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
-"""What is logged for a client that did not wait; nobody receives it."""
+"""The status in metrics of a client that did not wait. No client receives it."""
 
 ERRORS_WITHOUT_BOUND = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one request asks for, beside its events."""
+    """The options of one request, without its events."""
 
     topic: str
     offsets: bool = False
@@ -69,7 +74,7 @@ class Asked:
 
 
 class Ingest:
-    """The ingest endpoint over a producer; `kafka` says whether the brokers answer, where that is known."""
+    """The ingest endpoint over a producer. `kafka` checks whether the brokers answer; None if nothing checks it."""
 
     def __init__(
         self,
@@ -81,7 +86,7 @@ class Ingest:
         kafka: Callable[[], CheckResult] | None = None,
         transactor: Transactor | None = None,
     ) -> None:
-        """ConfigError where a topic's JSON Schema cannot be used; without `transactor` nothing is stored as one."""
+        """Without `transactor` atomic requests are rejected. Raises ConfigError if a JSON Schema cannot be used."""
         self._producer = producer
         self._settings = settings
         self._clock = clock
@@ -97,11 +102,11 @@ class Ingest:
 
     @property
     def active(self) -> int:
-        """Requests that are being worked on."""
+        """The number of requests in progress."""
         return self.admission.active
 
     def drain(self, grace_ms: int) -> None:
-        """Give the bodies that are still coming `grace_ms`; new requests are refused with 503."""
+        """Start the shutdown: incomplete bodies have `grace_ms` left, and new requests are rejected with 503."""
         self.admission.drain.begin(grace_ms)
 
     def _routes(self) -> APIRouter:
@@ -126,7 +131,7 @@ class Ingest:
     async def handle(
         self, topic: str, request: Request, *, offsets: bool = False, atomic: bool = False, ack: str = "all"
     ) -> Response:
-        """One request; raises Problem and PenstockError for what the whole of it is refused for."""
+        """Handle one request. Raises Problem or PenstockError if the request is rejected as a whole."""
         client, principal = client_of(request), str(request.scope.get("principal", ""))
         asked = Asked(topic, offsets, atomic, ack == "all", client, principal)
         try:
@@ -141,7 +146,7 @@ class Ingest:
 
     @contextmanager
     def working_for(self, topic: str, client: str) -> Iterator[None]:
-        """Work on a request of another interface; where it is refused as a whole, count it by what is raised."""
+        """Count a request of another interface as in progress. A Problem or PenstockError counts as its rejection."""
         try:
             self.admission.enter(client)
             try:
@@ -158,7 +163,7 @@ class Ingest:
 
     async def _post(self, asked: Asked, request: Request) -> Response:
         media_type = check_media_type(request)
-        body = self.admission.body(request)  # first: its place is that of its arrival
+        body = self.admission.body(request)  # first: arrival decides its place in the order
         await self.admission.check(asked.topic, asked.client)
         try:
             if asked.atomic or KEY_HEADER in request.headers:
@@ -229,7 +234,7 @@ class Ingest:
         return accepted(work.result, taken) if taken else self._answer(work.result)
 
     async def _as_one(self, asked: Asked, request: Request, media_type: str, body: BodyReader) -> Response:
-        """All of the body in one transaction, with the key where there is one."""
+        """Store the body in one transaction, with its key if there is one."""
         if self._transactor is None or not asked.acknowledged:
             why = "ack=none promises nothing" if not asked.acknowledged else "this service has no transactions"
             raise Problem(ErrorKind(400, "INVALID_REQUEST", "Wrong request"), f"?atomic=true, Idempotency-Key: {why}")
@@ -256,7 +261,7 @@ class Ingest:
         return idempotency_key(name, asked.topic, body, telling, atomic=asked.atomic, principal=asked.principal)
 
     async def _read_all(self, events: Events, work: IngestRequest, body: BodyReader) -> Parsed:
-        """Every event, up to the error that is one too many; Problem (413) for more events than a body may hold."""
+        """Read every event, up to the first error beyond the limit. Raises Problem (413) for too many events."""
         all_of_it, going_on = Parsed(), True
         while going_on and await events.wait():
             with await next_turn(body, events.position):
@@ -293,11 +298,11 @@ class Ingest:
         return Response(answer.body, answer.status, headers, "application/json")
 
     def reader(self, topic: str) -> TopicReader:
-        """How the topic's events are read."""
+        """Return the reader of the topic's events."""
         return self._readers.get(topic, self._reader)
 
     def latest_ms(self) -> int:
-        """The latest event time that is taken now."""
+        """Return the latest event time that is accepted now, in ms since the epoch."""
         return self._clock.now_ms() + self._settings.max_future_ms
 
     def _count(self, asked: Asked, result: IngestResult, body: BodyReader, status: int | None = None) -> None:

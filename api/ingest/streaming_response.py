@@ -1,14 +1,14 @@
-"""Answers to a long NDJSON body while it is still coming: `Accept: application/x-ndjson`.
+"""Answers to a long NDJSON body while it is still arriving: `Accept: application/x-ndjson`.
 
-The status is 207 from the start, since nobody knows yet what will become of the rest. Each line is about the events
-since the one before, and is written only when their fate is known:
+The status is 207 from the start, since the fate of later events is unknown. Each line covers the events since the line
+before, and is written only when their fate is known:
 
     {"through_line":20000,"stored":19999,"errors":[{"line":7,...}]}
 
-A line is written as soon as all that came is settled and nothing more is there to be read; and, where the body keeps
-coming, at least every second. So a client may wait for a line before it sends the next event. The last line has
-`"status"` and the totals. Where it is missing (the connection broke), what was not spoken of may or may not be stored.
-A client reads while it writes; one that does not is cut off after `body_timeout_ms`.
+A line is written when everything received is settled and no more data is there, and at least every second while the
+body continues. So a client may wait for a line before it sends the next event. The last line has `"status"` and the
+totals. If it is missing (the connection broke), events that no line covers may or may not be stored. A client must read
+while it writes. A client that does not read is disconnected after `body_timeout_ms`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from penstock.shared.common.errors import PenstockError
 
 NDJSON_TYPE = "application/x-ndjson"
 EVERY_MS = 1_000
-"""A line is written at least as often while there is something to say."""
+"""The longest time between two lines while there is something to report."""
 ERRORS_A_LINE = 100
-"""With so many errors waiting a line is written at once."""
+"""The number of waiting errors at which a line is written at once."""
 
 
 class StreamedAnswer(Response):
-    """Reads the events while it answers; `done` is called once at the end, with the work."""
+    """Reads events while it answers. `done` is called once at the end; True if the answer is complete."""
 
     def __init__(
         self,
@@ -52,8 +52,12 @@ class StreamedAnswer(Response):
     ) -> None:
         super().__init__(status_code=207, media_type=NDJSON_TYPE)
         del self.raw_headers[:]
-        self._events, self._work, self._body = events, work, body
-        self._clock, self._timeout_ms, self._done = clock, timeout_ms, done
+        self._events = events
+        self._work = work
+        self._body = body
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._done = done
         self._told_ms = clock.monotonic_ms()
         self._told_stored = 0
 
@@ -90,7 +94,7 @@ class StreamedAnswer(Response):
                 raise
             work.result.stop(events.position, str(e))
         finally:
-            # Where it came too late to matter its turn must still be given back.
+            # A turn that was granted too late must still be released.
             if (
                 not coming.cancel()
                 and not coming.cancelled()
@@ -101,12 +105,12 @@ class StreamedAnswer(Response):
         await work.finish()
 
     async def _turn(self) -> Turn | None:
-        """The turn to take the next events; None at the end."""
+        """Return the turn to take the next events; None at the end."""
         return await self._body.turn(self._events.position) if await self._events.wait() else None
 
     async def _next(self, coming: asyncio.Future[Turn | None], send: Send) -> Turn | None:
-        """The next events' turn; while it does not come, what is settled is told."""
-        await asyncio.sleep(0)  # what has come already is there after one turn
+        """Wait for the next events' turn. Meanwhile write the events that are settled."""
+        await asyncio.sleep(0)  # data that has arrived is available after one turn
         while not coming.done():
             first = self._work.first_in_flight
             if first is None:

@@ -1,7 +1,7 @@
 """Bulk requests are served first come, first served (an edge).
 
-Many large requests at once would otherwise all advance together, and all end at the end. So a bulk request needs a turn
-for each batch of events that it parses and hands to the producer, under these rules:
+Otherwise many large requests would all advance together and all end late. So a bulk request needs a turn for each batch
+of events that it parses and hands to the producer, under these rules:
 
 1. A request is bulk once its body is longer than BULK_BYTES or has more than BULK_EVENTS events. A small request needs
    no turn: it never waits behind a bulk one.
@@ -11,11 +11,11 @@ for each batch of events that it parses and hands to the producer, under these r
 4. A request that waits for its client has no batch at hand and no turn, but keeps its place in the order. A request
    that waits for Kafka for HELD_MS loses its turn, and its records count no longer: a partition without a leader must
    not hold up all others.
-5. After each ROTATE_BYTES a request goes to the end of the order: a body without end must not either.
+5. After each ROTATE_BYTES a request goes to the end of the order, so an endless body does not hold up others either.
 
-Most batches are handed over without waiting for anything, so a turn is nearly always free when it is asked for. It is
-therefore granted only some turns of the event loop later. In these the requests that came earlier can ask for it too:
-the one that had the turn last sees its client's next bytes.
+Most batches are handed over without waiting, so a turn is nearly always free when it is requested. It is therefore
+granted only some turns of the event loop later. Meanwhile requests that came earlier can request it too: the one that
+had the last turn first needs its client's next bytes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ROTATE_BYTES = 16 * 1_048_576
 HELD_MS = 1_000
 
 GRANTED_AFTER = 3
-"""Turns of the event loop: the socket is read, the request sees its bytes, it asks for a turn."""
+"""Turns of the event loop: the socket is read, the request sees its bytes, it requests a turn."""
 
 
 class _Once:
-    """Calls a function once: when it is called, or after HELD_MS."""
+    """Calls a function once: when the object is called, or after HELD_MS."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -59,7 +59,7 @@ class Turn:
     def __init__(self, turns: Turns | None) -> None:
         self._turns = turns
         self.release: Callable[[], None] = _nothing if turns is None else _Once(turns.released)
-        """Let another request go on; once is enough."""
+        """Release the turn. Further calls have no effect."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,23 +68,25 @@ class Turn:
         self.release()
 
     def handed(self, records: int, outcomes: asyncio.Future[Any]) -> None:
-        """So many records were handed over, and are in flight until there are outcomes."""
+        """Count `records` as in flight until the outcomes are there, or HELD_MS."""
         if self._turns is not None:
             self._turns.handed(records)
             outcomes.add_done_callback(_Once(partial(self._turns.handed, -records)))
 
 
 FREE = Turn(None)
-"""The turn of a small request: there is always one."""
+"""The turn of a small request, which is always available."""
 
 
 class Turns:
     """The turns of one ingest."""
 
     def __init__(self, at_once: int, in_flight_max: int) -> None:
-        self._free, self._in_flight_max = at_once, in_flight_max
+        self._free = at_once
+        self._in_flight_max = in_flight_max
         self._in_flight = 0
-        self._ranks, self._order = count(), count()
+        self._ranks = count()
+        self._order = count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._granting = False
 
@@ -92,33 +94,33 @@ class Turns:
         return f"Turns(free={self._free}, waiting={len(self._waiting)}, in_flight={self._in_flight})"
 
     def place(self) -> Place:
-        """A place behind all requests that have one."""
+        """Return a place behind all requests in the order."""
         return Place(self, self.next_rank())
 
     def next_rank(self) -> int:
-        """The rank behind all that were given out."""
+        """Return the rank behind all earlier ranks."""
         return next(self._ranks)
 
     async def wait(self, rank: int) -> Turn:
-        """A turn, before all that wait with a higher rank."""
+        """Wait for a turn. Lower ranks come first."""
         granted = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (rank, next(self._order), granted))
         self._grant_soon()
         try:
             await granted
         except asyncio.CancelledError:
-            if not granted.cancelled():  # it was granted in the same moment
+            if not granted.cancelled():  # it was granted at the same time
                 self.released()
             raise
         return Turn(self)
 
     def released(self) -> None:
-        """A turn is free again."""
+        """Make a turn free again."""
         self._free += 1
         self._grant_soon()
 
     def handed(self, records: int) -> None:
-        """So many more records are in flight."""
+        """Add to the records in flight; negative when they are settled."""
         self._in_flight += records
         self._grant_soon()
 
@@ -147,14 +149,15 @@ class Place:
     """One request's place in the order."""
 
     def __init__(self, turns: Turns, rank: int) -> None:
-        self._turns, self._rank = turns, rank
+        self._turns = turns
+        self._rank = rank
         self._ranked_at = 0
 
     def __repr__(self) -> str:
         return f"Place(rank={self._rank})"
 
     async def turn(self, body_bytes: int) -> Turn:
-        """A turn of a request of whose body so many bytes were read."""
+        """Wait for a turn. `body_bytes` is how much of the request's body was read."""
         if body_bytes - self._ranked_at > ROTATE_BYTES:
             self._rank, self._ranked_at = self._turns.next_rank(), body_bytes
         return await self._turns.wait(self._rank)

@@ -1,4 +1,4 @@
-"""What REST Proxy's two versions share: who may write where, and records to outcomes, in order."""
+"""The part that REST Proxy's v2 and v3 share: access to topics, and records to outcomes, in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNKNOWN_PARTITION = 40402
 
 
 class Handed(NamedTuple):
-    """Records that were handed over: what is known of each, and what those at `places` still wait for."""
+    """Records that were sent: known outcomes, and the `deliveries` that the records at `places` wait for."""
 
     outcomes: list[Outcome | None]
     places: list[int]
@@ -42,19 +42,21 @@ class Handed(NamedTuple):
 
 
 class RestProducer:
-    """Sends what REST Proxy's routes decoded, under the rules of ingest."""
+    """Sends the records that REST Proxy's routes decoded, under the rules of ingest."""
 
     def __init__(self, ingest: Ingest, producer: IngestProducer, settings: IngestSettings) -> None:
-        self._ingest, self._producer, self.settings = ingest, producer, settings
+        self._ingest = ingest
+        self._producer = producer
+        self.settings = settings
         self._readers: dict[tuple[str, frozenset[str]], Read] = {}
-        """By topic ("" for those without settings of their own), and what the record has itself: four of each topic."""
+        """Keyed by topic ("" if it has no settings) and by what the record has itself: at most four of each topic."""
 
     def latest_ms(self) -> int:
-        """The latest event time that is taken now."""
+        """Return the latest event time that is accepted now, in ms since the epoch."""
         return self._ingest.latest_ms()
 
     def read_time(self, topic: str) -> ReadTime:
-        """How an event time for the topic is read."""
+        """Return the function that reads an event time for the topic."""
         return self._ingest.reader(topic).time
 
     def working_for(self, topic: str, client: str) -> AbstractContextManager[None]:
@@ -66,32 +68,33 @@ class RestProducer:
         return self._ingest.admission.still_working_for(client)
 
     def body(self, request: Request) -> BodyReader:
-        """The request's body, within the same limits as an event's."""
+        """Return a reader of the request's body, within the limits of ingest."""
         return self._ingest.admission.body(request)
 
     async def whole(self, body: BodyReader) -> bytes:
-        """The whole body; Problem where it is too long, too slow, cannot be inflated, or the service leaves."""
+        """Return the whole body. Raises Problem if it is too long, too slow, corrupt, or the service shuts down."""
         return await whole_body(body, self.settings.max_body_bytes)
 
     def check_count(self, records: int) -> None:
-        """Problem (413) for more records than a body that is read whole may have."""
+        """Raise Problem (413) if a body that is read whole has more records than allowed."""
         if records > self.settings.max_body_events:
             too_many = TooManyEvents(self.settings.max_body_events)
             raise Problem(ErrorKind(413, too_many.error_code, "Too many records"), str(too_many))
 
     def answered(self, topic: str, status: int, body: BodyReader) -> None:
-        """Count a request that was answered."""
+        """Count an answered request."""
         self._ingest.metrics.answered(topic, status, body.since_last_byte_s)
 
     async def check(self, topic: str, client: str) -> list[int]:
-        """The topic's partitions; raises what ingest would where the topic or the client may not."""
+        """Return the topic's partitions. Raises what `Admission.check` raises."""
         await self._ingest.admission.check(topic, client)
         return list(await self._producer.partitions_for(topic))
 
     def read(self, record: ProducerRecord, latest_ms: int) -> ProducerRecord:
-        """The record with what the topic's settings take from its value; EventRejected where they refuse it.
+        """Return the record with the key and the time that the topic's settings take from its value.
 
-        A key or time that the record has itself is taken, and the value need not have one.
+        A key or time of the record itself wins, and the value need not have one. Raises EventRejected if the value is
+        invalid.
         """
         own = self.settings.for_topic(record.topic)
         given = {name for name, value in (("key", record.key), ("time", record.timestamp)) if value is not None}
@@ -104,7 +107,7 @@ class RestProducer:
         return ProducerRecord(record.topic, record.value, key, record.headers, record.partition, timestamp)
 
     def _reader(self, topic: str, given: frozenset[str]) -> Read:
-        """How a value is read whose record has a key, a time or both itself."""
+        """Return the reader of values for records that have a key, a time or both themselves."""
         if not given:
             return self._ingest.reader(topic).event
         own = topic if topic in self.settings.topics else ""
@@ -115,7 +118,7 @@ class RestProducer:
         return self._readers[own, given]
 
     async def hand_over(self, given: Sequence[ProducerRecord | str], partitions: Sequence[int], turn: Turn) -> Handed:
-        """Give the records to the producer; a text is the error of a record that could not be decoded."""
+        """Send the records. A string in `given` is the error of a record that could not be decoded."""
         outcomes: list[Outcome | None] = [None] * len(given)
         places: list[int] = []
         records: list[ProducerRecord] = []
@@ -143,7 +146,7 @@ class RestProducer:
         return Handed(outcomes, places, deadline, settling)
 
     async def settle(self, topic: str, handed: Handed, client: str) -> list[Outcome]:
-        """Each record's place or error, in order."""
+        """Return each record's metadata or error, in order."""
         outcomes, places, deadline, deliveries = handed
         if deliveries is not None:
             try:
@@ -187,7 +190,7 @@ def _filled(
 
 
 def error_code_of(error: BaseException) -> int:
-    """REST Proxy's number for a record's error.
+    """Return REST Proxy's number for a record's error.
 
     >>> error_code_of(UnknownTopicOrPartition()), error_code_of(DataError()), error_code_of(KafkaTimeout())
     (40402, 422, 50003)
@@ -201,7 +204,7 @@ def error_code_of(error: BaseException) -> int:
 
 
 def status_of(error: BaseException) -> tuple[int, dict[str, str]]:
-    """The status and headers of an answer that is about this one error alone.
+    """Return the status and headers of an answer that reports only this error.
 
     >>> status_of(UnknownTopicOrPartition()), status_of(DataError()), status_of(KafkaTimeout())
     ((404, {}), (422, {}), (504, {'Retry-After': '5'}))
@@ -212,5 +215,5 @@ def status_of(error: BaseException) -> tuple[int, dict[str, str]]:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says; that of a programming error stays in the log."""
+    """Return an error's message. That of a programming error appears only in the log."""
     return str(error) if isinstance(error, PenstockError) and str(error) else "unexpected error"

@@ -1,6 +1,6 @@
-"""Records as Confluent's REST Proxy writes them in JSON, to Kafka records and back to delivery reports.
+"""Converts records as Confluent's REST Proxy writes them in JSON to Kafka records, and back to delivery reports.
 
-Sans-IO. Embedded JSON is stored as the bytes that came; BINARY is base64; STRING is UTF-8; null is no key, or a
+Sans-IO. Embedded JSON is stored as the received bytes. BINARY is base64, STRING is UTF-8. null is no key, or a
 tombstone.
 
 >>> from penstock.api.ingest.event import topic_reader
@@ -40,7 +40,7 @@ class V2Record(msgspec.Struct):
 
 
 class V2Request(msgspec.Struct):
-    """The body of a v2 request; schemas belong to formats that are not served here."""
+    """The body of a v2 request. Schemas belong to formats that are not supported."""
 
     records: list[V2Record]
 
@@ -90,7 +90,7 @@ class Decoded(NamedTuple):
 
 
 def v2_records(body: bytes, topic: str, embedded: Embedded, partition: int | None) -> list[ProducerRecord | str]:
-    """The records of a v2 request, or what is wrong with one; EventRejected where the body itself is wrong."""
+    """Return the records of a v2 request, each decoded or as its error's text. Raises EventRejected for the body."""
     request = _decode(body, V2Request)
     if not request.records:
         raise EventRejected(INVALID, "records may not be empty")
@@ -108,12 +108,12 @@ def v2_records(body: bytes, topic: str, embedded: Embedded, partition: int | Non
 
 
 def v3_record(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> Decoded:
-    """One v3 record; EventRejected says what is wrong with it."""
+    """Return one v3 record. Raises EventRejected if it is invalid."""
     return _v3(_decode(body, V3Record), topic, read_time, latest_ms)
 
 
 def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
-    """The entries of a batch, not yet decoded; EventRejected where the body is no batch."""
+    """Return the entries of a batch, not yet decoded. Raises EventRejected if the body is not a batch."""
     entries = _decode(body, V3Batch).entries
     if not 0 < len(entries) <= entries_max:
         raise EventRejected(INVALID, f"a batch has 1 to {entries_max} entries, got {len(entries)}")
@@ -121,13 +121,13 @@ def v3_entries(body: bytes, entries_max: int) -> list[bytes]:
 
 
 def v3_entry(body: bytes, topic: str, read_time: ReadTime, latest_ms: int) -> tuple[str, Decoded]:
-    """An entry's id and record."""
+    """Return an entry's id and record."""
     entry = _decode(body, V3Entry)
     return entry.id, _v3(entry, topic, read_time, latest_ms)
 
 
 def entry_id(body: bytes) -> str:
-    """The id of an entry that is wrong otherwise; empty where it has none."""
+    """Return the id of an entry that is otherwise invalid; empty if it has none."""
     try:
         found = msgspec.json.decode(body, type=dict[str, Any]).get("id", "")
     except (ValueError, RecursionError):
@@ -136,7 +136,7 @@ def entry_id(body: bytes) -> str:
 
 
 def report(cluster_id: str, decoded: Decoded, partition: int, offset: int, timestamp: int) -> dict[str, Any]:
-    """The delivery report of a stored record."""
+    """Return the delivery report of a stored record."""
     record = decoded.record
     return {
         "error_code": 200,

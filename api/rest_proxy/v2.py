@@ -1,7 +1,7 @@
 """Confluent REST Proxy v2: produce (json, binary), and topics with partitions, so that its clients work unchanged.
 
-By its convention a request that was read is answered 200, with `error_code` in each record's row: null where it is
-stored, 1 where sending it again cannot help, 2 where it can. Avro, Protobuf, JSON Schema and consumers are not served.
+By its convention the answer to a readable request is 200, with an `error_code` for each record: null if it is stored, 1
+if the error is permanent, 2 if sending it again can help. Avro, Protobuf, JSON Schema and consumers are not supported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BODY = {
 
 
 def v2_answer(body: Any) -> Response:
-    """An answer under v2's own content type."""
+    """Return an answer under v2's own content type."""
     return Response(msgspec.json.encode(body), media_type=V2_TYPE)
 
 
@@ -129,7 +129,7 @@ def v2_metadata_router(admin: AdminClient) -> APIRouter:
 
 
 def v2_consumers_router() -> APIRouter:
-    """Says of v2's consumers that there are none: their clients would take a bare 404 for a consumer that expired."""
+    """Answer v2's consumer routes with an explanation: clients take a bare 404 for a consumer that expired."""
     router = APIRouter(include_in_schema=False)
     said = (
         "consumers of REST Proxy v2 are not served: read with a Kafka client, "
@@ -145,7 +145,7 @@ def v2_consumers_router() -> APIRouter:
 
 
 async def partition_of(admin: AdminClient, topic: str, partition: int) -> PartitionDescription:
-    """A partition; Problem (40402) if the topic does not have it, UnknownTopicOrPartition if there is no such topic."""
+    """Return a partition. Raises Problem (40402) or, for an unknown topic, UnknownTopicOrPartition."""
     for found in (await _described(admin, topic)).partitions:
         if found.partition == partition:
             return found
@@ -153,7 +153,7 @@ async def partition_of(admin: AdminClient, topic: str, partition: int) -> Partit
 
 
 async def both_offsets(admin: AdminClient, tp: TopicPartition) -> tuple[int, int]:
-    """A partition's first offset, and the one after its last record."""
+    """Return a partition's first offset, and the one after its last record."""
     return (await admin.list_offsets({tp: "earliest"}))[tp], (await admin.list_offsets({tp: "latest"}))[tp]
 
 

@@ -1,8 +1,8 @@
 """Confluent REST Proxy v3: clusters, topics and partitions in its shapes, produce as a stream, and records:batch.
 
-A produce request is a stream of JSON objects, and its answer a stream of delivery reports in the same order, each with
-an `error_code` of its own (200: stored). A single record with a length gets its own status where it failed, and
-`Retry-After` where the same request may succeed later.
+A produce request is a stream of JSON objects. Its answer is a stream of delivery reports in the same order, each with
+its own `error_code` (200: stored). If a request of known length has a single record and it fails, the answer has the
+error's status, and `Retry-After` if the same request may succeed later.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from penstock.shared.clients.admin import ClusterDescription
 from penstock.shared.common.records import ProducerRecord, RecordMetadata, TopicPartition
 
 ENTRIES_MAX = 1_000
-"""Entries of one records:batch."""
+"""The most entries of one records:batch."""
 IN_FLIGHT_MAX = 64
-"""Parts of a stream whose records are not acknowledged yet."""
+"""The most groups of objects whose records are not acknowledged."""
 OBJECTS_AT_ONCE = 1_000
-"""Objects of one such part."""
+"""Objects of one such group."""
 NO_RECORD = "the body holds no record"
 
 RECORD_EXAMPLE = {
@@ -65,16 +65,19 @@ Result = tuple[Decoded | EventRejected, Outcome | None]
 
 
 class DeliveryReports(Response):
-    """The answer to a stream of records, written while they come."""
+    """The answer to a stream of records, written while they arrive."""
 
     def __init__(self, body: BodyReader, producer: RestProducer, topic: str, cluster_id: str, client: str) -> None:
         super().__init__()
-        self.reader, self._producer, self._topic, self._cluster_id = body, producer, topic, cluster_id
+        self.reader = body
+        self._producer = producer
+        self._topic = topic
+        self._cluster_id = cluster_id
         self._client = client
         self._partitions: list[int] = []
 
     async def prepare(self) -> DeliveryReports:
-        """Raise what refuses the whole request."""
+        """Raise if the request is rejected as a whole."""
         self._partitions = await self._producer.check(self._topic, self._client)
         return self
 
@@ -122,11 +125,11 @@ class DeliveryReports(Response):
     async def _reports_of(self, objects: list[bytes]) -> bytes:
         try:
             return as_lines((await self.sent(objects))[0])
-        except Problem as e:  # the answer has begun
+        except Problem as e:  # the answer has begun, so the error becomes a row
             return as_lines([{"error_code": rest_error_code(e.kind, "/v3/"), "message": e.detail}] * len(objects))
 
     async def sent(self, objects: list[bytes]) -> tuple[list[dict[str, Any]], list[Outcome]]:
-        """The reports of whole objects, and what became of each; Problem (503) where the service leaves before."""
+        """Return the reports and outcomes of whole objects. Raises Problem (503) if the service shuts down before."""
         read_time, latest_ms = self._producer.read_time(self._topic), self._producer.latest_ms()
         decoded: list[Decoded | EventRejected] = []
         with await next_turn(self.reader, len(objects)) as turn:
@@ -142,7 +145,7 @@ class DeliveryReports(Response):
 
 
 def as_lines(rows: list[dict[str, Any]]) -> bytes:
-    """Reports as the answer has them: a line each."""
+    """Return reports in the answer's format: one a line."""
     return b"".join(msgspec.json.encode(row) + b"\r\n" for row in rows)
 
 
@@ -153,13 +156,13 @@ async def _last_words(row: dict[str, Any]) -> bytes:
 async def hand_over(
     producer: RestProducer, decoded: list[Decoded | EventRejected], partitions: list[int], turn: Turn
 ) -> Handed:
-    """Give the records to the producer; the outcome of one that could not be decoded is its error."""
+    """Send the records. The outcome of one that could not be decoded is its error."""
     given: list[ProducerRecord | str] = [str(d) if isinstance(d, EventRejected) else d.record for d in decoded]
     return await producer.hand_over(given, partitions, turn)
 
 
 def row_of(cluster_id: str, decoded: Decoded | EventRejected, outcome: Outcome) -> dict[str, Any]:
-    """A delivery report, of a record that is stored or of one that is not."""
+    """Return the delivery report of a record, stored or not."""
     if isinstance(outcome, RecordMetadata) and not isinstance(decoded, EventRejected):
         return report(cluster_id, decoded, outcome.partition, outcome.offset, outcome.timestamp)
     assert isinstance(outcome, BaseException)
@@ -167,7 +170,7 @@ def row_of(cluster_id: str, decoded: Decoded | EventRejected, outcome: Outcome) 
 
 
 def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
-    """`POST …/records` and `POST …/records:batch`."""
+    """Return the routes `POST …/records` and `POST …/records:batch`."""
     router = APIRouter(tags=["rest proxy v3"])
     path = "/v3/clusters/{cluster_id}/topics/{topic}/records"
 
@@ -198,7 +201,7 @@ def v3_produce_router(producer: RestProducer, admin: AdminClient) -> APIRouter:
 
 
 async def _known_length(producer: RestProducer, reports: DeliveryReports, topic: str) -> Response:
-    """A request whose end is known: where it is one record that failed, the failure is the answer's status."""
+    """Answer a request of known length. If its only record failed, the answer has the error's status."""
     whole = await producer.whole(reports.reader)
     try:
         splitter = ObjectSplitter(producer.settings.max_line_bytes)
@@ -255,7 +258,7 @@ async def _batch(
 
 
 async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescription:
-    """The cluster; Problem (404) for another one."""
+    """Return the cluster. Raises Problem (404) for another cluster id."""
     found = await admin.cluster()
     if cluster_id != (found.cluster_id or ""):
         raise Problem(ErrorKind(404, "UNKNOWN_CLUSTER", "No such cluster"), f"Cluster {cluster_id} cannot be found.")
@@ -263,7 +266,7 @@ async def check_cluster(admin: AdminClient, cluster_id: str) -> ClusterDescripti
 
 
 def v3_metadata_router(admin: AdminClient) -> APIRouter:
-    """Clusters, brokers, topics with their configs, and partitions with their offsets."""
+    """Return the routes of clusters, brokers, topics with their configs, and partitions with their offsets."""
     router = APIRouter(tags=["rest proxy v3"])
     _cluster_routes(router, admin)
     _topic_routes(router, admin)

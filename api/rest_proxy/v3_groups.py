@@ -20,7 +20,7 @@ GROUPS = "/v3/clusters/{cluster_id}/consumer-groups"
 
 
 def v3_groups_router(admin: AdminClient) -> APIRouter:
-    """All routes under `/v3/clusters/{cluster_id}/consumer-groups`."""
+    """Return all routes under `/v3/clusters/{cluster_id}/consumer-groups`."""
     router = APIRouter(tags=["rest proxy v3"])
     _groups(router, admin)
     _lags(router, admin)
@@ -98,7 +98,7 @@ async def _found(admin: AdminClient, cluster_id: str, group: str) -> GroupDescri
     await check_cluster(admin, cluster_id)
     found = await admin.describe_group(group)
     if found.state == DEAD:
-        raise GroupNotFound(f"group {group}: there is none of this name")
+        raise GroupNotFound(f"group {group}: it does not exist")
     return found
 
 
@@ -118,7 +118,7 @@ def _owner(found: GroupDescription, row: PartitionLag) -> MemberDescription | No
 
 
 def state_of(state: str) -> str:
-    """Kafka's name of a group's state as v3 writes it.
+    """Return Kafka's name of a group's state in v3's notation.
 
     >>> state_of("PreparingRebalance"), state_of("Stable")
     ('PREPARING_REBALANCE', 'STABLE')

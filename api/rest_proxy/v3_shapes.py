@@ -1,4 +1,4 @@
-"""Resources as Confluent REST Proxy v3 shows them: kind, metadata with self and resource name, and links to others."""
+"""Resources in Confluent REST Proxy v3's shapes: kind, metadata with self and resource name, and links to others."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ BOTH_OFFSETS = "earliest_and_latest"
 
 
 def link(request: Request, path: str) -> str:
-    """The address of a resource for the client that asks."""
+    """Return the address of a resource for the requesting client."""
     return f"{str(request.base_url).rstrip('/')}{path}"
 
 
 def resource(request: Request, kind: str, path: str, name: str) -> dict[str, Any]:
-    """What every resource begins with."""
+    """Return the members that every resource begins with."""
     return {"kind": kind, "metadata": {"self": link(request, path), "resource_name": f"crn:///{name}"}}
 
 
 def rows_of(request: Request, kind: str, rows: Sequence[dict[str, Any]]) -> Response:
-    """A list of resources; it is never cut into pages."""
+    """Return a list of resources. It is never split into pages."""
     metadata = {"self": link(request, request.url.path), "next": None}
     return json_response({"kind": kind, "metadata": metadata, "data": list(rows)})
 
@@ -74,7 +74,7 @@ def broker_row(request: Request, cluster_id: str, found: BrokerDescription) -> d
 
 
 def config_row(request: Request, cluster_id: str, topic: str, found: ConfigEntry) -> dict[str, Any]:
-    """A config of a topic."""
+    """Return a config of a topic."""
     path = f"/v3/clusters/{cluster_id}/topics/{topic}/configs/{found.name}"
     name = f"kafka={cluster_id}/topic={topic}/config={found.name}"
     return resource(request, "KafkaTopicConfig", path, name) | {
@@ -91,7 +91,7 @@ def config_row(request: Request, cluster_id: str, topic: str, found: ConfigEntry
 
 
 def offsets_row(request: Request, cluster_id: str, tp: TopicPartition, earliest: int, latest: int) -> dict[str, Any]:
-    """A partition's first offset and the one after its last record."""
+    """Return a partition's first offset and the one after its last record."""
     path = f"/v3/clusters/{cluster_id}/topics/{tp.topic}/partitions/{tp.partition}/offset"
     name = f"kafka={cluster_id}/topic={tp.topic}/partition={tp.partition}/offset_type={BOTH_OFFSETS}"
     return resource(request, "KafkaPartitionWithOffsets", path, name) | {

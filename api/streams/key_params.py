@@ -1,6 +1,6 @@
-"""How a question names keys: `key` is text, `key_base64` is bytes; `key_from` and `key_to` alike.
+"""Query parameters for keys: `key` is text, `key_base64` is bytes; `key_from` and `key_to` are alike.
 
-Answers have bytes as base64. A key of text can be asked for either way, and so can one of bytes: text is UTF-8.
+Answers contain bytes as base64. Keys of text and keys of bytes can both be queried either way: text is UTF-8.
 
 >>> keys = asked_keys(key="ann", key_from_base64="_wE=")
 >>> keys["key"], keys["key_from"], keys["key_to"]
@@ -22,7 +22,7 @@ from penstock.api.http.problem import ErrorKind, Problem
 
 Key = str | bytes | None
 SUFFIX = "_base64"
-WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "A continuation that is none")
+WRONG_CONTINUATION = ErrorKind(400, "INVALID_CONTINUATION", "Invalid continuation")
 WRONG_KEY = ErrorKind(400, "INVALID_KEY", "A key that is none")
 
 _Base64 = Annotated[str | None, Query(description="the same as bytes, in base64 (or URL-safe base64)")]
@@ -37,8 +37,10 @@ class Keys(TypedDict):
 
 
 class StoreQuestion(Keys):
-    """Which rows of a store: their keys, when their windows are (ms since the epoch, None: ever), how many, and after
-    which answer (None: the first ones)."""
+    """Selects rows of a store: by key, by the windows' time (ms since the epoch, None: no bound), at most `rows_max`.
+
+    `continuation` is that of the previous answer; None for the first rows.
+    """
 
     from_ms: int | None
     to_ms: int | None
@@ -46,9 +48,7 @@ class StoreQuestion(Keys):
     continuation: str | None
 
 
-Continuation = Annotated[
-    str | None, Query(description="of the answer before: what comes after it, to the same question")
-]
+Continuation = Annotated[str | None, Query(description="continuation of the previous answer to the same query")]
 
 
 def asked_keys(
@@ -59,7 +59,7 @@ def asked_keys(
     key_from_base64: _Base64 = None,
     key_to_base64: _Base64 = None,
 ) -> Keys:
-    """What the parameters of a request say; Problem (400) for one said twice, or what is no base64."""
+    """Return the keys of a request. Raises Problem (400) for a key that is given twice or is not base64."""
     return Keys(
         key=_key("key", key, key_base64),
         key_from=_key("key_from", key_from, key_from_base64),
@@ -68,7 +68,7 @@ def asked_keys(
 
 
 def query_params(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that ask another instance the same."""
+    """Return the parameters that send the same query to another instance."""
     named = {name: value for name, value in wanted.items() if value is not None}
     return {
         f"{name}{SUFFIX}" if isinstance(value, bytes) else name: (
@@ -82,7 +82,7 @@ def _key(name: str, text: str | None, encoded: str | None) -> Key:
     if encoded is None:
         return text
     if text is not None:
-        raise Problem(WRONG_KEY, f"{name} and {name}{SUFFIX} say the same thing: one of them is enough")
+        raise Problem(WRONG_KEY, f"{name} and {name}{SUFFIX} are both given: one of them is enough")
     try:
         return base64.b64decode(encoded.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError) as e:

@@ -1,9 +1,9 @@
-"""`/v1/streams` and `/v1/compactions`: what an aggregator's tasks are doing, and what is in their stores.
+"""`/v1/streams` and `/v1/compactions`: the state of an aggregator's tasks, and the content of their stores.
 
-The service that runs the tasks hands a `StreamsView` in; this module knows its shape and nothing of streams. Where
-there may be several instances of the application it hands in a `WholeView` besides: then an answer is of all of them,
-and says which partitions it is without (`missing`). With `?local=true` it is of the instance that is asked alone, which
-is also what the instances ask each other.
+The service that runs the tasks passes a `StreamsView`. This module knows its shape and nothing of streams. If the
+application may have several instances, the service also passes a `WholeView`. Then an answer covers all instances and
+lists the partitions that it lacks (`missing`). With `?local=true` an answer covers only the requested instance. The
+instances send each other such requests.
 """
 
 from __future__ import annotations
@@ -19,65 +19,65 @@ from penstock.shared.common.continuation import WrongContinuation
 
 
 class TaskState(TypedDict, total=False):
-    """One task; a key that is missing or None is not known (yet)."""
+    """One task. A key that is missing or None is not known (yet)."""
 
     partition: int
     state: str
     """created, restoring, running, suspended, closed or failed."""
     stream_time_ms: int | None
-    """The highest event time of a record that the task took, in ms since the epoch; a dead letter is not taken."""
+    """The highest event time of a record that the task processed, in ms since the epoch; dead letters do not count."""
     operator_times_ms: dict[str, int] | None
-    """By store: the highest event time of a record with a key that its operator took, which closes its windows."""
+    """By store: the highest event time of a record with a key that its operator processed. It closes windows."""
     open_sessions: int | None
     closed_sessions: int | None
     late_records: int | None
     dead_letters: int | None
     restore_ms: int | None
-    """How long the last restore took."""
+    """The duration of the last restore."""
     remaining_records: int | None
-    """While it is restored: changelog records that are to be read yet."""
+    """During a restore: changelog records that are still to be read."""
     records_per_second: int | None
-    """While it is restored: changelog records read per second."""
+    """During a restore: changelog records read per second."""
     eta_ms: int | None
-    """While it is restored: how long the rest will take at that rate."""
+    """During a restore: the remaining time at that rate."""
     instance: str
-    """Which instance it is of, where several are told of."""
+    """The instance that runs the task, in answers about several instances."""
 
 
 class CompactionState(TypedDict, total=False):
-    """One run of the compaction job."""
+    """One compaction."""
 
     started_at_ms: int
     seconds: float | None
     status: str
-    """running; done; failed; lost: another job was first; stopped: partition 0 went to another instance."""
+    """running; done; failed; lost: another job was first; stopped: partition 0 moved to another instance."""
     rows: int | None
-    """Rows that the run wrote: live windows merged and deleted, closed ones appended."""
+    """Rows that the compaction wrote: live windows merged and deleted, closed ones appended."""
     progress: str
-    """What the run said last of how far it is."""
+    """The last progress that the compaction reported."""
     detail: str
 
 
 class StreamsState(TypedDict, total=False):
-    """Everything about one topology."""
+    """The state of one topology."""
 
     application_id: str
     tasks: list[TaskState]
     compactions: list[CompactionState]
     """Newest first, a bounded number of them."""
     missing: list[MissingPart]
-    """What the answer is without; not there where an instance tells of itself alone."""
+    """Partitions that the answer lacks; absent if an instance reports only itself."""
 
 
 class MissingPart(TypedDict):
-    """A partition that no instance could tell of, and why."""
+    """A partition that no instance reported, and the reason."""
 
     partition: int
     reason: str
 
 
 class WindowRow(TypedDict):
-    """One live window or session of a store; `states` are its aggregations', as JSON has them."""
+    """One live window or session of a store; `states` are those of its aggregations, as JSON has them."""
 
     store: str
     partition: int
@@ -88,9 +88,9 @@ class WindowRow(TypedDict):
 
 
 class LiveWindows(TypedDict):
-    """Live windows, those that end last first.
+    """Live windows, latest end first.
 
-    `continuation` is None where these are the last ones; `unseen` are rows that were not looked at, of a large store.
+    `continuation` is None if these are the last ones. `unseen` counts the rows of a large store that were not read.
     """
 
     windows: list[WindowRow]
@@ -99,58 +99,58 @@ class LiveWindows(TypedDict):
 
 
 WINDOWS_MAX = 1_000
-"""Windows in one answer."""
+"""The most windows in one answer."""
 
 
 class StreamsView(Protocol):
-    """What a service that runs tasks tells about them, and does for them; nothing here waits for the network."""
+    """The state and the actions of a service that runs tasks. Nothing here waits for the network."""
 
     async def describe(self) -> StreamsState:
         """The state now."""
         ...
 
     def stores(self) -> list[dict[str, Any]]:
-        """Each store with its live rows in each partition of this instance."""
+        """Return each store with its live rows in each partition of this instance."""
         ...
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
-        """Live windows; `key` is searched for where it is not empty. WrongContinuation for one that is none."""
+        """Return live windows. A `key` that is not empty is searched. Raises WrongContinuation for an invalid one."""
         ...
 
     def compact(self) -> str:
-        """Ask for a compaction; empty where it was started, or why it was not."""
+        """Request a compaction. Returns "" if it was started, else the reason why not."""
         ...
 
 
 class WholeView(Protocol):
-    """The same of all instances, which are asked over the network; `missing` is in each answer."""
+    """The same for all instances, which are queried over the network. Each answer has `missing`."""
 
     async def describe(self) -> StreamsState:
-        """The state now, of every instance that answers."""
+        """Return the state of every instance that answers."""
         ...
 
     async def stores(self) -> dict[str, Any]:
-        """`stores`: each with its live rows in each partition."""
+        """Return `stores`: each with its live rows in each partition."""
         ...
 
     async def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> dict[str, Any]:
-        """As `StreamsView`, of all instances."""
+        """Like `StreamsView.windows`, for all instances."""
         ...
 
     async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
-        """As `StoresView`; Problem (503) where a partition is missing, unless `partial` takes what there is."""
+        """Like `StoresView.read_store`. Raises Problem (503) if a partition is missing, unless `partial` is set."""
         ...
 
     async def compact(self) -> str:
-        """As `StreamsView`, by the instance that does compactions; Problem (503) where it does not answer."""
+        """Like `StreamsView.compact`, by the instance that runs compactions. Raises Problem (503) without answer."""
         ...
 
 
-Local = Annotated[bool, Query(description="only of the instance that is asked")]
+Local = Annotated[bool, Query(description="answer only for this instance")]
 
 
 def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None = None) -> APIRouter:
-    """The routes, with those of `more`, to be mounted into the app of the service that runs the tasks."""
+    """Return the routes, with those of `more`, for the app of the service that runs the tasks."""
     router = APIRouter(tags=["streams"])
 
     async def describe(local: bool) -> StreamsState:
@@ -160,12 +160,12 @@ def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None 
     async def streams(local: Local = False) -> Response:
         return json_response(await describe(local))
 
-    @router.get("/v1/streams/topology", summary="The topology, as its nodes and what they are connected to")
+    @router.get("/v1/streams/topology", summary="The topology: its nodes and their connections")
     async def topology() -> Response:
         state: dict[str, Any] = {**await view.describe()}
         return json_response({key: state.get(key) for key in ("application_id", "topology", "processing_guarantee")})
 
-    @router.get("/v1/streams/tasks", summary="Tasks with their positions in the source topics")
+    @router.get("/v1/streams/tasks", summary="Tasks with their offsets in the source topics")
     async def tasks(local: Local = False) -> Response:
         state = await describe(local)
         return json_response({"tasks": state.get("tasks", []), **_missing(state)})
@@ -176,7 +176,7 @@ def streams_router(view: StreamsView, *more: APIRouter, whole: WholeView | None 
             return json_response({"stores": view.stores()})
         return json_response(await whole.stores())
 
-    @router.get("/v1/streams/windows", summary="Live windows, those that end last first; searched by key")
+    @router.get("/v1/streams/windows", summary="Live windows, latest end first; searched by key")
     async def windows(
         store: str | None = None,
         key: Annotated[str, Query(description="a part of the key, JSON, or a number")] = "",

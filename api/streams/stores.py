@@ -1,8 +1,8 @@
-"""`GET /v1/streams/stores/{store}`: what the stores of an aggregator's tasks hold now.
+"""`GET /v1/streams/stores/{store}`: the current content of the stores of an aggregator's tasks.
 
-The service that runs the tasks hands a `StoresView` in, and a `WholeView` where there may be several instances; this
-module knows their shapes and nothing of streams. An answer of all instances is whole or 503; `?partial=true` takes what
-there is, with the partitions that are missing.
+The service that runs the tasks passes a `StoresView`, and a `WholeView` if there may be several instances. This module
+knows their shapes and nothing of streams. An answer about all instances is complete or 503. With `?partial=true` it has
+the available rows, and lists the missing partitions.
 """
 
 from __future__ import annotations
@@ -31,26 +31,29 @@ Status = Literal["open", "closed", "all"]
 
 
 class StoresView(Protocol):
-    """What a service that runs tasks lets read of them."""
+    """The stores of a service that runs tasks."""
 
     async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
-        """Rows, the position that they reflect and the `continuation`, which is None where these are the last rows.
+        """Return rows, the position that they reflect and the `continuation`, which is None after the last row.
 
-        ConfigError for a store that cannot be asked for so, WrongContinuation for one that is none.
+        Raises ConfigError if the store does not support the query, WrongContinuation for an invalid continuation.
         """
         ...
 
     async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
-        """The keys' windows, open and closed, of all instances; ConfigError as above, Problem where it is busy, and
-        where closed windows are asked for and there is no lake."""
+        """Return the keys' windows, open and closed, of all instances.
+
+        Raises ConfigError as above. Raises Problem if the service is busy, or if closed windows are requested and there
+        is no lake.
+        """
         ...
 
 
 class FoundWindows(TypedDict):
     """Windows in order of their start, each with `status`, and the source offsets that they reflect by partition.
 
-    `continuation` is None where these are the last ones. Without a lake there are open windows alone, in the order of a
-    store's rows.
+    `continuation` is None after the last window. Without a lake there are only open windows, in the order of a store's
+    rows.
     """
 
     windows: list[dict[str, Any]]
@@ -59,7 +62,7 @@ class FoundWindows(TypedDict):
 
 
 def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter:
-    """The route, to be mounted into the app of the service that runs the tasks."""
+    """Return the route, for the app of the service that runs the tasks."""
     router = APIRouter(tags=["streams"])
 
     @router.get("/v1/streams/stores/{store}", summary="Open windows or rows of a store, with the offsets they reflect")
@@ -71,7 +74,7 @@ def stores_router(view: StoresView, whole: WholeView | None = None) -> APIRouter
         rows_max: RowsMax = ROWS_DEFAULT,
         continuation: Continuation = None,
         local: Local = False,
-        partial: Annotated[bool, Query(description="also where partitions are missing")] = False,
+        partial: Annotated[bool, Query(description="answer even if partitions are missing")] = False,
     ) -> Response:
         question = StoreQuestion(**keys, from_ms=from_ms, to_ms=to_ms, rows_max=rows_max, continuation=continuation)
         try:

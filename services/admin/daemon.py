@@ -1,6 +1,6 @@
 """The admin service: admin routes, the dashboard, and the health of the other services.
 
-While Kafka is not reached the page and `/health` say so, and the admin routes answer 503.
+While Kafka cannot be reached, the page and `/health` report it, and the admin routes answer 503.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.services.admin.sources import HttpSource, KafkaSource, services_cl
 from penstock.shared.clients.admin import Admin
 
 ADMIN_TIMEOUT_MS = 15_000
-"""How long one admin call may take: somebody is waiting for the page or the answer."""
+"""The time limit of one admin call: a user waits for the page or the answer."""
 
 REQUEST_SHARE = 0.7
-"""Of `shutdown_timeout_ms`: until requests in flight are cut off."""
+"""The share of `shutdown_timeout_ms` after which requests in flight are cut off."""
 
 
 class AdminDaemon(KafkaHttpDaemon):
-    """Settings to a running service; `server.url` is known after `startup`."""
+    """Runs the service with the given settings. `server.url` is known after `startup`."""
 
     def __init__(self, settings: AdminServiceSettings, registry: CollectorRegistry | None = None) -> None:
         admin = Admin(settings.kafka, timeout_ms=ADMIN_TIMEOUT_MS)
@@ -56,7 +56,7 @@ class AdminDaemon(KafkaHttpDaemon):
         self.server = HttpServer(app, settings.http)
 
     async def main_loop(self) -> None:
-        """Look at everything now and then, beside the server."""
+        """Take the overview at intervals while the server runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._overview.run())
             tasks.create_task(super().main_loop())

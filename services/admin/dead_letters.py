@@ -1,4 +1,4 @@
-"""Dead-letter and late topics through Kafka: implements `penstock.api.admin.dead_letters.Letters` (an edge)."""
+"""Dead-letter and late topics through Kafka: implements `penstock.api.admin.dead_letters.DeadLetters` (an edge)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ log = get_logger(__name__)
 
 POLL_MS = 500
 LOOK_MS = 15_000
-"""How long one look may read."""
+"""The time limit of one look."""
 SCANNED_MAX = 20_000
-"""Newest records of a topic that a look reads at most."""
+"""The most records of a topic that a look reads, newest first."""
 COUNT_MS = 3_000
-"""How long one call reads to count records; what it does not come to, later calls count."""
+"""The time limit of one call that counts records. Later calls continue the count."""
 LARGEST_RECORD_BYTES = 64 * 1024 * 1024
-"""A dead letter was a stored record once: how large it may be is the broker's to say."""
+"""A dead letter was a stored record: the broker decides how large it may be."""
 TEXT_CHARACTERS_MAX = 2_000
-"""Of a key, a value or a header in an answer; the record itself is never cut."""
+"""The most characters of a key, a value or a header in an answer. The record itself is never cut."""
 
 
 class Span(NamedTuple):
-    """The offsets of a partition of the topic with that id: the first one, and the one after the last."""
+    """Offsets of a partition of the topic with that id: the first one, and the one after the last."""
 
     topic_id: str | None
     first: int
@@ -45,27 +45,28 @@ class Span(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How many records a partition holds: exactly, or at most, where not all of it was read yet."""
+    """The number of records in a partition; an upper bound if not `exact`, since counting has not finished."""
 
     records: int
     exact: bool
 
 
 class RecordCounter:
-    """Counts the records of partitions by reading them: an offset may be that of a transaction's marker.
+    """Counts the records of partitions by reading them, since an offset may belong to a transaction's marker.
 
-    What was counted is remembered, so each call reads what is new. Where the beginning of a partition was deleted, or
-    the topic was made again, counting starts again.
+    The counts are kept, so each call reads only new records. If the beginning of a partition was deleted, or the topic
+    was created again, counting starts again.
     """
 
     def __init__(self, kafka: KafkaSettings, limit_ms: int = COUNT_MS) -> None:
-        self._kafka, self._limit_ms = kafka, limit_ms
+        self._kafka = kafka
+        self._limit_ms = limit_ms
         self._counted: dict[TopicPartition, tuple[Span, int]] = {}
-        """What was read of each partition, and how many records that were."""
+        """The offsets of each partition that were read, and the number of records in them."""
         self._lock = asyncio.Lock()
 
     async def count(self, spans: Mapping[TopicPartition, Span]) -> dict[TopicPartition, Count]:
-        """The number of records in these spans."""
+        """Return the number of records in these spans."""
         async with self._lock:
             for tp, span in spans.items():
                 read, _ = self._counted.get(tp, (None, 0))
@@ -83,7 +84,7 @@ class RecordCounter:
             return found
 
     async def _read(self, starts: Mapping[TopicPartition, int], spans: Mapping[TopicPartition, Span]) -> None:
-        """Read on for the time that one call has. What cannot be read stays uncounted."""
+        """Continue the count within the time limit of one call. Unread records stay uncounted."""
         try:
             async with (
                 asyncio.timeout(self._limit_ms / 1000),
@@ -96,7 +97,7 @@ class RecordCounter:
                     if len(columns):
                         end = int(columns.offsets[-1]) + 1
                         self._counted[tp] = read._replace(end=end), records + len(columns)
-                for tp in starts:  # all was read: what is left of a span are markers
+                for tp in starts:  # all was read: the rest of a span is markers
                     read, records = self._counted[tp]
                     self._counted[tp] = read._replace(end=spans[tp].end), records
         except TimeoutError:
@@ -108,7 +109,7 @@ class RecordCounter:
 async def committed_records(
     kafka: KafkaSettings, starts: Mapping[TopicPartition, int]
 ) -> AsyncGenerator[Columns, None]:
-    """What is committed, from these offsets to the end at this moment."""
+    """Yield the committed records from these offsets to the current end."""
     if not starts:
         return
     settings = ConsumerSettings(auto_offset_reset="earliest", commit_strategy="none", isolation_level="read_committed")
@@ -123,15 +124,16 @@ async def committed_records(
 
 
 class KafkaDeadLetters:
-    """See `penstock.api.admin.dead_letters.Letters`."""
+    """See `penstock.api.admin.dead_letters.DeadLetters`."""
 
     def __init__(self, kafka: KafkaSettings, admin: Admin) -> None:
-        self._kafka, self._admin = kafka, admin
+        self._kafka = kafka
+        self._admin = admin
         self._counter = RecordCounter(kafka)
         self._replaying = asyncio.Lock()
 
     async def topics(self) -> list[dict[str, Any]]:
-        """See the protocol; what is new since the last call is read and counted."""
+        """See the protocol. Each call reads and counts the records since the last call."""
         names = [name for name in await self._admin.list_topics() if _kind(name)]
         found = await self._admin.describe_topics(names) if names else {}
         spans = {tp: Span(found[tp.topic].topic_id, *of) for tp, of in (await self._spans(found.values())).items()}
@@ -148,7 +150,7 @@ class KafkaDeadLetters:
         ]
 
     async def _spans(self, topics: Iterable[TopicDescription]) -> dict[TopicPartition, tuple[int, int]]:
-        """The first offset of each partition and the end of what is committed."""
+        """Return the first offset of each partition and the end of its committed records."""
         tps = [TopicPartition(topic.name, p.partition) for topic in topics for p in topic.partitions]
         if not tps:
             return {}
@@ -157,10 +159,10 @@ class KafkaDeadLetters:
         return {tp: (first[tp], ends[tp]) for tp in tps}
 
     async def look(self, topic: str, limit: int, stage: str | None) -> dict[str, Any]:
-        """See the protocol; of all partitions together about `SCANNED_MAX` records are read.
+        """See the protocol. Reads at most about `SCANNED_MAX` records of all partitions together.
 
-        Without a stage the newest offsets may hold fewer records than `limit`, since the markers of transactions take
-        offsets too: then more are read.
+        The newest offsets may hold fewer records than `limit`, since transaction markers take offsets too. Then more
+        offsets are read.
         """
         self._check(topic)
         described = (await self._admin.describe_topics([topic]))[topic]
@@ -184,7 +186,7 @@ class KafkaDeadLetters:
     async def _look(
         self, starts: Mapping[TopicPartition, int], limit: int, stage: str | None
     ) -> tuple[dict[TopicPartition, deque[dict[str, Any]]], int]:
-        """The newest rows of each partition from these offsets on, and how many records there were."""
+        """Return the newest rows of each partition from these offsets on, and the number of records read."""
         newest: dict[TopicPartition, deque[dict[str, Any]]] = {tp: deque(maxlen=limit) for tp in starts}
         scanned = 0
         async with aclosing(committed_records(self._kafka, starts)) as batches:
@@ -207,7 +209,7 @@ class KafkaDeadLetters:
         dry_run: bool,
         to: str | None = None,
     ) -> dict[str, Any]:
-        """See the protocol; one replay at a time, since each goes on where the one before it ended."""
+        """See the protocol. Replays run one at a time, since each continues where the last one ended."""
         self._check(topic)
         late = topic.endswith(LATE_SUFFIX)
         if late and (stage or exception):

@@ -1,4 +1,4 @@
-"""What the admin's address serves beside Kafka's own: letters, and the routes of the other services."""
+"""Routers of the admin's address beside Kafka's own: dead letters, and the routes of the other services."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
 
 CONNECT, STREAMS = "connect", "aggregator"
-"""The names under which `services` has the addresses of a Connect worker and of an aggregator."""
+"""The names in `services` of the Connect worker and of the aggregator."""
 
 
 def handed_on() -> dict[str, Any]:
-    """The OpenAPI paths of what is handed on, as those services describe them: nothing is asked of any."""
+    """Return the OpenAPI paths of the forwarded routes, built from those services' own routers without a request."""
     from penstock.api.connect.routes import (
-        create_connect_app,  # half a second that only who reads the document waits for
+        create_connect_app,  # takes half a second, and only the OpenAPI document needs it
     )
 
     nobody: Any = None
@@ -41,7 +41,7 @@ def handed_on() -> dict[str, Any]:
 def more_routers(
     kafka: KafkaSettings, admin: Admin, services: Mapping[str, str], client: httpx.AsyncClient
 ) -> list[APIRouter]:
-    """Letters; and `/connectors`, `/v1/streams` and `/v1/compactions` of the services with those names."""
+    """Return the routers of dead letters, and of the forwarded routes of the services named CONNECT and STREAMS."""
     upstreams = {name: HttpUpstream(name, url, client) for name, url in services.items()}
     return [
         dead_letters_router(KafkaDeadLetters(kafka, admin)),

@@ -1,6 +1,6 @@
-"""The overview that the dashboard polls: every source asked at once, at most once in `KEEP_MS`.
+"""The overview that the dashboard polls. All sources are sampled together, at most once in `KEEP_MS`.
 
-However many pages are open, the services and Kafka are asked once: pages that ask meanwhile wait for the same answer.
+The number of open pages does not matter: concurrent requests wait for the same samples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Overview:
         self._changes = 0
 
     async def overview(self) -> dict[str, Any]:
-        """The newest overview, at most `keep_ms` old."""
+        """Return the newest overview, at most `keep_ms` old."""
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._taken_ms is None or now_ms - self._taken_ms >= self._keep_ms:
@@ -51,16 +51,16 @@ class Overview:
             return self._newest
 
     def changed(self) -> None:
-        """What was seen last is not so any more, such as Kafka, which is reached now: whoever asks next sees anew."""
+        """Discard the kept overview, for example because Kafka was reached. The next request takes a new one."""
         self._changes += 1
         self._taken_ms = None
 
     def history(self) -> list[dict[str, Any]]:
-        """What was seen so far, oldest first."""
+        """Return the points so far, oldest first."""
         return self._history.points
 
     async def run(self) -> None:
-        """Look every few seconds, so that there is a history even where nobody has the page open."""
+        """Take an overview every few seconds, so the history has no gaps while no page is open."""
         while True:
             try:
                 await self.overview()

@@ -25,5 +25,5 @@ class AdminServiceSettings(GuardedSettings):
     services: dict[str, Annotated[str, AfterValidator(_http_url)]] = Field(
         default={}, description="addresses of the other services by name, for the dashboard"
     )
-    services_auth_token: SecretStr | None = Field(default=None, description="the token that the other services ask for")
-    services_timeout_ms: PositiveMs = Field(default=2_000, description="how long a service may take to tell its health")
+    services_auth_token: SecretStr | None = Field(default=None, description="bearer token for the other services")
+    services_timeout_ms: PositiveMs = Field(default=2_000, description="how long a service may take to answer")

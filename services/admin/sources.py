@@ -1,4 +1,4 @@
-"""Where an overview's samples come from: services over HTTP, parts of this process, and Kafka (an edge)."""
+"""The sources of an overview's samples: services over HTTP, parts of this process, and Kafka (an edge)."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from penstock.shared.common import metrics
 from penstock.shared.common.errors import GroupNotFound, PenstockError
 
 GROUPS_MAX = 50
-"""Groups that the overview asks for, those with members first: each costs Kafka four requests."""
+"""The most groups in the overview, those with members first. Each costs four requests to Kafka."""
 GONE = "Dead"
 WITHOUT_MEMBERS = ("Empty", GONE)
 
 KAFKA_TIMEOUT_MS = 3_000
 LATENCY = "penstock_ingest_request_seconds_bucket"
 WELL = ("ok", "healthy")
-"""What `/health` says where all is well: of our services, and of Kafka Connect."""
+"""The status in `/health` of a healthy service: of Penstock's, and of Kafka Connect."""
 FORWARD_SECONDS = 30
-"""How long another service may take for a request that is handed on to it."""
+"""The time limit of a forwarded request."""
 
 
 def services_client(timeout_ms: int, token: SecretStr | None) -> httpx.AsyncClient:
-    """The client for `HttpSource`, with the token that the services ask for."""
+    """Return the client for `HttpSource`, which sends the token."""
     headers = {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
     return httpx.AsyncClient(timeout=timeout_ms / 1000, headers=headers, trust_env=False)
 
 
 class Source(Protocol):
-    """One service to be shown."""
+    """One service of the overview."""
 
     async def sample(self) -> ServiceSample:
-        """What the service says now; never raises for what the service does."""
+        """Return the service's current sample. A failing service is a sample, not an error."""
         ...
 
 
 class HttpSource:
-    """A service in another process, by its `/health`, `/metrics` and, where it has them, `/v1/streams`."""
+    """A service in another process, by its `/health`, `/metrics` and, if it has it, `/v1/streams`."""
 
     def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
         self.name = name
@@ -61,12 +61,12 @@ class HttpSource:
         return f"HttpSource({self.name}, {self._url})"
 
     async def check(self) -> CheckResult:
-        """The service's own `/health` as one check."""
+        """Return the service's own `/health` as one check."""
         try:
             body = (await self._client.get(f"{self._url}/health")).json()
             return CheckResult(body["status"] in WELL, failing(checks_of(body)))
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as e:
-            return CheckResult(False, f"{self._url} does not tell: {type(e).__name__}: {e}".rstrip(": "))
+            return CheckResult(False, f"{self._url} does not answer: {type(e).__name__}: {e}".rstrip(": "))
 
     async def sample(self) -> ServiceSample:
         try:
@@ -83,7 +83,7 @@ class HttpSource:
 
 
 class HttpUpstream:
-    """A service in another process, to which requests are handed on; see `penstock.api.http.reverse_proxy.Upstream`."""
+    """A service in another process that receives forwarded requests; see `penstock.api.http.reverse_proxy.Upstream`."""
 
     def __init__(self, name: str, url: str, client: httpx.AsyncClient) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class HttpUpstream:
         self._client = client
 
     async def ask(self, method: str, path: str, query: str, body: bytes, media_type: str) -> Answer:
-        """Its answer; Problem (502) where it does not give any."""
+        """Forward a request and return the answer. Raises Problem (502) if there is none."""
         headers = {"Content-Type": media_type} if media_type else {}
         url = f"{self._url}{path}?{query}" if query else f"{self._url}{path}"
         try:
@@ -106,7 +106,7 @@ class HttpUpstream:
 
 
 class LocalSource:
-    """A part of this process, asked without HTTP."""
+    """A part of this process, sampled without HTTP."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class KafkaSource:
         self._timeout_ms = timeout_ms
 
     async def sample(self) -> KafkaSample:
-        """What Kafka says now, or why it does not."""
+        """Return Kafka's current sample; its `error` is the reason if Kafka does not answer."""
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 cluster = await self._admin.cluster()
@@ -155,7 +155,7 @@ class KafkaSource:
         return KafkaSample(cluster.cluster_id, len(cluster.brokers), groups, max(0, len(listed) - GROUPS_MAX))
 
     async def _group(self, group_id: str) -> Mapping[str, Any] | None:
-        """The group, or None where it was deleted meanwhile."""
+        """Return the group, or None if it was deleted meanwhile."""
         try:
             found = await self._admin.describe_group(group_id)
             lag = sum(row.lag for row in await self._admin.group_lag(group_id))
@@ -167,7 +167,7 @@ class KafkaSource:
 
 
 def sum_metrics(text: str) -> dict[str, float]:
-    """Prometheus' text format to one value a sample name, summed over labels."""
+    """Sum the samples of Prometheus' text format over their labels, by sample name."""
     totals: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -179,7 +179,7 @@ def sum_metrics(text: str) -> dict[str, float]:
 
 
 def checks_of(health: Mapping[str, Any]) -> dict[str, Any]:
-    """The checks of a service's `/health`; a Connect worker, which answers as Kafka Connect does, is one check."""
+    """Return the checks of a service's `/health`. A Connect worker answers as Kafka Connect does and is one check."""
     if "checks" in health:
         return dict(health["checks"])
     status = "ok" if health["status"] in WELL else "failing"
@@ -187,5 +187,5 @@ def checks_of(health: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failing(checks: Mapping[str, Any]) -> str:
-    """The checks that fail and why, in one line."""
+    """Return the failing checks with their reasons, in one line."""
     return "; ".join(f"{name}: {c.get('detail') or 'failing'}" for name, c in checks.items() if c.get("status") != "ok")

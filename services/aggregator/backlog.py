@@ -1,7 +1,7 @@
-"""How far the lake is behind the changelog: what a compaction has left to do, and how old the newest snapshot is.
+"""The distance between changelog and lake: records that no snapshot covers, and the age of the newest snapshot.
 
 Without compaction nothing shortens the changelog, and a restore reads all of it. So the distance is measured from the
-outside, whether a job succeeds, fails, hangs or is never started: by the changelog's offsets and the lake's own.
+changelog's offsets and the lake's tables, whether a job succeeds, fails, hangs or is never started.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from penstock.shared.streams.settings import StreamsSettings
 
 log = get_logger(__name__)
 
-COMPACTIONS_MAX = 20  # of the lake's that are kept for REST and the dashboard
+COMPACTIONS_MAX = 20  # compactions in the lake that are kept for REST and the dashboard
 
 
 class Backlog(NamedTuple):
-    """`records` of the changelog are in no snapshot; the newest snapshot was written at `snapshot_ms`, None for none.
+    """No snapshot covers `records` of the changelog. The newest snapshot was written at `snapshot_ms`; None for none.
 
-    Records are counted by offsets, so the markers of transactions count too. `bytes` is what they take on disk, by the
-    share that they have of their partition's offsets; None where the brokers do not tell. `compactions` are the last
-    that the lake tells of, newest first.
+    Records are counted by offsets, so transaction markers count too. `bytes` is their size on disk, estimated by their
+    share of their partition's offsets; None if the brokers do not report sizes. `compactions` are the last ones in the
+    lake, newest first.
     """
 
     records: int
@@ -43,10 +43,10 @@ class Backlog(NamedTuple):
 
 
 class BacklogWatch:
-    """Measures while this instance is the one that compacts (`is_ours`), and keeps what it found last.
+    """Measures while this instance is the one that compacts (`is_ours`), and keeps the last measurement.
 
-    Where more bytes are in no snapshot than the settings allow, it calls `ask`: once for each snapshot, and once more
-    for every so many bytes on top. What a compaction leaves (the tail of an idle partition) asks for no other one.
+    If more bytes are in no snapshot than the settings allow, it calls `ask`: once for each snapshot, and again each
+    time the bytes grow by the limit. So the tail that a compaction leaves (of an idle partition) starts no other one.
     """
 
     def __init__(
@@ -57,10 +57,13 @@ class BacklogWatch:
         clock: Clock = SYSTEM_CLOCK,
         ask: Callable[[int], None] = lambda now_ms: None,
     ) -> None:
-        self._settings, self._clock, self.is_ours, self._ask = settings, clock, is_ours, ask
+        self._settings = settings
+        self._clock = clock
+        self.is_ours = is_ours
+        self._ask = ask
         self.last: Backlog | None = None
         self.compactions: tuple[lake.Compaction, ...] = ()
-        """The lake's, as they were known last."""
+        """The compactions in the lake, as of the last measurement."""
         self.ours_since_ms: int | None = None
         self._said = ""
         self._asked_at: Backlog | None = None
@@ -87,7 +90,7 @@ class BacklogWatch:
         return f"BacklogWatch({self.last!r})"
 
     async def run(self) -> None:
-        """Measure until cancelled. What cannot be measured is said once and leaves nothing known."""
+        """Measure until cancelled. A failure is logged once, and the measurement is then unknown."""
         while True:
             ours = self.is_ours()
             self.ours_since_ms = (self.ours_since_ms or self._clock.now_ms()) if ours else None
@@ -95,7 +98,7 @@ class BacklogWatch:
             await asyncio.sleep(self._settings.compaction.backlog_interval_ms / 1000)
 
     def note(self, backlog: Backlog | None) -> None:
-        """Take a measurement over; None for none."""
+        """Keep a measurement; None if there is none."""
         self.last = backlog
         self.compactions = self.compactions if backlog is None else backlog.compactions
         self._records.set(math.nan if backlog is None else backlog.records)
@@ -110,7 +113,7 @@ class BacklogWatch:
             self._ask(self._clock.now_ms())
 
     def newest_sign_ms(self) -> int | None:
-        """When a snapshot was written, or this instance became the one that compacts; None where it is not."""
+        """The time of the newest snapshot, or since when this instance compacts, if later; None if it does not."""
         if self.ours_since_ms is None:
             return None
         return max(self.ours_since_ms, (self.last.snapshot_ms if self.last is not None else None) or 0)
@@ -134,7 +137,7 @@ class BacklogWatch:
 
 
 async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
-    """Ask Kafka and the lake. Raises what either does, such as UnknownTopicOrPartition and LakeUnavailable."""
+    """Measure with Kafka and the lake. Raises their errors, such as UnknownTopicOrPartition and LakeUnavailable."""
     topic = streams.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]
     places = [TopicPartition(topic, p.partition) for p in description.partitions]
@@ -150,7 +153,7 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
         sizes = await admin.partition_bytes(places)
         size = uncovered_bytes(ends, starts, covered, {place.partition: size for place, size in sizes.items()})
     except (AuthorizationFailed, UnsupportedVersion) as e:
-        log.debug("the brokers do not tell what the changelog takes on disk", reason=str(e))
+        log.debug("the brokers do not report the changelog's size on disk", reason=str(e))
         size = None
     snapshot_ms = compactions[0].ended_at_ms if compactions else None
     return Backlog(uncovered(ends, starts, covered), snapshot_ms, size, compactions)
@@ -159,7 +162,7 @@ async def measure(admin: Admin, streams: StreamsSettings) -> Backlog:
 def uncovered_bytes(
     latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int], sizes: Mapping[int, int]
 ) -> int:
-    """Of each partition's bytes the share of its offsets that no snapshot covers.
+    """Return the sum over partitions of their bytes times the share of their offsets that no snapshot covers.
 
     >>> uncovered_bytes({0: 10}, {0: 0}, {0: 5}, {0: 300})
     150
@@ -173,7 +176,7 @@ def uncovered_bytes(
 
 
 def uncovered(latest: Mapping[int, int], earliest: Mapping[int, int], covered: Mapping[int, int]) -> int:
-    """Records from the covered offset, or the first one that is there, up to the end.
+    """Return the number of records from the covered offset, or from the first existing one, to the end.
 
     >>> uncovered({0: 10, 1: 4}, {0: 2, 1: 0}, {0: 7})
     7

@@ -1,13 +1,17 @@
-"""Compaction, asked for by a wall-clock punctuator and run as a child process.
+"""Compaction: a wall-clock punctuator requests it, and a child process runs it.
 
-The asyncio process never holds a JVM: a job is `penstock compact …`, started here, with its last line of output as
-its result. One at a time; a request that comes while one runs is not queued, the next grid point asks again, but a job
-that left records is followed by the next at once. A failed job is tried again with back-off and never harms the
-aggregator; one that was stopped for its time while it read is given half as many records, so that no backlog is too
-large, and after each that counts twice as many again, up to the setting. Where
-partition 0 goes to another instance, a job that runs is stopped: the next owner starts its own. That compaction is off,
-fails or falls behind is said by metrics, by `/health` (which stays 200: a restart would mend nothing) and by one line
-in the log at start-up.
+The asyncio process never holds a JVM. A job is `penstock compact …`, started here, and its last line of output is its
+result. The rules:
+
+1. One job runs at a time. A request during a job is dropped; the next grid point requests again. A job that left
+   records is followed by the next at once.
+2. A failed job is retried with backoff and never harms the aggregator.
+3. A job that was stopped by its timeout while it read is followed by one with half as many records, so no backlog is
+   too large. Each success doubles the number again, up to the setting.
+4. If partition 0 moves to another instance, a running job is stopped. The next owner starts its own.
+
+Metrics, `/health` and a line in the log at start-up report that compaction is off. Metrics and `/health` also report
+that it fails or falls behind. `/health` stays 200, since a restart would fix nothing.
 """
 
 from __future__ import annotations
@@ -41,30 +45,30 @@ JobCommand = Callable[[AggregatorSettings], list[str]]
 
 SCHEDULE_NAME = "compaction"
 STOP_TIMEOUT_MS = 10_000
-OUTPUT_LINES_MAX = 200  # of a failed job, kept for its report
+OUTPUT_LINES_MAX = 200  # of a failed job's output, kept for its report
 
 LINE_CHARACTERS_MAX = 300  # of a line of progress
 JVM_SAYS = ("WARNING: ", "Setting default log level", "To adjust logging level")
-"""How the lines begin that Spark's JVM writes before any setting of its log is read."""
-HISTORY_MAX = 20  # runs kept for REST and the dashboard
-BEHIND_INTERVALS = 3  # without a compaction that succeeded for so many intervals, the lake is behind
+"""Prefixes of lines that Spark's JVM writes before it reads its log settings."""
+HISTORY_MAX = 20  # compactions kept for REST and the dashboard
+BEHIND_INTERVALS = 3  # after so many intervals without a successful compaction, the lake is behind
 
 READING = "reading "
-"""How the line begins by which a job says that Spark runs and the changelog is being read."""
+"""The prefix of the line by which a job reports that Spark runs and reads the changelog."""
 WRITTEN = ("live_rows", "deleted_rows", "closed_rows", "late_rows")
-"""What a job says of the rows that it wrote."""
+"""The fields of a job's result that count written rows."""
 OK = 0
-GIVEN_UP = -1  # no exit status: the job was stopped, since another instance compacts now
+GIVEN_UP = -1  # not an exit status: the job was stopped because another instance compacts now
 OWNERSHIP_POLL_MS = 100
 LOST_TO_ANOTHER = 3
-"""`penstock compact` exits with this where another job committed first; nothing is wrong then."""
+"""The exit status of `penstock compact` if another job committed first, which is not an error."""
 
 
 def command(settings: AggregatorSettings) -> list[str]:
-    """The job's command line; secrets go through the environment, see `environment`.
+    """Return the job's command line. Secrets go through the environment, see `environment`.
 
-    The job reads the same file of settings, where what `penstock compact` is to do by hand may stand: all that the
-    aggregator decides is given, also where it is off.
+    The job also reads the same settings file, which may hold settings of `penstock compact` for manual use. So every
+    setting that the aggregator decides is a flag, even if it is off.
     """
     streams, compaction = settings.streams, settings.compaction
     assert streams.lake is not None
@@ -88,7 +92,7 @@ def command(settings: AggregatorSettings) -> list[str]:
 
 
 def environment(settings: AggregatorSettings) -> dict[str, str]:
-    """The job's environment: this process's, with all that may hold a secret, as it was set here by whatever way."""
+    """Return the job's environment: this process's, and every setting that may hold a secret, from any source."""
     connection = {}
     for name in type(settings.kafka).model_fields:
         value = getattr(settings.kafka, name)
@@ -111,7 +115,7 @@ def environment(settings: AggregatorSettings) -> dict[str, str]:
 
 
 class CompactionSupervisor:
-    """Starts jobs when asked and keeps what came of them."""
+    """Starts jobs on request and keeps their results."""
 
     def __init__(
         self,
@@ -122,7 +126,9 @@ class CompactionSupervisor:
         job: JobCommand = command,
         backlog: BacklogWatch | None = None,
     ) -> None:
-        self._settings, self._clock, self._job_command = settings, clock, job
+        self._settings = settings
+        self._clock = clock
+        self._job_command = job
         self._backlog = backlog
         self._asked = asyncio.Event()
         self._job: Job | None = None
@@ -133,7 +139,7 @@ class CompactionSupervisor:
         self._has_read = False
         self._last_success_ms: int | None = None
         self._runs = counter(registry, "compaction_runs", "Compactions that ended.", "outcome")
-        for outcome in ("done", "lost", "failed"):  # so that a rate is there before the first of its kind
+        for outcome in ("done", "lost", "failed"):  # so that rates exist before the first of each kind
             self._runs.labels(outcome=outcome)
         gauge(registry, "compaction_enabled", "1 if this instance may start compactions, else 0.").set(self.enabled)
         self._failing = gauge(
@@ -155,19 +161,19 @@ class CompactionSupervisor:
         at.set_function(self._last_success_seconds)
 
     def _last_success_seconds(self) -> float:
-        """When the newest run counted, as this process knows it or, after a restart, the lake."""
+        """The time of the newest success known to this process, or to the lake after a restart."""
         measured = self._backlog.last if self._backlog is not None else None
         newest_ms = max(self._last_success_ms or 0, (measured.snapshot_ms if measured is not None else None) or 0)
         return newest_ms / 1000 if newest_ms else math.nan
 
     def why_off(self) -> str:
-        """Why no compaction is ever started, empty where they are."""
+        """Return the reason why compactions are off, or ""."""
         if self._settings.streams.lake is None:
             return "streams.lake is not set"
         return "" if self._settings.compaction.enabled else "compaction.enabled is false"
 
     def warn(self) -> None:
-        """Say once, at start-up, what it means that compaction is off."""
+        """Log at start-up if compaction is off, with the consequences."""
         if not self.enabled:
             log.warning(
                 f"compaction is off ({self.why_off()}): unless something else runs `penstock compact`, "
@@ -176,7 +182,7 @@ class CompactionSupervisor:
             )
 
     def health(self) -> CheckResult:
-        """The state for `/health`; never a reason to restart the service, so always ok."""
+        """Return the state for `/health`. It is always ok, since it is never a reason to restart the service."""
         backlog = self._backlog.last if self._backlog is not None else None
         facts = {
             "last_success_at_ms": self._last_success_ms,
@@ -207,18 +213,18 @@ class CompactionSupervisor:
         return without_ms > BEHIND_INTERVALS * self._settings.compaction.interval_ms
 
     def why_not_now(self) -> str:
-        """Why a compaction that is asked for now would not start, empty where it would."""
+        """Return the reason why a requested compaction would not start, or ""."""
         if not self.enabled:
             return f"compaction is off: {self.why_off()}"
         return "one is running" if self._job is not None or self._asked.is_set() else ""
 
     def ask(self, now_ms: int) -> None:
-        """Ask for a compaction; does not wait. The punctuator's callback."""
+        """Request a compaction, without waiting. The punctuator's callback."""
         if self._job is None:
             self._asked.set()
 
     async def run(self) -> None:
-        """Serve requests until cancelled; a job under way is stopped then."""
+        """Serve requests until cancelled. Then a running job is stopped."""
         try:
             while True:
                 await self._asked.wait()
@@ -231,7 +237,7 @@ class CompactionSupervisor:
             await self._stop_job()
 
     def describe(self) -> list[CompactionState]:
-        """The last runs, newest first: this instance's own, and what else the lake tells of."""
+        """Return the last compactions, newest first: this instance's own, and others in the lake."""
         own = list(self._history)
         lake = () if self._backlog is None else self._backlog.compactions
         found = [*own, *(_of_lake(one) for one in lake if not any(_is_by(run, one) for run in own))]
@@ -257,7 +263,7 @@ class CompactionSupervisor:
                 err = b"the job could not be started: " + err
         except TimeoutError:
             await self._stop_job()
-            if self._has_read:  # where Spark took that long to start, fewer would not help
+            if self._has_read:  # fewer records do not help if Spark did not start in time
                 self._run_records_max = max(1, self._run_records_max // 2)
             err = f"stopped after {self._settings.compaction.timeout_ms} ms".encode()
         except OSError as e:
@@ -268,7 +274,7 @@ class CompactionSupervisor:
         self._note(state, status, out, err)
 
     async def _end_while_ours(self, job: Job) -> JobEnd:
-        """The job's end, or GIVEN_UP as soon as partition 0, and compactions with it, is another instance's."""
+        """Return the job's end, or GIVEN_UP as soon as another instance owns partition 0, and so compacts."""
         while True:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(job.end(), OWNERSHIP_POLL_MS / 1000)
@@ -276,15 +282,15 @@ class CompactionSupervisor:
                 return JobEnd(GIVEN_UP, b"", b"")
 
     def _bounded(self) -> AggregatorSettings:
-        """The settings with as many records a job as one manages within its timeout, as far as that is known."""
+        """Return the settings with the number of records that a job is known to manage within its timeout."""
         bounds = {"run_records_max": self._run_records_max}
         compaction = self._settings.compaction.model_copy(update=bounds)
         return self._settings.model_copy(update={"compaction": compaction})
 
     def _progressed(self, line: str) -> None:
-        """Show how far the job is, as it says it."""
+        """Keep and log a line of the job's progress."""
         self._has_read |= line.startswith(READING)
-        # A line of its log, which is JSON, is in its log.
+        # Lines of the job's own log are JSON, and are not progress.
         if self._job is not None and line and not line.startswith(("{", *JVM_SAYS)):
             self._history[0]["progress"] = line[:LINE_CHARACTERS_MAX]
             log.info("compaction", progress=line[:LINE_CHARACTERS_MAX])
@@ -313,7 +319,7 @@ class CompactionSupervisor:
             log.error("compaction failed", status=status, output="\n".join(lines), result=result)
 
     def _count(self, state: CompactionState, result: dict[str, Any]) -> None:
-        """Take over what a run did that is in the lake, whatever failed after it."""
+        """Keep the result of a job's commits in the lake, even if a later step of the job failed."""
         self._last_success_ms = self._clock.now_ms()
         self._run_records_max = min(self._settings.compaction.run_records_max, 2 * self._run_records_max)
         state["rows"] = sum(result.get(name, 0) for name in WRITTEN)
@@ -328,7 +334,7 @@ class CompactionSupervisor:
         self._failing.set(self._consecutive_failures)
 
     def _ask_again(self) -> None:
-        """Ask for what a job left undone; the instance that owns partition 0 by now does, where that is another."""
+        """Request the rest of a job's work, unless another instance owns partition 0 by now."""
         if self._backlog is None or self._backlog.is_ours():
             self._asked.set()
             return
@@ -349,7 +355,7 @@ class CompactionSupervisor:
 
 
 def _is_by(run: CompactionState, one: Compaction) -> bool:
-    """Whether a run of this instance's made a compaction: it began within its time."""
+    """Return whether a compaction of the lake belongs to a run of this instance: it started during the run."""
     if run["status"] == "lost":
         return False
     started_ms, seconds = run["started_at_ms"], run["seconds"]

@@ -1,6 +1,6 @@
-"""A store's windows, open and closed, from what the lake has and what the changelog says past it.
+"""A store's windows, open and closed, from the lake and the changelog's tail past it.
 
-A live window of the snapshot that the tail changes or closes is the tail's.
+If the tail changes or closes a live window of the snapshot, the tail counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.shared.streams.changelog.reader import Change
 
 
 class Found(NamedTuple):
-    """One window: `status` is open or closed, `results` are by name."""
+    """One window. `status` is open or closed; `results` are by name."""
 
     partition: int
     start_ms: int
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A confirmed change of the key, as the tail has it: its state by columns, those it was written with."""
+    """A confirmed change of a window in the tail. Its state is by the names of the columns that it was written with."""
 
     operation: bytes
     store: str
@@ -44,7 +44,7 @@ class Told(NamedTuple):
 
 
 def told(change: Change) -> Told:
-    """A change with its state decoded as what it was written; CorruptRecord where that cannot be read."""
+    """Return a change with its decoded state. Raises CorruptRecord if the state cannot be decoded."""
     state = {} if change.operation == DELETED else _codec(change.written_as)(change.state)
     return Told(change.operation, change.store, change.key, change.start, change.end, state)
 
@@ -63,9 +63,9 @@ def merge(
     changes: Sequence[Told],
     reach: tuple[int, int],
 ) -> list[Found]:
-    """A partition's open windows, and those that were closed past the snapshot.
+    """Return a partition's open windows, and those that were closed past the snapshot.
 
-    `live` are the snapshot's windows of the key; `changes` are the key's in the tail, in log order.
+    `live` are the key's windows in the snapshot; `changes` are the key's changes in the tail, in log order.
     """
     open_ = {row["start_ms"]: (row["end_ms"], row["state"]) for row in live if row["partition"] == partition}
     found = []
@@ -78,7 +78,7 @@ def merge(
             found.append(Found(partition, change.start, change.end, "closed", results(store, change.state)))
         else:
             open_[change.start] = (change.end, change.state)
-    closed = {(one.start_ms, one.end_ms) for one in found}  # a sliding window that was closed is kept for a while
+    closed = {(one.start_ms, one.end_ms) for one in found}  # a closed sliding window is kept for a while
     found += [
         Found(partition, start, end, "open", results(store, state))
         for start, (end, state) in open_.items()
@@ -94,7 +94,7 @@ def merged(
     changes: Iterable[Told],
     reach: tuple[int, int],
 ) -> list[Found]:
-    """As `merge`, of the store's windows of many keys, each with its key."""
+    """Like `merge`, for the store's windows of many keys, each with its key."""
     lives, told_of = defaultdict[bytes, list[dict[str, Any]]](list), defaultdict[bytes, list[Told]](list)
     for row in live:
         lives[row["key"]].append(row)
@@ -110,7 +110,7 @@ def merged(
 
 
 def results(store: StoreSchema, state: dict[str, Any]) -> dict[str, Any]:
-    """The named results of a state, by its columns' names; an aggregation that it has no columns for is None."""
+    """Return the named results of a state by column name. An aggregation without columns in the state is None."""
     return {a.name: _result(a, {name: state.get(f"{a.name}_{name}") for name, _ in a.state}) for a in shown(store)}
 
 
@@ -133,12 +133,12 @@ def _result(aggregation: AggregationSchema, state: dict[str, Any]) -> Any:
 
 
 def place_of(one: Found) -> WindowPlace:
-    """Where it is among all others."""
+    """Return the window's position in the order of all windows."""
     return WindowPlace(one.start_ms, one.end_ms, one.partition, raw_key(one.key))
 
 
 def closed_of_lake(store: StoreSchema, row: ClosedWindow) -> Found:
-    """A row of `closed`."""
+    """Return a row of the table `closed` as a window."""
     values = {a.name: row.results.get(a.name) for a in shown(store)}
     for a in shown(store):
         text = values[a.name]

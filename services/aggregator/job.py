@@ -1,9 +1,9 @@
-"""A job as a child process that never outlives the aggregator, SIGKILL included.
+"""A job as a child process that never outlives the aggregator, even after SIGKILL.
 
-Between us and the job stands a keeper (penstock.shared.common.keeper), which watches a pipe that only we hold open.
-When the pipe closes, because we stopped the job or because we are gone, the job gets SIGTERM, and after a limit its
-whole group gets SIGKILL. The process is a plain `Popen`, watched by a thread: asyncio's own sends SIGKILL to
-its child when a loop closes, and a keeper that is killed keeps nothing.
+A keeper (penstock.shared.common.keeper) runs between this process and the job. It watches a pipe that only this process
+holds open. When the pipe closes, because the job is stopped or this process has ended, the job gets SIGTERM. After a
+limit its whole group gets SIGKILL. The process is a plain `Popen`, watched by a thread. asyncio's own sends SIGKILL to
+its child when a loop closes, and a killed keeper cannot stop its job.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import NamedTuple
 
 from penstock.shared.common import keeper
 
-ERROR_BYTES_MAX = 256 * 1024  # of a job's standard error, the end of it, that are kept
+ERROR_BYTES_MAX = 256 * 1024  # of the end of a job's standard error that are kept
 _KEEPER_COMMAND = (sys.executable, "-I", "-S", keeper.__file__)
 
 
 def start_kept(
     command: Sequence[str], environment: Mapping[str, str], stop_timeout_ms: int, *, output: int | None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """A command under a keeper, and the descriptor on which its life hangs; `output` is what Popen makes of it.
+    """Start a command under a keeper. Returns the keeper's process and the descriptor of the pipe that it watches.
 
-    Raises OSError where not even the keeper can be started.
+    `output` is passed to Popen. Raises OSError if the keeper cannot be started.
     """
     ours, lifeline = os.pipe()
     try:
@@ -38,7 +38,7 @@ def start_kept(
             stdout=output,
             stderr=output,
             env=environment,
-            process_group=0,  # a terminal's Ctrl-C is for us; we tell the child
+            process_group=0,  # a terminal's Ctrl-C reaches only this process, which stops the child
         )
     except OSError:
         os.close(lifeline)
@@ -49,7 +49,7 @@ def start_kept(
 
 
 class JobEnd(NamedTuple):
-    """How a job ended: its exit status (128 + n for a death by signal n), and what it printed."""
+    """The end of a job: its exit status (128 + n after signal n), and its output."""
 
     status: int
     out: bytes
@@ -57,9 +57,9 @@ class JobEnd(NamedTuple):
 
 
 class Job:
-    """One command, started by being made. Raises OSError where not even the keeper can be started.
+    """One command. The constructor starts it, and raises OSError if the keeper cannot be started.
 
-    `on_line` is called on the loop with each line of standard error as it comes: how far the job is.
+    `on_line` is called on the loop with each line of standard error as it arrives, which reports progress.
     """
 
     def __init__(
@@ -70,15 +70,16 @@ class Job:
         on_line: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._keeper, self._lifeline = start_kept(command, environment, stop_timeout_ms, output=subprocess.PIPE)
-        self._on_line, self._loop = on_line, asyncio.get_running_loop()
+        self._on_line = on_line
+        self._loop = asyncio.get_running_loop()
         self._end = asyncio.ensure_future(asyncio.to_thread(self._wait))
 
     async def end(self) -> JobEnd:
-        """Wait for the job's end; to be cancelled does the job no harm."""
+        """Wait for the job's end. Cancelling the wait does not affect the job."""
         return await asyncio.shield(self._end)
 
     async def stop(self) -> JobEnd:
-        """End the job: SIGTERM now, SIGKILL to what is left of it after the limit. Safe to call twice."""
+        """End the job: SIGTERM now, SIGKILL to its group after the limit. Safe to call twice."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -93,7 +94,7 @@ class Job:
         err = b""
         for line in self._keeper.stderr:
             err = (err + line)[-ERROR_BYTES_MAX:]
-            with contextlib.suppress(RuntimeError):  # a loop that was closed has nobody left to tell
+            with contextlib.suppress(RuntimeError):  # the loop may be closed
                 self._loop.call_soon_threadsafe(self._on_line, line.decode(errors="replace").rstrip())
         reader.join()
         return JobEnd(self._keeper.wait(), said[0], err)

@@ -1,4 +1,4 @@
-"""What somebody types to find keys: a part of their text, JSON in whatever spacing and order, or a number.
+"""Finds keys by typed text: a part of the key's text, JSON in any spacing and order, or a number.
 
 >>> [KeySearch("UA").has(key) for key in ("UA-EWR", b"UA-EWR", "ua")]
 [True, True, False]
@@ -20,7 +20,7 @@ INTEGER_BYTES = (4, 8)  # as Kafka's serializers of Integer and Long have them
 
 
 class KeySearch:
-    """Finds keys of text or bytes; an empty text finds all."""
+    """Finds keys of text or bytes. An empty text matches all keys."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -28,20 +28,20 @@ class KeySearch:
         self._numbers = _integers(text)
 
     def has(self, key: str | bytes) -> bool:
-        """Whether a key is one that was meant."""
+        """Return whether a key matches."""
         if self._text in key_text(key) or key in self._numbers:
             return True
         return self._json is not None and self._json == _json(key)
 
     def exact(self, key_type: KeyType) -> list[str | bytes]:
-        """The keys that are this and nothing more, as a store of that type has them."""
+        """Return the keys that the text names exactly, as a store of that type has them."""
         if not self._text:
             return []
         return [self._text] if key_type == "string" else [self._text.encode(), *self._numbers]
 
 
 def key_text(key: Any) -> str:
-    """A key as text.
+    """Return a key as text.
 
     >>> key_text(b"UA-EWR"), key_text(7), key_text(b"\\xff")
     ('UA-EWR', '7', '\\\\xff')

@@ -1,6 +1,6 @@
-"""What is in the state stores of the tasks that run here, as plain values for REST.
+"""The content of the state stores of the tasks that run here, as plain values for REST.
 
-It is read between two turns of the loop and waits for nothing, so it looks at a bounded number of rows.
+It is read between two turns of the loop without waiting, so the number of rows read is bounded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.shared.streams.runtime.owned_task import OwnedTask
 from penstock.shared.streams.state.store import LiveRow
 
 ROWS_LOOKED_AT_MAX = 20_000
-"""Rows of one store that one request goes through: it holds the loop up meanwhile."""
+"""The most rows of one store that one request reads. The event loop is blocked meanwhile."""
 
 
 def describe_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]:
-    """Each store with its live rows by partition."""
+    """Return each store with its live rows by partition."""
     rows: dict[str, dict[str, int]] = {}
     for partition, owned in sorted(tasks.items()):
         if owned.task is not None:
@@ -31,7 +31,7 @@ def describe_stores(tasks: Mapping[int, OwnedTask]) -> list[dict[str, Any]]:
 
 
 class LiveRows(NamedTuple):
-    """Windows; after which one there are more, or None; and how many rows were not looked at."""
+    """Windows, the last window's position if there are more, and the number of rows that were not read."""
 
     windows: list[WindowRow]
     last: LivePlace | None
@@ -41,9 +41,9 @@ class LiveRows(NamedTuple):
 def live_windows(
     tasks: Mapping[int, OwnedTask], store: str | None, search: KeySearch, limit: int, after: LivePlace | None = None
 ) -> LiveRows:
-    """The live windows that end last, of all tasks and of the keys that are searched for, or those after a place.
+    """Return the live windows of all tasks that match the search, latest end first, after the position `after`.
 
-    A key that is named exactly is found however many rows there are.
+    A key that is named exactly is found, however many rows there are.
     """
     found: dict[LivePlace, LiveRow] = {}
     unseen = 0
@@ -84,7 +84,7 @@ def _window(place: LivePlace, row: LiveRow) -> WindowRow:
 
 
 def plain(state: Any) -> Any:
-    """A state as JSON can have it; what has no such form is its type's name.
+    """Return a state as JSON values. A value without JSON form becomes its type's name.
 
     >>> plain([1, b"a", None]), plain(object())
     ([1, 'a', None], '<object>')

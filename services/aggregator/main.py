@@ -41,15 +41,15 @@ from penstock.shared.streams.topology_loading import load_topology
 PROGRAM = "penstock aggregator"
 STUCK_MS = 60_000  # a turn polls, processes and commits: it takes a fraction of a second
 WORKER_SHARE, REQUEST_SHARE = 0.7, 0.1  # of `shutdown_timeout_ms`; a compaction is stopped meanwhile
-WALK_MS = 10  # a store is walked for so long at a time, between which a busy worker processes for ten times as long
-COMPACTION_PARTITION = 0  # the one instance that owns it asks for compactions
+WALK_MS = 10  # a store is read in slices of this time; a busy worker processes ten times as long in between
+COMPACTION_PARTITION = 0  # the instance that owns it requests compactions
 
 
 class Aggregator:
     """The service; see `penstock.shared.common.daemon`."""
 
     def __init__(self, settings: AggregatorSettings, unix_socket: Path | None = None) -> None:
-        """With `unix_socket` it is served there: one of several workers (see `workers`)."""
+        """With `unix_socket` the service listens there, as one of several workers (see `workers`)."""
         self._settings = settings
         self._registry = CollectorRegistry()
         self._backlog = BacklogWatch(settings, self._registry, self._owns_compaction, ask=self._ask_compaction)
@@ -96,7 +96,7 @@ class Aggregator:
         )
 
     def run_beside(self, work: Mapping[str, Coroutine[Any, Any, None]]) -> None:
-        """Start what runs beside the worker, by name; where one of them ends, so does `main_loop`."""
+        """Start coroutines beside the worker, by name. If one of them ends, so does `main_loop`."""
         self._beside += [asyncio.create_task(one, name=name) for name, one in work.items()]
 
     async def main_loop(self) -> None:
@@ -117,17 +117,17 @@ class Aggregator:
             await self._whole.close()
 
     async def describe(self) -> StreamsState:
-        """What `GET /v1/streams` answers."""
+        """Return the answer of `GET /v1/streams`."""
         state: dict[str, Any] = {**self.worker.describe(), "compactions": self.compaction.describe()}
         return cast(StreamsState, state)
 
     @property
     def application(self) -> str:
-        """Whose instance it is."""
+        """The application id of this instance."""
         return self._settings.streams.application_id
 
     async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
-        """What `GET /v1/streams/stores/{store}` answers: the tasks that run here, which go on meanwhile."""
+        """Return the answer of `GET /v1/streams/stores/{store}` for this instance. Its tasks continue meanwhile."""
         pages = row_pages(self.application, store, question)
         wanted: dict[str, Any] = {**question, "after": pages.place(question["continuation"])}
         del wanted["continuation"]
@@ -147,14 +147,14 @@ class Aggregator:
                 del running[partition]
 
     async def find_windows(self, store: str, *, status: Status, **question: Unpack[StoreQuestion]) -> FoundWindows:
-        """What `GET /v1/streams/stores/{store}/windows` answers."""
+        """Return the answer of `GET /v1/streams/stores/{store}/windows`."""
         builder = self.worker.topology.stores.get(store)
         if builder is None:
             raise ConfigError(f"no store with windows {store!r}")
         return await self._search.find(builder.schema, status, question)
 
     async def _read_open(self, store: str, question: StoreQuestion) -> Any:
-        """Rows of all instances; Problem where some cannot be had."""
+        """Return rows of all instances. Raises Problem if some are missing."""
         if self._settings.queries.all_instances:
             return await self._whole.read_store(store, partial=False, **question)
         here = {p for p, owned in self.worker.tasks().items() if owned.task is not None}
@@ -163,7 +163,7 @@ class Aggregator:
         return await self.read_store(store, **question)
 
     def registration(self) -> Registration:
-        """What this instance says of itself to the others."""
+        """Return the registration by which the other instances know this one."""
         tasks = {partition: owned.task for partition, owned in sorted(self.worker.tasks().items())}
         running = {partition: task.epoch for partition, task in tasks.items() if task is not None}
         restoring = [partition for partition, task in tasks.items() if task is None]
@@ -177,17 +177,17 @@ class Aggregator:
             self.compaction.ask(now_ms)
 
     def stores(self) -> list[dict[str, Any]]:
-        """What `GET /v1/streams/stores` answers."""
+        """Return the answer of `GET /v1/streams/stores`."""
         return describe_stores(self.worker.tasks())
 
     def windows(self, store: str | None, key: str, limit: int, continuation: str | None) -> LiveWindows:
-        """What `GET /v1/streams/windows` answers."""
+        """Return the answer of `GET /v1/streams/windows`."""
         pages = live_pages(self.application, store, key)
         found = live_windows(self.worker.tasks(), store, KeySearch(key), limit, pages.place(continuation))
         return {"windows": found.windows, "continuation": pages.text(found.last), "unseen": found.unseen}
 
     def compact(self) -> str:
-        """Ask for a compaction; why none was started."""
+        """Request a compaction. Returns "" if it was started, else the reason why not."""
         refused = self.compaction.why_not_now()
         if not refused:
             self.compaction.ask(SYSTEM_CLOCK.now_ms())
@@ -199,8 +199,10 @@ class Aggregator:
             task.schedule(interval, PunctuationType.WALL_CLOCK_TIME, self.compaction.ask, name=SCHEDULE_NAME)
 
     def _check_tasks(self) -> CheckResult:
-        """Unhealthy until the topology is known to fit the state. A restore is healthy: restarts by an
-        orchestrator would never let it finish."""
+        """Unhealthy until the topology is known to fit the state.
+
+        A restore is healthy: an orchestrator's restarts would never let it finish.
+        """
         facts = {"pid": os.getpid()}
         if self._turned_ms is None:
             return CheckResult(False, f"starting: waiting for {self.worker.waits_for}", facts)
@@ -216,12 +218,12 @@ class Aggregator:
 
 
 def _without(tasks: int) -> str:
-    """What `/health` tells of an instance without a task, which is no illness either."""
+    """Return the detail of `/health` for an instance without tasks, which is healthy too."""
     return "" if tasks else "owns no partition: others have them, or the group waits for an owner's session to end"
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM; the exit status (2 for a wrong setting or topology)."""
+    """Run until SIGTERM. Returns the exit status: 2 for an invalid setting or topology."""
 
     def make(settings: AggregatorSettings) -> daemon.Daemon:
         return Aggregator(settings) if settings.workers == 1 else Workers(settings, arguments)

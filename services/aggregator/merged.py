@@ -1,7 +1,6 @@
-"""Answers of several instances as one: each partition from the instance that has it, and from no other.
+"""Merges the answers of several instances: each partition comes only from the instance that owns it.
 
-An instance that does not know yet that it has lost a partition tells of it all the same; what it says of that one is
-left out.
+An instance that does not know yet that it lost a partition still reports it. That part of its answer is dropped.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ RowT = TypeVar("RowT")
 
 
 class Part(NamedTuple):
-    """What one instance answered, and for which partitions it was asked."""
+    """The answer of one instance, and the partitions that it was queried for."""
 
     partitions: Collection[int]
     answer: Mapping[str, Any]
 
 
 def missing_rows(missing: Mapping[int, str]) -> list[dict[str, Any]]:
-    """The missing partitions as they are told."""
+    """Return the missing partitions as answers list them."""
     return [{"partition": partition, "reason": reason} for partition, reason in sorted(missing.items())]
 
 
 def merge_stores(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """Live rows of each store by partition.
+    """Return the live rows of each store by partition.
 
     >>> of_a = Part([0], {"stores": [{"store": "s", "rows": {"0": 2, "1": 9}, "total": 11}]})
     >>> of_b = Part([1], {"stores": [{"store": "s", "rows": {"1": 3}, "total": 3}]})
@@ -47,7 +46,7 @@ def merge_stores(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def merge_windows(parts: Sequence[Part], limit: int, pages: Continuations[LivePlace]) -> dict[str, Any]:
-    """The windows that end last, of all."""
+    """Return the windows of all instances, latest end first."""
     rows = [
         (live_order(LivePlace(row["end_ms"], row["store"], row["partition"], row["key"], row["start_ms"])), row)
         for partitions, answer in parts
@@ -62,10 +61,10 @@ def merge_windows(parts: Sequence[Part], limit: int, pages: Continuations[LivePl
 
 
 def _first(rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]) -> tuple[list[RowT], OrderT | None]:
-    """The first rows in their order, and the place that the next ones come after, None where there are none.
+    """Return the first rows in their order, and the position after which the next ones come; None if there are none.
 
-    `ends` are the places up to which the answers that were cut are whole: what another one has behind the first of them
-    has its turn when all have got there.
+    `ends` are the positions up to which cut answers are complete. Rows of other answers behind the first of them wait
+    until all answers have reached it.
     """
     end = min(ends, default=None)
     known = sorted((one for one in rows if end is None or one[0] <= end), key=itemgetter(0))
@@ -74,7 +73,7 @@ def _first(rows: list[tuple[OrderT, RowT]], limit: int, ends: Sequence[OrderT]) 
 
 
 def merge_tasks(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """All tasks by partition, each with the instance that runs or restores it."""
+    """Return all tasks by partition, each with the instance that runs or restores it."""
     found = [
         {**task, "instance": answer.get("instance", "")}
         for partitions, answer in parts
@@ -85,7 +84,7 @@ def merge_tasks(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def merge_standbys(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """All standbys by partition, each with the instance that it is of.
+    """Return all standbys by partition, each with its instance.
 
     >>> merge_standbys([Part([0], {"instance": "a", "standbys": [{"partition": 1, "lag": 0}]}), Part([1], {})])
     [{'partition': 1, 'lag': 0, 'instance': 'a'}]
@@ -101,7 +100,7 @@ def merge_standbys(parts: Iterable[Part]) -> list[dict[str, Any]]:
 def merge_rows(
     parts: Sequence[Part], missing: dict[int, str], rows_max: int, pages: Continuations[RowPlace]
 ) -> dict[str, Any]:
-    """Rows of a store, at most `rows_max`, and positions; a partition without one is added to `missing`.
+    """Return at most `rows_max` rows of a store, and positions. A partition without position is added to `missing`.
 
     >>> said = {"store": "s", "kind": "table", "key_type": "string", "continuation": None}
     >>> of_a = Part([0], {**said, "rows": [{"partition": 0, "key": "k"}], "position": {"0": {"in": 7}}})

@@ -1,4 +1,4 @@
-"""Work that reads much, in a loop of a thread of its own: what it does between two awaits holds nobody else up."""
+"""Runs long work in an event loop of a separate thread, so it does not block the caller's loop between two awaits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def in_own_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What `work` returns or raises; it makes its connections itself, and is cancelled with the caller.
+    """Return the result of `work`, or raise its error. It opens its own connections and is cancelled with the caller.
 
     >>> async def three():
     ...     return 3

@@ -1,4 +1,4 @@
-"""What is asked of changelog and lake, from a command line or not."""
+"""Queries to changelog and lake, from the command line or from HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.shared.common.settings import KafkaSettings
 
 
 class Question(Protocol):
-    """What is asked; `SessionsSettings` says what each means."""
+    """A query. `SessionsSettings` describes each property."""
 
     @property
     def kafka(self) -> KafkaSettings: ...
@@ -40,7 +40,7 @@ class Question(Protocol):
 
 
 class Asked(NamedTuple):
-    """A question that does not come from a command line.
+    """A query that does not come from a command line.
 
     `timeout_name` and `lake_name` are the settings that `kafka_timeout_ms` and `lake` come from.
     """

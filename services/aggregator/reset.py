@@ -1,9 +1,9 @@
-"""`penstock streams`: `reset` makes an application forget what it has read and computed, so that it starts afresh;
+"""`penstock streams`. `reset` deletes an application's progress and state, so that it starts from the beginning.
 `restore-offsets` is in `restore_offsets`.
 
-First reset says what would go; with `--execute` it goes. No instance may run meanwhile. The order is what makes a reset
-that is broken off harmless: the group's offsets go last, and a worker that finds offsets without the state they belong
-to refuses to start. What the application wrote for others (results, late records, dead letters) stays, and is written
+By default reset lists what it would delete; `--execute` deletes it. No instance may run meanwhile. An interrupted reset
+is harmless because of its order: the group's offsets are deleted last, and a worker that finds offsets without their
+state does not start. The application's output for others (results, late records, dead letters) stays, and is written
 again from the beginning.
 """
 
@@ -35,18 +35,18 @@ PROGRAM = "penstock streams"
 
 
 class ResetSettings(CommandSettings):
-    """What a reset needs to know: the same settings as the aggregator's."""
+    """The settings of a reset: the same as the aggregator's."""
 
     kafka: KafkaSettings = KafkaSettings()
     streams: StreamsSettings = StreamsSettings()
 
 
 class ResetPlan(NamedTuple):
-    """What goes: the committed offsets by topic and partition, topics, the snapshot's folder or URI with its `tables`,
-    and the `state` folders.
+    """The data to delete: committed offsets by topic and partition, topics, the `snapshot` (folder or URI) with its
+    `tables`, and the `state` folders.
 
-    `unsure` are topics that stay, since by their names they may be another application's: each with that application.
-    `state` is this machine's; on others an instance throws what it finds of a deleted changelog away by itself.
+    `unsure` maps topics that stay to the other application that may own them by their names. `state` has folders of
+    this machine only. On other machines an instance discards state of a deleted changelog itself.
     """
 
     application: str
@@ -59,13 +59,15 @@ class ResetPlan(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to forget."""
+        """Whether there is nothing to delete."""
         return not (self.offsets or self.topics or self.snapshot or self.state)
 
 
 async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
-    """What a reset would do now; GroupNotEmpty names the members that still run. LakeNotRemoved where the lake cannot
-    be looked into."""
+    """Return what a reset would delete now.
+
+    Raises GroupNotEmpty, which names the members that still run, and LakeNotRemoved if the lake cannot be read.
+    """
     application = settings.application_id
     try:
         members = (await admin.describe_group(application)).members
@@ -89,11 +91,11 @@ async def plan_reset(admin: Admin, settings: StreamsSettings) -> ResetPlan:
 def repartition_topics(
     known: Iterable[str], application: str, committed: Collection[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The application's own topics between its parts; and those that may as well be the named application's.
+    """Return the application's own repartition topics, and those that may belong to the named other application.
 
-    The name of an application may begin with another's, and a topic's name does not say where the application's ends.
-    A topic that the group has committed offsets of (`committed`) is its own. Another is so unless there is an
-    application, known by its changelog, that may have named it too.
+    An application's name may begin with another's, and a topic's name does not show where the application's name ends.
+    A topic with committed offsets of the group (`committed`) is the application's own. Any other topic is its own
+    unless another application, known by its changelog, could have the same topic name.
 
     >>> topics = ["shop-changelog", "shop-by-user-repartition", "shop-eu-changelog", "shop-eu-by-user-repartition"]
     >>> repartition_topics(topics, "shop", ())
@@ -114,14 +116,14 @@ def repartition_topics(
 
 
 def _state(settings: StreamsSettings) -> tuple[str, ...]:
-    """The folders of the application's stores on disk: an instance's own, and those of its workers."""
+    """Return the folders of the application's stores on disk: an instance's own, and those of its workers."""
     root = Path(settings.state_dir)
     folders = (root / settings.application_id, *root.glob(f"worker-*/{settings.application_id}"))
     return tuple(sorted(str(folder) for folder in folders if folder.is_dir()))
 
 
 async def carry_out(admin: Admin, plan: ResetPlan, settings: StreamsSettings) -> None:
-    """Forget what the plan names; the group's offsets go last. LakeNotRemoved where files could not be removed."""
+    """Delete what the plan names, the group's offsets last. Raises LakeNotRemoved if files could not be removed."""
     if plan.topics:
         await admin.delete_topics(plan.topics)
     if plan.snapshot is not None and settings.lake is not None:
@@ -148,7 +150,7 @@ def lines_of(plan: ResetPlan) -> list[str]:
     return lines + unsure
 
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="A streams application as a whole.")
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Manage a streams application as a whole.")
 
 
 @app.callback()
@@ -159,7 +161,7 @@ def _group() -> None:
 def _settings(
     command: str, config: str | None, bootstrap_servers: str | None, application_id: str | None
 ) -> ResetSettings:
-    """What was given on the command line, over the environment and the file; sets the log up."""
+    """Load the settings from the command line over environment and file, and configure the log."""
     given = {"--config": config, "--kafka.bootstrap-servers": bootstrap_servers}
     given["--streams.application-id"] = application_id
     arguments = [part for flag, value in given.items() if value is not None for part in (flag, value)]
@@ -184,7 +186,7 @@ def reset(
     execute: Execute = False,
     json: AsJson = False,
 ) -> None:
-    """Forget offsets, changelog, own topics and snapshot, so that the application starts afresh."""
+    """Delete offsets, changelog, own topics and snapshot, so that the application starts from the beginning."""
     settings = _settings("reset", config, bootstrap_servers, application_id)
     plan = asyncio.run(_reset(settings, execute))
     if json:
@@ -202,14 +204,14 @@ def restore_offsets(
     application_id: ApplicationId = None,
     start_over: Annotated[
         list[str] | None,
-        typer.Option(help="a source topic: where the changelog has no position, read it from the beginning; repeat it"),
+        typer.Option(help="a source topic to read from the beginning where the changelog has no position; repeatable"),
     ] = None,
     bootstrap_servers: BootstrapServers = None,
     config: ConfigFile = None,
     execute: Execute = False,
     json: AsJson = False,
 ) -> None:
-    """Set the group's offsets that are ahead of the changelog back to it, also while the aggregator restarts."""
+    """Set the group's offsets back where they are ahead of the changelog. Safe while the aggregator restarts."""
     settings = _settings("restore-offsets", config, bootstrap_servers, application_id)
     plan = asyncio.run(_restore_offsets(settings, start_over or [], execute))
     if json:
@@ -238,7 +240,7 @@ async def _reset(settings: ResetSettings, execute: bool) -> ResetPlan:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; the exit status (1 where it was refused, 2 for wrong arguments or settings)."""
+    """Run the command. Returns the exit status: 1 if it failed, 2 for invalid arguments or settings."""
     return run_app(app, arguments, PROGRAM)
 
 

@@ -11,7 +11,7 @@ It may run at any time, also while the aggregator restarts over and over:
    a healthy owner are never ahead, and never changed.
 2. It commits the offsets in a transaction, without a member id. Brokers accept that while the group has members. They
    would reject a plain commit until the last member has left, which in a restart loop may never happen.
-3. To set a group back is always safe: an owner that starts meanwhile continues at its changelog's position. If the
+3. Setting a group back is always safe: an owner that starts meanwhile continues at its changelog's position. If the
    group has members that are not instances of the application, the command fails, since they would commit again.
 """
 
@@ -55,14 +55,14 @@ log = get_logger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 BEGINNING = 0
-"""Committed where a partition is to be read from the beginning: an application takes it for no offset at all."""
+"""The committed offset of a partition to read from the beginning. The application treats it as no offset."""
 
 
 class RestorePlan(NamedTuple):
     """The offsets that are set back (`back`), and those that are ahead and stay.
 
-    Of `unknown` the changelog has no position, and their topics were not named to start over. `unread` are partitions
-    that the application does not read, as far as its changelog tells.
+    For `unknown` the changelog has no position, and their topics were not named to start over. `unread` are partitions
+    that the application does not read, according to its changelog.
     """
 
     application: str
@@ -74,12 +74,13 @@ class RestorePlan(NamedTuple):
 async def plan_restore(
     admin: Admin, kafka: KafkaSettings, settings: StreamsSettings, start_over: Collection[str] = ()
 ) -> RestorePlan:
-    """Which offsets are ahead of the changelog now. `start_over` are source topics to read from the beginning, where
-    the changelog has no position of a partition.
+    """Return the offsets that are ahead of the changelog now.
 
-    Raises GroupNotEmpty naming the members that are not instances of the application, GroupNotFound where there is no
-    group, ConfigError naming a topic to start over that the group has no offset of, and ChangelogHole, CorruptRecord
-    or LakeUnavailable where the changelog cannot be read.
+    `start_over` are source topics to read from the beginning in partitions without a position in the changelog.
+
+    Raises GroupNotEmpty if members are not instances of the application, and names them. Raises GroupNotFound if there
+    is no group or it has no offsets, ConfigError if the group has no offset of a topic to start over, and
+    ChangelogHole, CorruptRecord or LakeUnavailable if the changelog cannot be read.
     """
     application = settings.application_id
     group = await admin.describe_group(application)
@@ -102,7 +103,7 @@ def compare(
     progress: Mapping[int, Progress | None],
     start_over: Collection[str] = (),
 ) -> RestorePlan:
-    """The plan for these committed offsets and each changelog partition's newest progress."""
+    """Return the plan for these committed offsets and each changelog partition's newest progress."""
     read = {topic for one in progress.values() if one is not None for topic in one.sources}
     plan = RestorePlan(settings.application_id, [], [], [])
     for at, offset in sorted(committed.items()):
@@ -121,7 +122,7 @@ def compare(
 
 
 async def carry_out(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -> None:
-    """Commit the plan's offsets; CommitFailed where another client has committed over them."""
+    """Commit the plan's offsets. Raises CommitFailed if another client has committed over them."""
     application = plan.application
     offsets = {one.at: own_offset(BEGINNING if one.known is None else one.known) for one in plan.back}
     settings = ProducerSettings(transactional_id=f"{application}-restore-offsets")
@@ -135,19 +136,19 @@ async def carry_out(admin: Admin, kafka: KafkaSettings, plan: RestorePlan) -> No
 
 
 def _is_own(offset: OffsetAndMetadata | None) -> bool:
-    """An owner that has started since may have committed more."""
+    """Return whether the application committed the offset: an owner that started meanwhile may have."""
     return offset is not None and offset.metadata == own_offset(0).metadata
 
 
 async def read_progress(admin: Admin, kafka: KafkaSettings, settings: StreamsSettings) -> dict[int, Progress | None]:
-    """The newest progress record that counts in each changelog partition, by the reader's rule; None where none does.
+    """Return the newest valid progress record of each changelog partition, by the reader's rule; None if there is none.
 
-    Reads the lake's snapshot, where there is one, and the changelog after it.
+    Reads the lake's snapshot, if there is one, and the changelog after it.
     """
     topic = settings.changelog_topic
     description = (await admin.describe_topics([topic]))[topic]
     places = [TopicPartition(topic, one.partition) for one in description.partitions]
-    ends = await admin.list_offsets(dict.fromkeys(places, "latest"))  # open transactions too: these are waited for
+    ends = await admin.list_offsets(dict.fromkeys(places, "latest"))  # open transactions too: reading waits for them
     snapshot = await _snapshot(settings, description.topic_id, places)
     while True:
         readers = {
@@ -177,7 +178,7 @@ async def _snapshot(
     found = await asyncio.to_thread(lake.read_snapshot, *where)
     covered = {} if found is None else found.partitions
     if any(one.topic_id not in (None, topic_id) for one in covered.values()):
-        raise ChangelogHole(f"{settings.changelog_topic} was deleted and made again: the lake is that of another topic")
+        raise ChangelogHole(f"{settings.changelog_topic} was deleted and created again: the lake is of another topic")
     return {at: covered[at.partition] for at in places if at.partition in covered}
 
 
@@ -200,7 +201,7 @@ async def _read(
 async def _read_to(
     consumer: Consumer, readers: Mapping[TopicPartition, ChangelogReader], ends: Mapping[TopicPartition, int]
 ) -> None:
-    """Feed all records before `ends`; KafkaTimeout where none come for as long as a restore would wait for them."""
+    """Feed all records before `ends`. Raises KafkaTimeout after RESTORE_IDLE_MS_MAX without progress, as a restore."""
     last = {at: await consumer.position(at) for at in readers}
     moved_ms = SYSTEM_CLOCK.monotonic_ms()
     log.info("reading the changelog", records=sum(ends[at] - last[at] for at in readers))
@@ -212,11 +213,13 @@ async def _read_to(
             last, moved_ms = now, SYSTEM_CLOCK.monotonic_ms()
         elif SYSTEM_CLOCK.monotonic_ms() - moved_ms > RESTORE_IDLE_MS_MAX:
             at = behind[0]
-            raise KafkaTimeout(f"{at}: reading stands at {last[at]} of {ends[at]} for {RESTORE_IDLE_MS_MAX} ms")
+            raise KafkaTimeout(
+                f"{at}: reading has been at offset {last[at]} of {ends[at]} for {RESTORE_IDLE_MS_MAX} ms"
+            )
 
 
 def values_of(plan: RestorePlan) -> dict[str, object]:
-    """The plan as plain values, for JSON; `position` is the changelog's, null where it has none."""
+    """Return the plan as plain values, for JSON; `position` is the changelog's, null if it has none."""
 
     def values(ahead: Collection[Ahead]) -> list[dict[str, object]]:
         return [

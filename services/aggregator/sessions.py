@@ -1,8 +1,9 @@
-"""`penstock sessions`: windows by key and time, open and closed, as of the newest commit, if an aggregator runs or not.
+"""`penstock sessions`: windows by key and time, open and closed, as of the newest commit, with or without a running
+aggregator.
 
-The lake has what was compacted; what came since is in the changelog's tail, which is read by the reader's rule from the
-covered offsets. Together they are what the aggregator holds and held: a live window of the snapshot that the tail
-changes or closes is the tail's. A record's partition is not asked for: the key is looked up in all of them.
+The lake has the compacted windows. Later changes are in the changelog's tail, which is read by the reader's rule from
+the covered offsets. If the tail changes or closes a live window of the snapshot, the tail counts. Partitions need not
+be known: the key is looked up in all of them.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ from penstock.shared.streams.changelog.format import WAYS_OUT, Progress, StoreSc
 from penstock.shared.streams.changelog.reader import ChangelogReader, CorruptEntry, one_by_one
 
 POLL_MS = 500
-COLUMN_WIDTH_MAX = 40  # of a key, and of an aggregation's result
+COLUMN_WIDTH_MAX = 40  # for a key, and for an aggregation's result
 PROGRAM = "penstock sessions"
-ONLY_OPEN = "lake: unset: these are open windows alone"
+ONLY_OPEN = "lake: unset: these are only the open windows"
 NO_TABLES = "lake: {} has no tables"
 FROM_CHANGELOG = (
     "{}: the changelog alone answers. Before the first compaction that is all there is; after it, lake and application "
@@ -59,31 +60,32 @@ FROM_CHANGELOG = (
 
 
 class Tail(NamedTuple):
-    """What a partition's changelog says past the snapshot: the keys' confirmed changes, and the newest progress."""
+    """A partition's changelog past the snapshot: the keys' confirmed changes, and the newest progress."""
 
     changes: Changes
     progress: Progress | None
 
 
 class Query:
-    """One question to changelog and lake, of the windows after a place, or the first ones.
+    """One query to changelog and lake, for the first windows or those after a position.
 
-    `position` has the source offsets that the answer reflects, by partition. `missing` says that the lake which was
-    named has no tables of the application: before the first compaction, or where it is another one. `last` is the place
-    after which there may be more windows than `rows_max`; the answer has those that begin first.
+    `position` has the source offsets that the answer reflects, by partition. `missing` is set if the named lake has no
+    tables of the application: before the first compaction, or if it is the wrong lake. The answer has the windows that
+    begin first, at most `rows_max`. `last` is the position after which there may be more.
     """
 
     def __init__(self, settings: Question, after: WindowPlace | None = None) -> None:
         self.position: dict[int, dict[str, int]] = {}
         self.last: WindowPlace | None = None
         self.missing: str | None = None
-        self._settings, self._after = settings, after
+        self._settings = settings
+        self._after = after
         self._topic = changelog_topic(settings.application)
         self._where = (settings.lake or "", settings.application)
         self._options = settings.lake_options or None
 
     async def run(self) -> tuple[StoreSchema, list[Found]]:
-        """The store, and the keys' windows in order of their places.
+        """Return the store, and the keys' windows in order of their positions.
 
         Raises ConfigError, ChangelogHole, CorruptRecord (naming topic, partition and offset) or LakeUnavailable.
         """
@@ -115,12 +117,12 @@ class Query:
             self.last = page[-1][0] if len(page) < len(placed) else all_to
             if page or self.last is None:
                 return store, [one for _, one in page]
-            after = self.last  # all that was in the lake so far has gone since
+            after = self.last  # no window of the lake up to here exists any more
 
     async def _of_lake(
         self, store: StoreSchema, snapshot: lake.Snapshot | None, reach: tuple[int, int], after: WindowPlace | None
     ) -> tuple[list[dict[str, Any]], list[lake.ClosedWindow], WindowPlace | None]:
-        """The next live windows of the snapshot, the next closed ones, and up to which place these are all."""
+        """Return the next live windows of the snapshot, the next closed ones, and the position up to which all are."""
         settings = self._settings
         if snapshot is None:
             return [], [], None
@@ -140,7 +142,7 @@ class Query:
         return live, closed, min(ends, default=None)
 
     async def _snapshot_and_tails(self, topic: TopicDescription) -> tuple[lake.Snapshot | None, dict[int, Tail]]:
-        """A snapshot and what came after it: the newer one, where compactions end while the first is read on from."""
+        """Return a snapshot and the tails after it. Reads a newer snapshot if a compaction ends meanwhile."""
         partitions = [p.partition for p in topic.partitions]
         snapshot = await self._snapshot(topic, partitions)
         while True:
@@ -160,7 +162,7 @@ class Query:
             self.missing = NO_TABLES.format(lake.table_uri(*self._where))
         for one in () if snapshot is None else snapshot.partitions.values():
             if one.topic_id not in (None, topic.topic_id):
-                raise ChangelogHole(f"{self._topic} was deleted and made again: the lake is that of another topic")
+                raise ChangelogHole(f"{self._topic} was deleted and created again: the lake is of another topic")
         return snapshot
 
     async def _tails(self, partitions: Sequence[int], covered: dict[int, lake.PartitionSnapshot]) -> dict[int, Tail]:
@@ -196,15 +198,15 @@ class Query:
     def _too_slow(self, records: int) -> str:
         name, ms, lake_name = self._settings.timeout_name, self._settings.kafka_timeout_ms, self._settings.lake_name
         cause = (
-            "are past the newest compaction: have one made"
+            "are past the newest compaction: run a compaction"
             if self._settings.lake is not None
-            else f"are in no lake: set {lake_name}, and what was compacted is not read here"
+            else f"are in no lake: set {lake_name}, which saves reading compacted records"
         )
         return f"{self._topic}: not read within {name}={ms}. {records} records {cause}; or raise {name}"
 
 
 def feed(reader: ChangelogReader, columns: Columns) -> None:
-    """Have a reader take records; CorruptRecord says which one cannot be read, and what to do about it."""
+    """Feed records to a reader. CorruptRecord names the record that cannot be decoded, and the ways out."""
     try:
         reader.feed(columns.offsets, columns.keys, columns.values)
     except CorruptEntry as e:
@@ -213,7 +215,7 @@ def feed(reader: ChangelogReader, columns: Columns) -> None:
 
 
 def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
-    """The store of that name, or the only one; ConfigError names those that there are."""
+    """Return the store of that name, or the only one. ConfigError names the existing stores."""
     stores = max((p.stores for p in progress), key=lambda of: sum(len(s.aggregations) for s in of), default=())
     found = [s for s in stores if name in (None, s.name)]
     if not stores:
@@ -224,7 +226,7 @@ def chosen(progress: Sequence[Progress], name: str | None) -> StoreSchema:
 
 
 def show(store: StoreSchema, found: Sequence[Found], console: Console | None = None) -> None:
-    """The windows as a table, with times that `--from` takes as they stand."""
+    """Print the windows as a table, with times in the format of `--from`."""
     table = Table(title=f"{store.name}: {len(found)} windows")
     names = [a.name for a in shown(store)]
     table.add_column("key", overflow="fold", max_width=COLUMN_WIDTH_MAX)
@@ -241,7 +243,7 @@ def show(store: StoreSchema, found: Sequence[Found], console: Console | None = N
 
 
 def _is_covered(row: lake.ClosedWindow, covered: dict[int, lake.PartitionSnapshot]) -> bool:
-    """Whether the snapshot covers it: a compaction that crashed may have appended what the tail has as well."""
+    """Return whether the snapshot covers the window. A crashed compaction may have appended windows of the tail."""
     own = covered.get(row.partition)
     return own is not None and (row.topic_id != own.topic_id or row.changelog_offset < own.covered_offset)
 
@@ -252,7 +254,7 @@ def _narrowing(settings: SessionsSettings) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the windows: status 0, also where there are none; 1 where they cannot be read, 2 for a wrong setting."""
+    """Print the windows. Returns the exit status: 0 even without windows, 1 if reading fails, 2 for a wrong setting."""
     given = ["--json-line" if argument == "--json" else argument for argument in arguments]
     try:
         settings = SessionsSettings.load(given, program=PROGRAM)

@@ -24,29 +24,31 @@ from penstock.shared.streams.settings import (
 from penstock.shared.streams.topology_loading import NAME_PATTERN
 
 WORKERS_MAX = 64
-"""Processes on one machine: each has a Python of its own and connections to every broker."""
+"""The most processes on one machine. Each has its own Python process and connections to every broker."""
 
 
 class CompactionSettings(Section):
-    """When and how the instance that owns partition 0 starts a compaction; without a lake none is started."""
+    """When and how the instance that owns partition 0 starts a compaction. Without a lake none is started."""
 
     enabled: bool = True
-    interval_ms: PositiveMs = Field(default=300_000, description="wall-clock time between two starts, on a grid")
+    interval_ms: PositiveMs = Field(default=300_000, description="wall-clock time between two starts, on a fixed grid")
     changelog_bytes: Annotated[int, Field(gt=0)] | None = Field(
         default=None,
-        description="also start once so many bytes of the changelog are in no snapshot; unset: by time alone",
+        description="also start once so many bytes of the changelog are in no snapshot; unset: only by time",
     )
-    retry_backoff_ms: PositiveMs = Field(default=10_000, description="after a failed job; doubles up to the interval")
+    retry_backoff_ms: PositiveMs = Field(
+        default=10_000, description="pause after a failed job; doubles up to the interval"
+    )
     timeout_ms: PositiveMs = Field(
         default=3_600_000, description="a job that runs longer is stopped and counts as failed"
     )
     run_records_max: Annotated[int, Field(gt=0)] = Field(
         default=10_000_000,
-        description="changelog records that one job reads, the next one at once after it; after a job that was "
-        "stopped by its timeout while it read half as many, after each that counts twice as many again",
+        description="most changelog records of one job; the next job follows at once. Halved after a job that its "
+        "timeout stopped while it read, doubled again after each success",
     )
     spark_master: str = Field(
-        default="local[*]", pattern=SPARK_MASTER, description="local[N], spark://host:port, yarn, k8s://…"
+        default="local[*]", pattern=SPARK_MASTER, description="Spark master: local[N], spark://host:port, yarn, k8s://…"
     )
     spark_memory: Annotated[str, Field(pattern=r"^\d+[mg]$")] = "1g"
     spark_conf: SparkConf = Field(default={}, description="passed on to Spark")
@@ -54,7 +56,7 @@ class CompactionSettings(Section):
         default=True, description="delete changelog records that the snapshot before the current one covers"
     )
     after: Annotated[str, Field(pattern=NAME_PATTERN)] | None = Field(
-        default=None, description="module:function that is called as function(spark, tables) after a compaction"
+        default=None, description="module:function, called as function(spark, tables) after a compaction"
     )
     optimize_files_max: Annotated[int, Field(ge=0)] = Field(
         default=20, description="rewrite a table's partition into one file once it has more files than this; 0: never"
@@ -62,13 +64,13 @@ class CompactionSettings(Section):
     retention_hours: Annotated[int, Field(ge=RETENTION_HOURS_MIN)] | None = Field(
         default=168,
         description="remove files that no table version younger than this needs; unset: never. A restore or a reader "
-        "that takes longer finds its version gone",
+        "that takes longer fails, since its version is gone",
     )
     closed_retention_days: Annotated[int, Field(ge=1, le=RETENTION_DAYS_MAX)] | None = Field(
         default=None, description="delete closed windows that end so many days before the newest event; unset: never"
     )
     vacuum_every: Annotated[int, Field(ge=1)] = Field(
-        default=20, description="compactions from one such removal to the next, which lists every file"
+        default=20, description="compactions between two removals; each removal lists every file"
     )
     backlog_interval_ms: PositiveMs = Field(
         default=15_000, description="how often the distance between changelog and lake is measured"
@@ -76,27 +78,27 @@ class CompactionSettings(Section):
 
 
 class QueriesSettings(Section):
-    """How the application's instances answer for each other."""
+    """How the application's instances answer queries for each other."""
 
     all_instances: bool = Field(
-        default=True, description="ask the other instances too, and be asked; false: each answers for itself alone"
+        default=True, description="answer for all instances, and let them query this one; false: only for this instance"
     )
     application_server: str | None = Field(
         default=None,
         pattern=r"^https?://[^/\s]+(/[^\s]*[^/\s])?$",
-        description="where the others reach this one; default: http.host and port (0.0.0.0: the machine's name)",
+        description="URL of this instance for the others; default: http.host and port (0.0.0.0: the machine's name)",
     )
     timeout_ms: PositiveMs = Field(default=1_500, description="how long another instance may take to answer")
     ssl_cafile: Path | None = Field(
-        default=None, description="PEM file of the authorities that the others' certificates are checked by"
+        default=None, description="PEM file of the authorities that verify the other instances' certificates"
     )
     changelog_timeout_ms: PositiveMs = Field(
-        default=10_000, description="how long one answer with closed windows may read the changelog"
+        default=10_000, description="how long a query with closed windows may read the changelog"
     )
 
 
 class SessionsSettings(CommandSettings):
-    """`penstock sessions`: a key's windows in a span of time, open and closed."""
+    """`penstock sessions`: windows by key and time, open and closed."""
 
     kafka: KafkaSettings = KafkaSettings()
     application: str = Field(
@@ -105,29 +107,33 @@ class SessionsSettings(CommandSettings):
     lake: str | None = Field(
         default=None,
         min_length=1,
-        description="folder or URI of the Delta tables; unset: open windows alone",
+        description="folder or URI of the Delta tables; unset: only open windows",
     )
     lake_options: dict[str, str] = Field(
         default={}, description="object store options for the lake, as deltalake takes them"
     )
-    store: str | None = Field(default=None, description="the store to ask; default: the only one")
-    key: str | None = Field(default=None, description="the windows' key, as text; default: all keys")
-    key_base64: Base64Bytes | None = Field(default=None, description="the windows' key, as bytes")
-    key_from: str | None = Field(default=None, description="only keys from here on")
-    key_to: str | None = Field(default=None, description="only keys up to here")
-    status: Literal["open", "closed", "all"] = Field(default="all", description="only these; without a lake: open")
-    rows_max: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        default=10_000, description="windows, those that begin first"
+    store: str | None = Field(default=None, description="the store to read; default: the only one")
+    key: str | None = Field(default=None, description="only this key, as text; default: all keys")
+    key_base64: Base64Bytes | None = Field(default=None, description="only this key, as base64 of its bytes")
+    key_from: str | None = Field(default=None, description="only this key and later ones")
+    key_to: str | None = Field(default=None, description="only this key and earlier ones")
+    status: Literal["open", "closed", "all"] = Field(
+        default="all", description="only windows with this status; without a lake: open"
     )
-    continuation: str | None = Field(default=None, description="what the page before ended with, where there was more")
+    rows_max: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=10_000, description="most windows to print; the earliest starts come first"
+    )
+    continuation: str | None = Field(default=None, description="continuation of the previous page")
     from_: str = Field(
-        default="1970-01-01", alias="from", description="windows that end before it are left out: ISO 8601 (UTC), or ms"
+        default="1970-01-01",
+        alias="from",
+        description="leave out windows that end before this time: ISO 8601 (UTC) or ms",
     )
     to: str = Field(
         default=str(TIME_MS_MAX),
-        description="windows that begin after it are left out: ISO 8601 (UTC), or ms; default: none",
+        description="leave out windows that begin after this time: ISO 8601 (UTC) or ms; default: no limit",
     )
-    json_line: bool = Field(default=False, description="print one JSON object a window; --json is the same")
+    json_line: bool = Field(default=False, description="print one JSON object for each window; --json is the same")
     kafka_timeout_ms: PositiveMs = Field(default=30_000, description="how long reading the changelog's tail may take")
 
     @field_validator("lake")
@@ -150,7 +156,7 @@ class SessionsSettings(CommandSettings):
         try:
             (text or "").encode()
         except UnicodeEncodeError:
-            raise ValueError("is no UTF-8: give such a key by --key-base64") from None
+            raise ValueError("is not UTF-8: pass such a key with --key-base64") from None
         return text
 
     @model_validator(mode="before")
@@ -174,17 +180,17 @@ class SessionsSettings(CommandSettings):
 
     @property
     def timeout_name(self) -> str:
-        """What `kafka_timeout_ms` is set by."""
+        """The name of the setting of `kafka_timeout_ms`."""
         return "kafka_timeout_ms"
 
     @property
     def lake_name(self) -> str:
-        """What `lake` is set by."""
+        """The name of the setting of `lake`."""
         return "lake"
 
     @property
     def keys(self) -> KeyRange:
-        """The keys that are asked for."""
+        """The queried keys."""
         return KeyRange.of(self.key if self.key is not None else self.key_base64, self.key_from, self.key_to)
 
 
@@ -193,7 +199,7 @@ class AggregatorSettings(GuardedSettings):
 
     http: HttpSettings = HttpSettings(port=8083)
     kafka_silence_max_ms: PositiveMs = Field(
-        default=15_000, description="no answer from any broker for this long is unhealthy"
+        default=15_000, description="unhealthy after this long without an answer from any broker"
     )
     topology: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] = Field(
         default="", validate_default=True, description="module:function that returns a penstock.shared.streams Topology"
@@ -201,7 +207,7 @@ class AggregatorSettings(GuardedSettings):
     topology_options: dict[str, str] = Field(default={}, description="keyword arguments for that function")
     workers: Annotated[int, Field(ge=1, le=WORKERS_MAX)] = Field(
         default=1,
-        description="processes that share the partitions, each a member of the group, under one that looks after them",
+        description="worker processes that share the partitions, each a member of the group; restarted by a supervisor",
     )
     streams: StreamsSettings = StreamsSettings()
     compaction: CompactionSettings = CompactionSettings()

@@ -1,8 +1,8 @@
-"""The whole application as one of its instances tells it: it asks the others over HTTP, each for what it has.
+"""The view of the whole application by one of its instances, which queries the others over HTTP.
 
-Who has what is known from the topic of instances. An instance is asked with `local=true`, which it answers of itself
-alone, so that no question goes round; it has `timeout_ms` and an answer of at most `ANSWER_BYTES_MAX`. What does not
-answer is missing, and that is said: nothing is asked twice, since the answer a moment later is the user's to ask for.
+The topic of instances tells which instance owns which partition. An instance is queried with `local=true`: it answers
+only for itself, so requests do not loop. A request has `timeout_ms` and an answer of at most `ANSWER_BYTES_MAX`. The
+partitions of an instance that does not answer are listed as missing. Requests are not retried: the client can retry.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from penstock.shared.common.metrics import counter
 from penstock.shared.streams.runtime.instances import Instances, Parts, Registration, who_has
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""Of one instance's answer: ten thousand rows of some kilobytes."""
+"""The largest answer of one instance: ten thousand rows of some kilobytes."""
 CONNECTIONS_MAX = 64
-"""Open at once to all other instances."""
+"""The most open connections to all other instances."""
 RETRY_AFTER_S = 1
 INCOMPLETE = ErrorKind(503, "PARTITIONS_MISSING", "Not all partitions can be read now", RETRY_AFTER_S)
 NOT_REACHED = ErrorKind(503, "INSTANCE_NOT_REACHED", "The instance that does this does not answer", RETRY_AFTER_S)
@@ -50,28 +50,29 @@ GLOBAL_TABLE = "global table"
 
 
 class OwnView(StreamsView, Protocol):
-    """This instance, of itself alone."""
+    """The view of this instance alone."""
 
     @property
     def application(self) -> str:
-        """Whose instance it is."""
+        """The application id of this instance."""
         ...
 
     def registration(self) -> Registration:
-        """What it has."""
+        """Return the partitions of this instance."""
         ...
 
     async def read_store(self, store: str, **question: Unpack[StoreQuestion]) -> Any:
-        """As `penstock.api.streams.stores.StoresView`."""
+        """Like `penstock.api.streams.stores.StoresView.read_store`."""
         ...
 
 
 class NotAnswered(Exception):
-    """An instance that was asked gave no answer; the message says why. `detail` is what it refused with."""
+    """A queried instance returned no usable answer. The message has the reason, `detail` that of an error answer."""
 
     def __init__(self, reason: str, status: int = 0, detail: str = "") -> None:
         super().__init__(reason)
-        self.status, self.detail = status, detail
+        self.status = status
+        self.detail = detail
 
 
 class Whole:
@@ -87,12 +88,15 @@ class Whole:
         why_unknown: Callable[[], str] = str,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`tokens` are this instance's own for the others, by what they open; none where none is asked for.
+        """`tokens` are the bearer tokens for the other instances by scope; empty if they need none.
 
-        `why_unknown` says why nothing is known of the others, where that is so.
+        `why_unknown` returns the reason if the other instances are not known, else "".
         """
         self._why_unknown = why_unknown
-        self._own, self._instances, self._settings, self._tokens = own, instances, settings, tokens
+        self._own = own
+        self._instances = instances
+        self._settings = settings
+        self._tokens = tokens
         self.url = ""
         try:
             verify = True if settings.ssl_cafile is None else ssl.create_default_context(cafile=settings.ssl_cafile)
@@ -141,9 +145,9 @@ class Whole:
 
     async def read_store(self, store: str, *, partial: bool, **question: Unpack[StoreQuestion]) -> dict[str, Any]:
         parts = self._parts()
-        # ConfigError without such a store, WrongContinuation for one that is none
+        # raises ConfigError without such a store, WrongContinuation for an invalid one
         own = msgspec.to_builtins(await self._own.read_store(store, **question), str_keys=True)
-        if own["kind"] == GLOBAL_TABLE:  # each instance has the whole of it
+        if own["kind"] == GLOBAL_TABLE:  # each instance has a full copy
             return {**own, "missing": []}
         if not any(parts):
             raise Problem(INCOMPLETE, "the source topics are not known yet")
@@ -185,7 +189,7 @@ class Whole:
         }
 
     async def _ask_all(self, parts: Parts, path: str, wanted: Mapping[str, Any]) -> tuple[list[Part], dict[int, str]]:
-        """What the others answer for their partitions; and what is missing then, each with the reason."""
+        """Return the answers of the others for their partitions, and the missing partitions with their reasons."""
         asked = list(parts.others.items())
         answers = await asyncio.gather(*(self._ask(url, path, wanted) for url, _ in asked), return_exceptions=True)
         found, missing = [], dict(parts.missing)
@@ -199,7 +203,7 @@ class Whole:
         return found, missing
 
     async def _ask(self, url: str, path: str, wanted: Mapping[str, Any], method: str = "GET") -> dict[str, Any]:
-        """One instance's answer of itself; NotAnswered where it gives none that can be used."""
+        """Return one instance's answer for itself. Raises NotAnswered if it has no usable one."""
         params = query_params(wanted) | {"local": "true"}
         token = self._tokens.get("read" if method == "GET" else "admin")
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -237,7 +241,7 @@ class Whole:
 
 
 def tokens_of(settings: GuardedSettings) -> dict[Scope, str]:
-    """What opens other instances, which have the same settings: the owner's token, or a credential's secret."""
+    """Return the tokens for other instances, which have the same settings: `auth_token`, or a credential's secret."""
     found: dict[Scope, str] = {}
     for credential in settings.credentials.values():
         for scope in credential.scopes:
@@ -250,7 +254,7 @@ def tokens_of(settings: GuardedSettings) -> dict[Scope, str]:
 
 
 def advertised(server: HttpServer) -> str:
-    """The address of a server for other machines, as far as it can be known; its own machine's name where it has none.
+    """Return a server's address for other machines, as far as it is known; default: this machine's name.
 
     >>> from fastapi import FastAPI
     >>> from penstock.shared.common.settings import HttpSettings

@@ -1,7 +1,7 @@
-"""`GET /v1/streams/stores/{store}/windows`: windows by keys and time, open and closed, whoever has their partitions.
+"""`GET /v1/streams/stores/{store}/windows`: windows by keys and time, open and closed, on any instance.
 
-They are found in the lake, and in the changelog past it. Without a lake there are open windows alone: those that the
-tasks hold, asked from all instances.
+They are found in the lake, and in the changelog past it. Without a lake there are only open windows: those of the
+tasks, queried from all instances.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.key_range import KeyRange
 from penstock.shared.streams.changelog.format import WINDOWED, StoreSchema
 
-FINDING_MAX = 2  # questions that read the changelog at once
+FINDING_MAX = 2  # queries that read the changelog at once
 EVER_MS = (-(2**62), 2**62)
-BUSY = ErrorKind(429, "TOO_MANY_QUESTIONS", "Too many questions at once", 1)
-NO_LAKE = ErrorKind(409, "NO_LAKE", "Closed windows are in the lake, and none is set")
+BUSY = ErrorKind(429, "TOO_MANY_QUESTIONS", "Too many queries at once", 1)
+NO_LAKE = ErrorKind(409, "NO_LAKE", "Closed windows are in the lake, and no lake is set")
 COLUMNS = ("partition", "key", "start", "end")
 
 
 class Rows(TypedDict):
-    """A page of a store's rows: open windows, as `penstock.api.streams.stores.StoresView.read_store` gives them."""
+    """A page of a store's rows: open windows, as `penstock.api.streams.stores.StoresView.read_store` returns them."""
 
     rows: list[dict[str, Any]]
     position: dict[int, dict[str, int]]
@@ -41,27 +41,28 @@ ReadStore = Callable[[str, StoreQuestion], Awaitable[Rows]]
 
 
 class WindowSearch:
-    """Answers for an application's stores; `read_store` has the open windows of all instances, or Problem."""
+    """Finds windows of an application. `read_store` returns open windows of all instances, or raises Problem."""
 
     def __init__(self, settings: AggregatorSettings, read_store: ReadStore) -> None:
-        self._settings, self._read_store = settings, read_store
+        self._settings = settings
+        self._read_store = read_store
         self._finding = asyncio.Semaphore(FINDING_MAX)
 
     async def find(self, schema: StoreSchema, status: Status, question: StoreQuestion) -> FoundWindows:
-        """A page of a store's windows; ConfigError, WrongContinuation, or Problem where it is busy."""
+        """Return a page of a store's windows. Raises ConfigError, WrongContinuation, or Problem if it is busy."""
         if schema.kind not in WINDOWED:
             raise ConfigError(f"no store with windows {schema.name!r}")
         if self._settings.streams.lake is None:
             if status != "open":
-                raise Problem(NO_LAKE, "streams.lake is not set: ask for open windows alone (status=open)")
+                raise Problem(NO_LAKE, "streams.lake is not set: query only open windows (status=open)")
             return await self._open(schema, question)
         if self._finding.locked():
-            raise Problem(BUSY, f"{FINDING_MAX} such questions are being answered")
+            raise Problem(BUSY, f"{FINDING_MAX} such queries are running")
         async with self._finding:
             return await self._whole(schema, status, question)
 
     async def _whole(self, schema: StoreSchema, status: Status, question: StoreQuestion) -> FoundWindows:
-        """From lake and changelog, in order of their start."""
+        """Return windows from lake and changelog, in order of their start."""
         streams, queries = self._settings.streams, self._settings.queries
         pages = window_pages(streams.application_id, schema.name, status, question)
         where = (self._settings.kafka, streams.application_id, streams.lake, streams.lake_options)
@@ -74,7 +75,7 @@ class WindowSearch:
         return {"windows": windows, "position": query.position, "continuation": pages.text(query.last)}
 
     async def _open(self, schema: StoreSchema, question: StoreQuestion) -> FoundWindows:
-        """What the tasks hold."""
+        """Return open windows from the tasks."""
         found = await self._read_store(schema.name, question)
         windows = [_window(row) for row in found["rows"]]
         return {"windows": windows, "position": found["position"], "continuation": found["continuation"]}
@@ -90,7 +91,7 @@ def _reach(question: StoreQuestion) -> tuple[int, int]:
 
 
 def _window(row: dict[str, Any]) -> dict[str, Any]:
-    """A store's row as an open window."""
+    """Return a store's row as an open window."""
     results = {name: value for name, value in row.items() if name not in COLUMNS}
     times = {"start_ms": row["start"], "end_ms": row["end"]}
     return {"partition": row["partition"], **times, "status": "open", "results": results, "key": row["key"]}

@@ -1,8 +1,8 @@
-"""One worker of `penstock aggregator --workers N`: the aggregator, served at a Unix socket to the process above it.
+"""One worker of `penstock aggregator --workers N`: the aggregator at a Unix socket, for the supervisor process.
 
-`python -m penstock.services.aggregator.worker NUMBER SOCKET URL -- ARGUMENTS` has the settings of the command with
-those arguments, but for what there can be one of only: the group's instance id and Kafka's client id get the number,
-and the address is the one above's. It ends with that process, under a keeper.
+`python -m penstock.services.aggregator.worker NUMBER SOCKET URL -- ARGUMENTS` has the command's settings for those
+arguments. Settings that must be unique are changed: the group's instance id and Kafka's client id get the number, and
+the address is the supervisor's. The worker ends with the supervisor, under a keeper.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.shared.common import daemon
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM; the exit status."""
+    """Run until SIGTERM. Returns the exit status."""
     number, unix_socket, url, _, *rest = arguments
     structlog.contextvars.bind_contextvars(worker=int(number))
 

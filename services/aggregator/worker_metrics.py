@@ -1,4 +1,4 @@
-"""The metrics of several workers as one page: each sample with the label `worker`, each family once.
+"""Merges the metrics of several workers: each sample gets the label `worker`, each family appears once.
 
 >>> page = "# HELP penstock_x_total X.\\n# TYPE penstock_x_total counter\\npenstock_x_total{topic=\\"t\\"} 2.0\\n"
 >>> print(merged({1: page, 2: page}).decode().rstrip())
@@ -29,7 +29,7 @@ class _Families(Collector):
 
 
 def merged(texts: Mapping[int, str]) -> bytes:
-    """The workers' pages, by number, as one; ValueError for a page that is none."""
+    """Merge the workers' metrics by number. Raises ValueError for a text that is not in Prometheus' format."""
     families: dict[str, Metric] = {}
     for number, text in texts.items():
         for family in text_string_to_metric_families(text):

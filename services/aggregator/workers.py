@@ -1,13 +1,13 @@
-"""`penstock aggregator --workers N`: N worker processes in one group, and this one, which looks after them.
+"""`penstock aggregator --workers N`: N worker processes in one group, and this supervisor process.
 
-A Python process has one core; N of them share the partitions as instances on N machines would, and more machines join
-the same group. Each worker has a number, which stands in its log lines and as a label in its metrics. One that ends is
-started again after a pause that doubles; one that ends because of a setting ends all of them, since no restart mends
-it. Workers end with this process, however that ends: a keeper stands between (see `job`).
+A Python process uses one core. N workers share the partitions as instances on N machines would, and more machines can
+join the same group. A worker's number is in its log lines and a label of its metrics. A worker that ends is restarted
+after a pause that doubles. A worker that ends because of an invalid setting ends all of them, since no restart fixes
+it. Workers end with this process, however it ends, since a keeper runs in between (see `job`).
 
-There is one address for all: `/health` fails while any worker does, `/metrics` has the samples of all, and what is
-asked of the streams is asked of a worker, which knows the others. What other machines ask a worker of comes by way of
-`/workers/NUMBER/`. Workers are reached by Unix sockets in a folder that only this user may enter.
+One address serves all. `/health` fails while any worker does, and `/metrics` has the samples of all. Requests about
+streams go to one worker, which knows the others. Other machines reach a worker by `/workers/NUMBER/`. The supervisor
+reaches workers by Unix sockets in a folder that only this user can access.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from penstock.shared.streams.topology_loading import load_topology
 log = get_logger(__name__)
 
 RESTART_MS, RESTART_MS_MAX = 1_000, 60_000
-"""The pause before a worker that ended is started again: the first one, and the longest."""
+"""The first and the longest pause before a worker that ended is restarted."""
 STEADY_MS = 60_000
-"""A worker that ran for so long starts with the short pause again."""
+"""A worker that ran for so long is restarted after the first pause again."""
 WORKER_SHARE, KEEPER_SHARE, REQUEST_SHARE = 0.85, 0.95, 0.04
-"""Of `shutdown_timeout_ms`: what a worker is told that it has, when it is killed, and what requests have after that."""
+"""Shares of `shutdown_timeout_ms`: a worker's own limit, when it is killed, and the limit of requests after that."""
 CHECK_MS = 1_500
-"""How long a worker may take to tell its health or its metrics; a check as a whole has 2 s."""
+"""The time limit of a worker's health and metrics. A check as a whole has 2 s."""
 FORWARD_MS = 15_000
-"""How long a worker may take for a request that is handed on to it; reading a changelog's tail has 10 s."""
+"""The time limit of a request forwarded to a worker. Reading a changelog's tail has 10 s."""
 NO_WORKER = ErrorKind(503, "NO_WORKER", "No worker answers", 1)
 
 
 def worker_settings(settings: AggregatorSettings, number: int, url: str) -> AggregatorSettings:
-    """What one worker is run with, reached by others at `url`."""
+    """Return the settings of one worker, which others reach at `url`."""
     streams, kafka, queries = settings.streams, settings.kafka, settings.queries
     streams = streams.model_copy(update={"state_dir": str(Path(streams.state_dir) / f"worker-{number}")})
     if streams.group_instance_id is not None:
@@ -78,25 +78,26 @@ def worker_settings(settings: AggregatorSettings, number: int, url: str) -> Aggr
 
 
 class WorkerProcess:
-    """One worker, started by being made; ConfigError where it cannot be."""
+    """One worker process. The constructor starts it, and raises ConfigError if it cannot."""
 
     def __init__(self, command: Sequence[str], stop_timeout_ms: int) -> None:
         try:
             self._keeper, self._lifeline = start_kept(command, os.environ, stop_timeout_ms, output=None)
         except OSError as e:
             raise ConfigError(f"workers: cannot start a process: {e.strerror}") from None
-        self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
         self.status: int | None = None
         threading.Thread(target=self._wait, daemon=True).start()
 
     async def end(self) -> int:
-        """Wait for its end: the exit status, 128 + n for a death by signal n."""
+        """Wait for the end. Returns the exit status, or 128 + n after signal n."""
         await self._ended.wait()
         assert self.status is not None
         return self.status
 
     async def stop(self) -> int:
-        """SIGTERM now, SIGKILL after the limit. Safe to call twice."""
+        """Send SIGTERM now, SIGKILL after the limit. Returns the exit status. Safe to call twice."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -104,7 +105,7 @@ class WorkerProcess:
 
     def _wait(self) -> None:
         status = self._keeper.wait()
-        with contextlib.suppress(RuntimeError):  # a loop that was closed has nobody left to tell
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
             self._loop.call_soon_threadsafe(self._on_end, status if status >= 0 else 128 - status)
 
     def _on_end(self, status: int) -> None:
@@ -113,10 +114,12 @@ class WorkerProcess:
 
 
 class Worker:
-    """A worker's place: its number and socket stay, its processes come and go. Implements `Upstream`."""
+    """A worker's slot: its number and socket stay, its processes change. Implements `Upstream`."""
 
     def __init__(self, number: int, folder: Path, tokens: dict[Any, str]) -> None:
-        self.number, self.name, self.starts = number, f"worker-{number}", 0
+        self.number = number
+        self.name = f"worker-{number}"
+        self.starts = 0
         self.unix_socket = folder / f"{number}.sock"
         self.process: WorkerProcess | None = None
         transport = httpx.AsyncHTTPTransport(uds=str(self.unix_socket))
@@ -124,7 +127,7 @@ class Worker:
         self._tokens = tokens
 
     def start(self, command: Sequence[str], stop_timeout_ms: int) -> WorkerProcess:
-        """Start a process in this place."""
+        """Start a process in this slot."""
         self.process = WorkerProcess(command, stop_timeout_ms)
         self.starts += 1
         return self.process
@@ -136,10 +139,10 @@ class Worker:
         await self._client.aclose()
 
     async def check(self) -> CheckResult:
-        """The worker's own health as one check."""
+        """Return the worker's own health as one check."""
         facts: dict[str, Any] = {"restarts": self.starts - 1}
         if self.process is None or self.process.status is not None:
-            return CheckResult(False, "has ended; it is started again after a pause", facts)
+            return CheckResult(False, "has ended; it is restarted after a pause", facts)
         try:
             body = (await self._client.get("/health", timeout=CHECK_MS / 1000)).json()
             failing = [f"{name}: {one['detail']}" for name, one in body["checks"].items() if one["status"] != "ok"]
@@ -147,10 +150,10 @@ class Worker:
             facts |= {name: tasks[name] for name in ("pid", "partitions_running", "partitions") if name in tasks}
             return CheckResult(body["status"] == "ok", "; ".join(failing) or tasks["detail"], facts)
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as e:
-            return CheckResult(False, f"does not tell: {type(e).__name__}: {e}".rstrip(": "), facts)
+            return CheckResult(False, f"does not answer: {type(e).__name__}: {e}".rstrip(": "), facts)
 
     async def metrics(self) -> str | None:
-        """Its metrics' text; None while it does not tell."""
+        """Return its metrics as text; None while it does not answer."""
         try:
             answer = await self._client.get("/metrics", timeout=CHECK_MS / 1000)
         except httpx.HTTPError:
@@ -172,9 +175,9 @@ class Worker:
 
 
 class AnyWorker:
-    """Hands a request to the worker that answered last, and where that does not, to the next one.
+    """Forwards a request to the worker that answered last. If that one does not answer, it tries the next.
 
-    What changes something goes to a second worker only where the first never had it.
+    A request that changes something goes to a second worker only if the first one certainly did not receive it.
     """
 
     name = "workers"
@@ -199,8 +202,9 @@ class Workers:
     """The service; see `penstock.shared.common.daemon`."""
 
     def __init__(self, settings: AggregatorSettings, arguments: Sequence[str]) -> None:
-        load_topology(settings.topology, settings.topology_options)  # what is wrong with it is said here, once
-        self._settings, self._arguments = settings, list(arguments)
+        load_topology(settings.topology, settings.topology_options)  # errors of the topology are reported here, once
+        self._settings = settings
+        self._arguments = list(arguments)
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         tokens: dict[Any, str] = {**tokens_of(settings)}
         self.workers = [Worker(number, self._folder, tokens) for number in range(1, settings.workers + 1)]
@@ -223,17 +227,17 @@ class Workers:
         self.server = HttpServer(app, settings.http)
 
     async def startup(self) -> None:
-        """Listen; ConfigError where the address cannot be had."""
+        """Listen. Raises ConfigError if the address cannot be bound."""
         await self.server.start()
 
     async def main_loop(self) -> None:
-        """Keep all workers running; ConfigError once one of them says that a setting is wrong."""
+        """Keep all workers running. Raises ConfigError once a worker ends because of an invalid setting."""
         async with asyncio.TaskGroup() as tasks:
             for worker in self.workers:
                 tasks.create_task(self._keep(worker), name=worker.name)
 
     async def shutdown(self) -> None:
-        """Stop all, side by side, each within the limit; then the address."""
+        """Stop all workers concurrently, each within the limit; then the server."""
         try:
             await asyncio.gather(*(worker.stop() for worker in self.workers))
             await self.server.stop(int(self._settings.shutdown_timeout_ms * REQUEST_SHARE))
@@ -247,7 +251,7 @@ class Workers:
             started_ms = SYSTEM_CLOCK.monotonic_ms()
             status = await worker.start(command, limit_ms).end()
             if status == daemon.WRONG_SETTING:
-                raise ConfigError(f"{worker.name} cannot run with these settings: its last log line says why")
+                raise ConfigError(f"{worker.name} cannot run with these settings: its last log line has the reason")
             pause_ms = next_pause_ms(pause_ms, SYSTEM_CLOCK.monotonic_ms() - started_ms)
             log.error("a worker ended: starting it again", worker=worker.number, status=status, in_ms=pause_ms)
             self._restarts.labels(worker=str(worker.number)).inc()
@@ -266,7 +270,7 @@ class Workers:
 
 
 def next_pause_ms(pause_ms: int, ran_ms: int) -> int:
-    """The pause before the next start, of what it would be and how long the worker ran.
+    """Return the pause before the next start, from the planned pause and the time that the worker ran.
 
     >>> next_pause_ms(4_000, 100), next_pause_ms(512_000, 100), next_pause_ms(60_000, 3_600_000)
     (4000, 60000, 1000)

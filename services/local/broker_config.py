@@ -1,9 +1,8 @@
-"""What the embedded broker is told: values in, the text of its files and its command line out.
+"""The embedded broker's configuration: from settings to the text of its files and its command line.
 
-One node is both broker and controller (KRaft). Everything that Kafka replicates by default is set to one copy, its
-internal topics have few partitions, and memory is bounded for a machine that also runs everything else. All paths are
-relative to the data folder, the broker's working directory, since `log.dirs` splits at commas and a JVM in the C
-locale cannot open a name outside ASCII.
+One node is both broker and controller (KRaft). Replication factors are one, internal topics have few partitions, and
+memory is bounded, since the machine also runs everything else. All paths are relative to the data folder, the broker's
+working directory. `log.dirs` splits at commas, and a JVM in the C locale cannot open a name outside ASCII.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CONSOLE_LOG = "console.log"
 FORMAT_LOG = "format.log"
 PROPERTIES_FILE = "server.properties"
 LOG4J_FILE = "log4j2.xml"
-# What ties the process to its ports and folder is ours to say.
+# Properties that tie the process to its ports and folder are set here.
 RESERVED_PROPERTIES = frozenset(
     (
         "process.roles",
@@ -55,11 +54,11 @@ DEFAULT_PROPERTIES: Mapping[str, str] = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # Kafka deletes by record timestamp: a week would eat old event times within minutes.
+    # Kafka deletes by record timestamp: a week would delete old event times within minutes.
     "log.retention.ms": "-1",
-    # 128 MiB by default, a quarter of our heap.
+    # 128 MiB by default, a quarter of the heap.
     "log.cleaner.dedupe.buffer.size": "16777216",
-    # After a crash the new broker is let in once the old one's session has ended: 9 s by default.
+    # After a crash the new broker can register once the old one's session has ended: 9 s by default.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     "num.network.threads": "2",
@@ -68,7 +67,7 @@ DEFAULT_PROPERTIES: Mapping[str, str] = {
 }
 
 QUICK_START = ("-XX:TieredStopAtLevel=1",)
-"""JVM options of a broker that runs for minutes: the second compiler would take longer than it saves."""
+"""JVM options of a broker that runs for minutes: the second compiler would cost more time than it saves."""
 
 HeapMb = Annotated[int, Field(ge=128, le=65_536)]
 
@@ -76,15 +75,15 @@ HeapMb = Annotated[int, Field(ge=128, le=65_536)]
 class EmbeddedKafkaSettings(Section):
     """The single-node Kafka that Penstock starts itself."""
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="the address to listen on and to tell clients")
-    port: Port = Field(default=0, description="0: a free one, printed at start-up")
+    host: str = Field(default="127.0.0.1", min_length=1, description="the address to listen on and to advertise")
+    port: Port = Field(default=0, description="port; 0: a free one, printed at start-up")
     heap_mb: HeapMb = Field(default=512, description="the most memory that the broker's heap may take")
     jvm_options: tuple[str, ...] = ()
     start_timeout_ms: PositiveMs = Field(
         default=60_000,
-        description="how long a broker that does not answer yet may log nothing; its formatting takes as long",
+        description="how long a starting broker may log nothing; also the limit of formatting",
     )
-    stop_timeout_ms: PositiveMs = Field(default=4_000, description="after this long a graceful stop becomes SIGKILL")
+    stop_timeout_ms: PositiveMs = Field(default=4_000, description="time limit of a graceful stop; then SIGKILL")
     listeners: dict[str, str] = Field(
         default_factory=dict,
         description="further listeners on free ports: name to security protocol (SSL, SASL_SSL, …)",
@@ -109,7 +108,7 @@ class EmbeddedKafkaSettings(Section):
 
 
 def broker_properties(settings: EmbeddedKafkaSettings, ports: Mapping[str, int]) -> dict[str, str]:
-    """server.properties as a mapping; `ports` has a port for each listener, `PLAINTEXT` and `CONTROLLER` included."""
+    """Return server.properties as a mapping. `ports` has each listener's port, also of `PLAINTEXT` and `CONTROLLER`."""
     addresses = {name: f"{name}://{settings.host}:{port}" for name, port in ports.items()}
     protocols = {CLIENT_LISTENER: "PLAINTEXT", CONTROLLER_LISTENER: "PLAINTEXT", **settings.listeners}
     return {
@@ -128,7 +127,7 @@ def broker_properties(settings: EmbeddedKafkaSettings, ports: Mapping[str, int])
 
 
 def render_properties(properties: Mapping[str, str]) -> str:
-    """A Java properties file, ASCII only.
+    """Return a Java properties file, ASCII only.
 
     >>> render_properties({"a b": "1:2"}), render_properties({"name": "ä\\n"})
     ('a\\\\ b=1\\\\:2\\n', 'name=\\\\u00e4\\\\n\\n')
@@ -152,7 +151,7 @@ def _escape(text: str) -> str:
 
 
 def log4j_config() -> str:
-    """log4j's file: one log of at most 30 MiB, one line an event, stack traces cut to what identifies them."""
+    """Return log4j's file: one log of at most 30 MiB, one line for each event, stack traces cut to 12 frames."""
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="ERROR" shutdownHook="disable">
   <Appenders>
@@ -172,7 +171,7 @@ def log4j_config() -> str:
 
 
 def server_command(java: Java, jars: Path, settings: EmbeddedKafkaSettings) -> list[str]:
-    """The command line that runs the broker in its data folder."""
+    """Return the command line that runs the broker in its data folder."""
     return [
         str(java.executable),
         f"-Xmx{settings.heap_mb}m",
@@ -186,8 +185,8 @@ def server_command(java: Java, jars: Path, settings: EmbeddedKafkaSettings) -> l
 
 
 def format_command(java: Java, jars: Path, cluster_id: str) -> list[str]:
-    """The command line that formats the storage in the data folder."""
-    # A short-lived JVM: the cheap compiler alone makes it start sooner.
+    """Return the command line that formats the storage in the data folder."""
+    # A short-lived JVM starts sooner with the first compiler alone.
     quick = ["-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     arguments = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", PROPERTIES_FILE]
     return [str(java.executable), *quick, *_common(jars), *arguments]

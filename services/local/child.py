@@ -1,9 +1,9 @@
-"""A child process that ends when this one does, seen from asyncio.
+"""A child process that ends when this one does, for asyncio.
 
-Between us and the command stands a keeper (keeper.py), which watches a pipe that only we hold open. `pid`,
-`returncode` and `kill` speak of the real child, never of the keeper. `subprocess.Popen` is used instead of asyncio's
-own, since asyncio's transport sends SIGKILL to its process when a loop closes, and a keeper that is killed keeps
-nothing.
+A keeper (keeper.py) runs between this process and the command. It watches a pipe that only this process holds open.
+`pid`, `returncode` and `kill` refer to the real child, never to the keeper. `subprocess.Popen` is used instead of
+asyncio's own: asyncio's transport sends SIGKILL to its process when a loop closes, and a killed keeper cannot stop its
+child.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from penstock.shared.common import keeper
 from penstock.shared.common.errors import ConfigError, FatalError, IllegalState
 
 LOG_TAIL_LINES = 20
-LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one error makes us read
+LOG_TAIL_BYTES = 65_536  # enough for twenty long lines, and a bound on what one error reads
 LOG_MAX_BYTES = 10 * 1024 * 1024  # a longer log of earlier runs is moved aside (one is kept) when a child starts
 KILL_WAIT_MS = 10_000  # SIGKILL takes effect at once unless the kernel holds the process in uninterruptible I/O
 _KEEPER_COMMAND = (sys.executable, "-I", "-S", keeper.__file__)
 
 
 class ChildDied(FatalError):
-    """A child process ended when it should not have; the message has its status and last output."""
+    """A child process ended unexpectedly. The message has its status and last output."""
 
 
 class ChildProcess:
-    """One command as a child. Make it with `start`; it must be used from the loop that started it."""
+    """One command as a child. Create it with `start`, and use it only from the loop that started it."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
         self.name = name
@@ -65,8 +65,8 @@ class ChildProcess:
     ) -> Self:
         """Start `command`, its output appended to `log_file`.
 
-        `orphan_limit_ms`: how long the child may take to end by itself once this process is gone. `pass_fds` are
-        inherited by the child. Raises ConfigError when the command cannot be started or the log cannot be written.
+        `orphan_limit_ms` is how long the child may take to end after this process has ended. The child inherits
+        `pass_fds`. Raises ConfigError if the command cannot be started or the log cannot be written.
         """
         words = [os.fspath(word) for word in command]
         name = name or Path(words[0]).name
@@ -82,7 +82,7 @@ class ChildProcess:
         try:
             await child._started.wait()
         except asyncio.CancelledError:
-            process.terminate()  # the keeper, which sees to its child
+            process.terminate()  # the keeper, which ends its child
             await child.wait()
             raise
         if child._not_started is not None:
@@ -91,24 +91,24 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The real child's process id, also of its process group."""
+        """The real child's process id, which is also its process group. Raises IllegalState if it was not started."""
         if self._pid is None:
             raise IllegalState(f"{self.name} was not started")
         return self._pid
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; its exit status, or minus the number of the signal that ended it."""
+        """None while it runs; then its exit status, or minus the number of the signal that ended it."""
         return self._returncode
 
     async def wait(self) -> int:
-        """Wait for the child's end; returns `returncode`."""
+        """Wait for the child's end. Returns `returncode`."""
         await self._ended.wait()
         assert self._returncode is not None
         return self._returncode
 
     async def terminate(self, timeout_ms: int) -> int:
-        """SIGTERM, and SIGKILL to its whole group after `timeout_ms`. Returns `returncode`; safe to call twice."""
+        """Send SIGTERM, and SIGKILL to the group after `timeout_ms`. Returns `returncode`. Safe to call twice."""
         self.send_signal(signal.SIGTERM)
         self.send_signal(signal.SIGCONT)  # a paused child would not see the SIGTERM
         try:
@@ -120,21 +120,21 @@ class ChildProcess:
             return await self.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the child and its group, at once."""
+        """Send SIGKILL to the child and its group, at once."""
         self.send_signal(signal.SIGKILL, group=True)
 
     def send_signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to the child, or to its whole group; nothing happens when it has ended."""
+        """Send a signal to the child, or to its whole group. Does nothing if it has ended."""
         if self._returncode is None and self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if group else os.kill)(self._pid, number)
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> list[str]:
-        """The last lines that this run wrote."""
+        """Return the last lines that this run wrote."""
         return tail(self.log_file, lines, start=self._log_start)
 
     def died(self) -> ChildDied:
-        """The error for an end that nobody asked for."""
+        """Return the error for an unexpected end."""
         said = self.log_tail()
         last = ": its last output was\n  " + "\n  ".join(said) if said else " without any output"
         return ChildDied(f"{self.name} ended, {describe_status(self._returncode or 0)}{last}")
@@ -158,7 +158,7 @@ class ChildProcess:
         self._keeper.stdin.close()
         status = self._keeper.wait()
         if self._returncode is None:
-            # The keeper itself was killed: what it kept must not live on without it.
+            # The keeper itself was killed: its child must not outlive it.
             self.kill()
             self._returncode = status
         self._started.set()
@@ -178,7 +178,7 @@ class ChildProcess:
 
 
 def describe_status(status: int) -> str:
-    """An exit status in words.
+    """Return an exit status in words.
 
     >>> describe_status(1), describe_status(-9)
     ('exit status 1', 'killed by SIGKILL')
@@ -187,7 +187,7 @@ def describe_status(status: int) -> str:
 
 
 def tail(file: Path, lines: int, *, start: int = 0) -> list[str]:
-    """The last `lines` lines of a file from byte `start` on; none when it cannot be read."""
+    """Return the last `lines` lines of a file from byte `start` on; none if it cannot be read."""
     try:
         with file.open("rb") as f:
             size = f.seek(0, os.SEEK_END)
@@ -208,12 +208,12 @@ def _popen(
         env=env,
         cwd=cwd,
         pass_fds=pass_fds,
-        process_group=0,  # a terminal's Ctrl-C is for us; we tell the child
+        process_group=0,  # a terminal's Ctrl-C reaches only this process, which stops the child
     )
 
 
 def _absolute(file: Path) -> Path:
-    # The keeper may run in another folder than we do.
+    # The keeper may run in another folder than this process.
     return file.absolute()
 
 

@@ -1,7 +1,7 @@
-"""A Connect worker as one of the services of a local set-up: told where it is by what all services are told.
+"""A Connect worker as one service of a local set-up, configured by the settings that all services share.
 
-Its cluster is named `connect`, its three topics begin with that name, keys are text and values JSON without schemas, as
-ingest writes them and topologies read them; everything else of a worker may be set by
+Its cluster is named `connect`, and its three topics begin with that name. Keys are text and values JSON without
+schemas, as ingest writes them and topologies read them. All other settings of a worker can be set by
 `PENSTOCK_CONNECT='{"offset.flush.interval.ms": "10000"}'`, under Kafka Connect's names.
 """
 
@@ -31,12 +31,12 @@ class ConnectWorkerSettings(GuardedSettings):
 
     connect: dict[str, str] = Field(default={}, description="settings of the worker, by Kafka Connect's names")
     connect_files: Path | None = Field(
-        default=None, description="the folder that file connectors may use, unless connect has connect.files.allowed"
+        default=None, description="the folder that file connectors may use, unless connect sets connect.files.allowed"
     )
 
 
 def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
-    """The worker's properties.
+    """Return the worker's properties.
 
     >>> worker_properties(ConnectWorkerSettings(connect={"group.id": "mine"}))["group.id"]
     'mine'
@@ -62,13 +62,13 @@ def worker_properties(settings: ConnectWorkerSettings) -> dict[str, str]:
 
 
 def make_worker(settings: ConnectWorkerSettings) -> ConnectDaemon:
-    """The worker; ConfigError where its settings are wrong."""
+    """Return the worker. Raises ConfigError if its settings are invalid."""
     config = DistributedConfig(worker_properties(settings), Plugins.installed().converter_class)
     return ConnectDaemon(CommandLine("distributed", config, {}, settings.log))
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM; the exit status."""
+    """Run until SIGTERM. Returns the exit status."""
     return daemon.serve(PROGRAM, ConnectWorkerSettings, make_worker, arguments)
 
 

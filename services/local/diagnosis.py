@@ -1,7 +1,7 @@
-"""Why a broker did not start, in plain words, read from what it logged.
+"""Explains why a broker did not start, from its log.
 
-One table holds the known causes; the first that matches wins, so the specific stand before the general. What the
-table does not know is shown as the broker said it.
+One table has the known causes. The first match wins, so specific causes come before general ones. An unknown cause is
+reported in the broker's own lines.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from enum import Enum
 
 SHOWN_LINES = 8
-FULL_BELOW_BYTES = 65_536  # less than the broker needs for its next small file, its log line included
+FULL_BELOW_BYTES = 65_536  # less than the broker needs for its next small file and its log line
 
 
 class Cause(Enum):
-    """What kept the broker from running; the value is what to say, with `{folder}` filled in."""
+    """A cause that kept the broker from running. The value is the message, with `{folder}` to be filled in."""
 
     PORT_TAKEN = "another process took its port"
     NO_SPACE = "no space left on the disk of {folder}: free some, or name another data folder"
@@ -51,13 +51,13 @@ _NOISE = re.compile(r"^\s+at |^\s*\.\.\. \d+ more")
 
 
 def is_trouble(line: str) -> bool:
-    """Whether a line reports a failure: an event at ERROR or FATAL, or an exception's or the JVM's own text."""
+    """Return whether a line reports a failure: an event at ERROR or FATAL, or text of an exception or of the JVM."""
     event = _LOG_LINE.match(line)
     return event.group(1) in ("ERROR", "FATAL") if event else bool(_TROUBLE.search(line))
 
 
 def find_cause(lines: Sequence[str]) -> Cause | None:
-    """The known cause in a broker's output, if there is one."""
+    """Return the known cause in a broker's output, or None."""
     troubled = [line for line in lines if is_trouble(line)]
     for cause, pattern in _TABLE:
         if any(pattern.search(line) for line in troubled):
@@ -66,14 +66,14 @@ def find_cause(lines: Sequence[str]) -> Cause | None:
 
 
 def meaningful(lines: Sequence[str], count: int = SHOWN_LINES) -> list[str]:
-    """The lines that say what went wrong; the last ones when none does."""
+    """Return the lines that report a failure; the last lines if none does."""
     readable = [line.strip() for line in lines if line.strip() and not _NOISE.search(line)]
     troubled = list(dict.fromkeys(line for line in readable if is_trouble(line)))
     return (troubled or readable)[-count:]
 
 
 def explain(lines: Sequence[str], folder: str, free_bytes: int) -> str:
-    """The known cause in words, then the broker's own lines. A full disk is a cause even when no line could say so."""
+    """Return the known cause in words, then the broker's own lines. A full disk counts even if no line reports it."""
     cause = Cause.NO_SPACE if free_bytes < FULL_BELOW_BYTES else find_cause(lines)
     said = meaningful(lines)
     words = cause.value.format(folder=folder) if cause else "it gave no reason that is known"

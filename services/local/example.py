@@ -1,4 +1,4 @@
-"""An event that a topology takes, made from what is known of it: the type of its source, and the ingest's pointers.
+"""An example event for a topology, made from the type of its source and the ingest's pointers.
 
 >>> class Click(msgspec.Struct):
 ...     ms: float
@@ -20,7 +20,7 @@ from penstock.shared.common.points_in_time import TimeUnit
 from penstock.shared.streams.topology import SourceNode, Topology
 
 KEY, TIME, TIME_MS = "ann", "2024-05-01T10:00:00Z", 1_714_557_600_000
-DEPTH_MAX = 8  # of types within types, which may refer to themselves
+DEPTH_MAX = 8  # of nested types, which may refer to themselves
 _SAMPLES: Mapping[type, Any] = {
     inspect.BoolType: True,
     inspect.IntType: 1,
@@ -37,11 +37,10 @@ _SAMPLES: Mapping[type, Any] = {
 
 
 def example_event(key: tuple[str, ...], time: str | None, value_type: Any = dict, time_unit: TimeUnit = "ms") -> str:
-    """One event as JSON. Fields that the pointers name hold a key and a time, as text where nothing else is asked for.
+    """Return one event as JSON. The pointers' fields have a key and a time, as text unless the type needs a number.
 
-    A time that must be a number is in `time_unit`.
-    Where no sample of `value_type` can be made (it constrains its values, say), the event has only what the pointers
-    name.
+    A numeric time is in `time_unit`. If no sample of `value_type` can be made (for example because it constrains its
+    values), the event has only the pointers' fields.
     """
     event: dict[str, Any] = {}
     for sample in (_sample(inspect.type_info(value_type)), None):
@@ -57,7 +56,7 @@ def example_event(key: tuple[str, ...], time: str | None, value_type: Any = dict
 
 
 def source_type(topology: Topology, topic: str) -> Any:
-    """The type that the values of a source topic are decoded as; `dict` where nothing is known of it."""
+    """Return the type that the values of a source topic are decoded as; `dict` if it is unknown."""
     sources = (node for node in topology.nodes.values() if isinstance(node, SourceNode) and node.topic == topic)
     return next((node.value_type for node in sources if node.value_type is not None), dict)
 
@@ -71,7 +70,7 @@ def _is_taken(event: dict[str, Any], value_type: Any) -> bool:
 
 
 def _put(event: dict[str, Any], pointer: str, text: str, number: int | str) -> None:
-    """Put a value where a JSON pointer points; a number where the sample has one there."""
+    """Set a value at a JSON pointer: the number if the sample has one there, else the text."""
     *path, last = (part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/"))
     for part in path:
         inner = event.setdefault(part, {})
@@ -85,7 +84,7 @@ def _put(event: dict[str, Any], pointer: str, text: str, number: int | str) -> N
 
 
 def _sample(kind: inspect.Type, depth: int = 0) -> Any:
-    """A value of the type as JSON holds it; None where none is known."""
+    """Return a value of the type as JSON has it; None if there is no sample."""
     if depth > DEPTH_MAX:
         return None
     if isinstance(kind, inspect.Metadata):

@@ -1,6 +1,6 @@
-"""One broker per data folder, by a file lock that the broker inherits.
+"""One broker for each data folder, by a file lock that the broker inherits.
 
-So the lock outlives a starter that was killed exactly as long as its broker does, and never longer (`file_lock`).
+So after its starter was killed, the lock is held exactly as long as the broker runs (`file_lock`).
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from penstock.shared.common.file_lock import FileLock
 
 LOCK_FILE = ".penstock.lock"
 KAFKA_LOCK_FILE = ".lock"
-# A broker whose starter is gone is ending: its keeper's limit, and some for the kernel.
+# A broker whose starter has ended is about to end: the keeper's limit, and some time for the kernel.
 ORPHAN_WAIT_MS = 15_000
 _POLL_MS = 50
 
 
 class FolderInUse(ConfigError):
-    """Another running broker has the data folder; the message names the process that started it."""
+    """Another running broker uses the data folder. The message names the process that started it."""
 
 
 class FolderLock:
-    """The lock of one data folder; the folder is made when it is missing. `user` is who has it, for the error."""
+    """The lock of one data folder, which is created if missing. `user` names the kind of holder in the error."""
 
     def __init__(self, folder: Path, user: str = "another running broker, started by") -> None:
-        self._folder, self._user = folder, user
+        self._folder = folder
+        self._user = user
         self._lock = FileLock(folder / LOCK_FILE)
 
     def __repr__(self) -> str:
@@ -37,11 +38,11 @@ class FolderLock:
 
     @property
     def fd(self) -> int:
-        """The descriptor to pass on to the broker."""
+        """The descriptor that the broker inherits."""
         return self._lock.fd
 
     async def acquire(self) -> None:
-        """Take the lock. Raises FolderInUse, or ConfigError when the folder cannot be written."""
+        """Take the lock. Raises FolderInUse, or ConfigError if the folder cannot be written."""
         deadline = time.monotonic() + ORPHAN_WAIT_MS / 1000
         while True:
             owner = self._try()
@@ -52,11 +53,11 @@ class FolderLock:
             await asyncio.sleep(_POLL_MS / 1000)
 
     def release(self) -> None:
-        """Let go; a broker that still runs keeps its own hold."""
+        """Release the lock. A broker that still runs keeps its own hold."""
         self._lock.release()
 
     def _try(self) -> int | None:
-        """None when we have it now, otherwise the id of the process that took it (0: not known)."""
+        """Return None if the lock was taken, else the id of the process that holds it (0: not known)."""
         try:
             if not self._lock.try_acquire():
                 text = (self._folder / LOCK_FILE).read_bytes()[:32]
@@ -70,10 +71,10 @@ class FolderLock:
 
 
 def refuse_if_kafka_runs_in(log_folder: Path) -> None:
-    """Raises FolderInUse when a Kafka that was started without our lock runs there.
+    """Raise FolderInUse if a Kafka that was started without this lock runs in the folder.
 
-    A second KRaft node reads and truncates the metadata log before it comes to Kafka's own lock, so letting it
-    find out by itself could damage what the first one writes.
+    A second KRaft node reads and truncates the metadata log before it takes Kafka's own lock. So starting it could
+    damage the data of the first one.
     """
     try:
         fd = os.open(log_folder / KAFKA_LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
-"""Ingest, admin and dashboard at one address: what `penstock up` and `penstock demo` show their user.
+"""Ingest, admin and dashboard at one address, for `penstock up` and `penstock demo`.
 
-Its `/health` is that of the whole: Kafka, and each service by its name.
+Its `/health` covers the whole set-up: Kafka, and each service by its name.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class GatewaySettings(ProducerServiceSettings):
     services: dict[str, str] = Field(
         default={}, description="addresses of the other services by name, for the dashboard"
     )
-    services_timeout_ms: PositiveMs = Field(default=2_000, description="how long a service may take to tell its health")
+    services_timeout_ms: PositiveMs = Field(default=2_000, description="how long a service may take to answer")
 
 
 class GatewayDaemon(ProducerDaemon):
-    """The producer service, with the admin's routes and page beside its own."""
+    """The producer service, with the admin's routes and dashboard beside its own."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._http = services_client(settings.services_timeout_ms, settings.auth_token)
@@ -44,7 +44,7 @@ class GatewayDaemon(ProducerDaemon):
         super().__init__(settings)
 
     async def main_loop(self) -> None:
-        """Look at everything now and then, beside the server."""
+        """Take the overview at intervals while the server runs."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._overview.run())
             tasks.create_task(super().main_loop())
@@ -80,7 +80,7 @@ class GatewayDaemon(ProducerDaemon):
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM; the exit status."""
+    """Run until SIGTERM. Returns the exit status."""
     return daemon.serve(PROGRAM, GatewaySettings, GatewayDaemon, arguments)
 
 

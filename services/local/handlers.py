@@ -1,4 +1,4 @@
-"""A handler to start with: every record as a log line."""
+"""The default handler: writes every record as a log line."""
 
 from __future__ import annotations
 

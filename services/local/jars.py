@@ -1,6 +1,6 @@
-"""Kafka's jars: which they are, and `penstock jars`, which puts jars into the cache ahead of their first use.
+"""Kafka's jars, and `penstock jars`, which downloads jars into the cache ahead of their first use.
 
-They are kept once per user and Kafka version, in `~/.cache/penstock/kafka-4.1.1` (see shared/common/jars.py).
+There is one copy for each user and Kafka version, in `~/.cache/penstock/kafka-4.1.1` (see shared/common/jars.py).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ SETS = {
     "spark": "Spark's connectors for Kafka and Delta, for the jobs",
     "s3": "Spark's connector for a lake or files on S3, half a gigabyte",
 }
-"""What the command fetches."""
+"""The sets of jars that the command downloads."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`penstock jars`: print the folder of each set that is asked for; a download is a line on standard error.
+    """Run `penstock jars`: print the folder of each requested set. A download is reported on standard error.
 
-    The exit status is 1 where the class archive could not be made. Raises JarsUnavailable, JavaNotFound, MissingExtra.
+    Returns the exit status: 1 if the class archive could not be made. Raises JarsUnavailable, JavaNotFound,
+    MissingExtra.
     """
     sets = "\n".join(f"  {name:<6} {what}" for name, what in SETS.items())
     parser = argparse.ArgumentParser(
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--class-archive",
         action="store_true",
-        help="with spark: also make the archive of classes that jobs on one machine start sooner with, and print it",
+        help="with spark: also make the class archive, which shortens the start of jobs on one machine, and print it",
     )
     given = parser.parse_args(arguments)
     if given.class_archive and "spark" not in given.sets:
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _jar_set(name: str) -> JarSet:
-    """The set of that name. MissingExtra where it is of no use without an extra that is not installed."""
+    """Return the set of that name. Raises MissingExtra if the extra that uses it is not installed."""
     if name == "kafka":
         return KAFKA_JARS
     with needs(f"penstock jars {name}", "spark"):

@@ -1,4 +1,4 @@
-"""Spark jobs as children: run to their end, with the JSON object that they print last as their result (an edge)."""
+"""Runs Spark jobs as children to their end. A job's result is the JSON object that it prints last (an edge)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def run_job(
 ) -> tuple[int, dict[str, Any], ChildProcess]:
     """Run `penstock <name> <flags>`, or `python -m <module> <flags>`.
 
-    Returns its exit status, its result ({} where it printed none) and the ended child. The result is the last JSON
-    object in its output that has `result_key`. The job sees no PENSTOCK_ variable but the address of Kafka. Cancelling
-    ends it.
+    Returns its exit status, its result ({} if it printed none) and the ended child. The result is the last JSON object
+    in its output that has `result_key`. The job sees no PENSTOCK_ variable except the address of Kafka. Cancelling ends
+    the job.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
     environment |= {
@@ -47,7 +47,7 @@ async def run_job(
 
 
 def last_object(lines: Sequence[str], key: str) -> dict[str, Any]:
-    """The last line that is a JSON object with `key`, decoded; log lines may be objects too.
+    """Return the last line that is a JSON object with `key`, decoded. Log lines may be objects too.
 
     >>> last_object(["reading", '{"rows": 3}', '{"event": "bye"}'], "rows")
     {'rows': 3}

@@ -1,13 +1,13 @@
-"""The embedded default: a real single-node Apache Kafka as a child process, its data in one folder.
+"""The embedded Kafka: a real single-node Apache Kafka as a child process, with its data in one folder.
 
     async with EmbeddedKafka(Path(".penstock/kafka")) as kafka:
         client = Producer(bootstrap_servers=kafka.bootstrap_servers)
 
-The folder is formatted the first time and used again afterwards, so topics survive. A lock in it is inherited by the
-broker and held as long as it lives: two brokers never share a folder. The broker ends with us, however we end (see
-child.py). What a broker has acknowledged is in the page cache or on disk, so a stop by SIGKILL loses nothing; only a
-crash of the whole machine can. `python -m penstock.services.local.kafka [--data-dir D] [--port N]` runs one in the
-foreground.
+The folder is formatted the first time and used again afterwards, so topics survive. The broker inherits a lock of the
+folder and holds it while it lives, so two brokers never share a folder. The broker ends with this process, however it
+ends (see child.py). Records that a broker has acknowledged are in the page cache or on disk. So SIGKILL loses nothing;
+only a crash of the whole machine can. `python -m penstock.services.local.kafka [--data-dir D] [--port N]` runs one in
+the foreground.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ log = get_logger(__name__)
 
 DEFAULT_DATA_DIR = Path(".penstock/kafka")
 DEFAULT_SETTINGS = EmbeddedKafkaSettings()
-PORT_ATTEMPTS = 5  # each one loses a race against another process for a port that was free a second before
+PORT_ATTEMPTS = 5  # each attempt can lose a race against another process for a free port
 POLL_MS = 50
 PROBE_TIMEOUT_MS = 2_000
 LOG_LINES = 400
-# A broker starts on less, and dies with its first topics: index files alone map 20 MiB a partition.
+# With less, a broker starts but fails at its first topics: index files alone map 20 MiB a partition.
 MIN_FREE_BYTES = 64 * 1024 * 1024
 WRONG_SETTING = 2
 PORT_MAX = 65_535
-META_PROPERTIES = "meta.properties"  # written last by Kafka's own formatting: there, or not formatted
+META_PROPERTIES = "meta.properties"  # Kafka's formatting writes it last, so without it the folder is not formatted
 
 
 class KafkaDied(FatalError):
-    """The embedded broker did not come up, or ended by itself; the message says why and shows its own last lines."""
+    """The embedded broker did not start, or ended unexpectedly. The message has the reason and its last lines."""
 
 
 class EmbeddedKafka:
-    """One broker and its data folder; `async with`, or `start` and `stop`. Use it from one event loop.
+    """One broker and its data folder. Use `async with`, or `start` and `stop`, from one event loop.
 
-    `java` and `jars` are found (and downloaded once) when they are not given.
+    `java` and `jars` are found (and downloaded once) by default.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EmbeddedKafka:
         await self.stop()
 
     def has_data(self) -> bool:
-        """Whether a broker has run in the folder before, so that there may be topics."""
+        """Whether a broker has run in the folder before, so there may be topics."""
         return (self.data_dir / config.LOG_FOLDER / META_PROPERTIES).exists()
 
     @property
@@ -106,23 +106,23 @@ class EmbeddedKafka:
         return self.address(config.CLIENT_LISTENER)
 
     def address(self, listener: str) -> str:
-        """`host:port` of a listener of the settings."""
+        """Return `host:port` of a listener of the settings. Raises IllegalState before the first start."""
         if listener not in self._ports:
             raise IllegalState(f"{listener}: the broker was not started, or has no such listener")
         return f"{self.settings.host}:{self._ports[listener]}"
 
     @property
     def child(self) -> ChildProcess:
-        """The broker's process. Raises IllegalState when there is none."""
+        """The broker's process. Raises IllegalState if there is none."""
         if self._child is None:
             raise IllegalState("the embedded Kafka is not running")
         return self._child
 
     async def start(self) -> None:
-        """Start the broker and return when it answers; on the ports it had before, if it ran before.
+        """Start the broker and return when it answers. A restarted broker keeps its ports.
 
-        Raises JavaNotFound, WrongJava, JarsUnavailable, FolderInUse, PortTaken or another ConfigError for what a
-        person must change, KafkaDied for the rest.
+        Raises JavaNotFound, WrongJava, JarsUnavailable, FolderInUse, PortTaken or another ConfigError if the user must
+        change something, KafkaDied otherwise.
         """
         if self._child is not None:
             raise IllegalState("the embedded Kafka is already running")
@@ -141,7 +141,7 @@ class EmbeddedKafka:
         log.info("Kafka is up", bootstrap_servers=self.bootstrap_servers, data_dir=str(self.data_dir))
 
     async def stop(self) -> None:
-        """Stop within `stop_timeout_ms`, by SIGKILL if need be. Safe to call when it is not running."""
+        """Stop within `stop_timeout_ms`, then by SIGKILL. Does nothing if it is not running."""
         self._asked_to_end = self._child
         if self._child is not None:
             await self._child.terminate(self.settings.stop_timeout_ms)
@@ -149,25 +149,25 @@ class EmbeddedKafka:
         self._lock.release()
 
     async def kill(self) -> None:
-        """SIGKILL, as in a crash; `start` or `restart` brings it back on the same ports and data."""
+        """Send SIGKILL, as in a crash. `start` or `restart` continues with the same ports and data."""
         self.child.kill()
         await self.stop()
 
     async def restart(self) -> None:
-        """Stop if running, and start on the same ports and data."""
+        """Stop if running, and start with the same ports and data."""
         await self.stop()
         await self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """Send SIGSTOP: connections stay open and nothing answers."""
         self.child.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT after `pause`."""
+        """Send SIGCONT after `pause`."""
         self.child.send_signal(signal.SIGCONT)
 
     async def wait(self) -> None:
-        """Return once `stop` or `kill` ended the broker; raises KafkaDied when it ended by itself."""
+        """Wait until `stop` or `kill` ends the broker. Raises KafkaDied if it ends unexpectedly."""
         child = self.child
         await child.wait()
         if self._asked_to_end is not child:
@@ -194,7 +194,7 @@ class EmbeddedKafka:
             log.info("a port was taken by another process meanwhile; picking others")
 
     def _choose_ports(self) -> dict[str, int]:
-        """A port for each listener; the client's is the one of the settings, if they name one."""
+        """Return a port for each listener. The client listener has the port of the settings, if they set one."""
         listeners = [config.CLIENT_LISTENER, config.CONTROLLER_LISTENER, *self.settings.listeners]
         chosen = dict(zip(listeners, ports.pick(self.settings.host, len(listeners)), strict=True))
         if self.settings.port:
@@ -203,7 +203,7 @@ class EmbeddedKafka:
 
     def _write_files(self, taken: Mapping[str, int]) -> None:
         properties = config.render_properties(config.broker_properties(self.settings, taken))
-        # Each run's log starts empty, so that whatever is read from it is this run's.
+        # Each run's log starts empty, so its lines are from this run.
         broker_log = self.data_dir / config.BROKER_LOG
         try:
             (self.data_dir / config.PROPERTIES_FILE).write_text(properties, encoding="ascii")
@@ -214,7 +214,7 @@ class EmbeddedKafka:
             raise ConfigError(f"the data folder {self.data_dir} cannot be written: {e.strerror}") from None
 
     def _is_formatted(self) -> bool:
-        """Whether the storage is formatted. Raises ConfigError when it is not and yet holds topics."""
+        """Return whether the storage is formatted. Raises ConfigError if it is not, but has topics."""
         folder = self.data_dir / config.LOG_FOLDER
         if self.has_data():
             return True
@@ -249,14 +249,14 @@ class EmbeddedKafka:
         )
 
     async def _answers(self, child: ChildProcess, port: int) -> bool:
-        """True once the broker answers, False when it ended. Raises KafkaDied where it logs nothing for too long."""
+        """Return True once the broker answers, False if it ended. Raises KafkaDied if it logs nothing for too long."""
         limit_s, logged = self.settings.start_timeout_ms / 1000, self._logged_bytes()
         deadline = time.monotonic() + limit_s
         while child.returncode is None:
             if (now_logged := self._logged_bytes()) != logged:
                 logged, deadline = now_logged, time.monotonic() + limit_s
             if await probe.answers(self.settings.host, port, PROBE_TIMEOUT_MS):
-                # Whatever answers on the port is ours only while our process lives.
+                # An answer on the port is this broker's only while its process lives.
                 return child.returncode is None
             if time.monotonic() >= deadline:
                 raise KafkaDied(
@@ -269,7 +269,7 @@ class EmbeddedKafka:
         return False
 
     def _logged_bytes(self) -> int:
-        """How much the broker has logged: it grows while the broker gets on, however slow the machine is."""
+        """Return the size of the broker's logs. It grows while the broker makes progress, however slow the machine."""
         logs = (self.data_dir / config.BROKER_LOG, self.data_dir / config.CONSOLE_LOG)
         return sum(file.stat().st_size for file in logs if file.exists())
 
@@ -289,7 +289,7 @@ class EmbeddedKafka:
 
 
 def new_cluster_id() -> str:
-    """Sixteen random bytes in Kafka's spelling: URL-safe base64 without padding, never starting with a dash."""
+    """Return sixteen random bytes in Kafka's form: URL-safe base64 without padding, never starting with a dash."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not text.startswith("-"):
@@ -297,7 +297,7 @@ def new_cluster_id() -> str:
 
 
 async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> None:
-    """Run a broker until SIGINT or SIGTERM; its address is the one line on standard output."""
+    """Run a broker until SIGINT or SIGTERM. Its address is the one line on standard output."""
 
     async def serve() -> None:
         async with EmbeddedKafka(data_dir, settings) as kafka:
@@ -313,7 +313,7 @@ async def run_in_foreground(data_dir: Path, settings: EmbeddedKafkaSettings) -> 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line, without the usage before it."""
+        """Print one line, without the usage before it, and exit."""
         self.exit(WRONG_SETTING, f"{self.prog}: {message}\n")
 
 
@@ -324,10 +324,10 @@ def _port(text: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`penstock kafka`; the exit status. A failure is one message on standard error."""
+    """Run `penstock kafka`. Returns the exit status. A failure is one message on standard error."""
     parser = _Parser(prog="penstock kafka", description="Run a single-node Kafka.", allow_abbrev=False)
     parser.add_argument("--data-dir", type=Path, default=DEFAULT_DATA_DIR, help="default: %(default)s")
-    parser.add_argument("--port", type=_port, default=0, help="0: a free one, printed when the broker is up")
+    parser.add_argument("--port", type=_port, default=0, help="port; 0: a free one, printed when the broker is up")
     given = parser.parse_args(arguments)
     configure(LogSettings(), "kafka")
     try:

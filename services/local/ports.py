@@ -1,8 +1,8 @@
 """Ports for the embedded broker.
 
-They are picked below the range from which systems take the ports of outgoing connections (32768 on Linux, 49152 on
-macOS). A port in that range can be taken by a client's own connection attempt while the broker restarts: on the
-loopback such an attempt can even connect to itself.
+They are below the range from which systems take the ports of outgoing connections (32768 on Linux, 49152 on macOS). A
+client's own connection attempt can take a port in that range while the broker restarts. On the loopback such an attempt
+can even connect to itself.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class PortTaken(ConfigError):
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now. Raises ConfigError when this machine does not have the address."""
+    """Return whether a server could listen there now. Raises ConfigError if this machine does not have the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as s:
-        # As Java's server sockets do: a port whose old connections linger in TIME_WAIT counts as free.
+        # As in Java's server sockets, a port with old connections in TIME_WAIT counts as free.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
@@ -38,7 +38,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def pick(host: str, count: int) -> list[int]:
-    """`count` different ports that are free now; another process can still take one before it is used."""
+    """Return `count` different ports that are free now. Another process can still take one before it is used."""
     picked: list[int] = []
     for _ in range(ATTEMPTS):
         if len(picked) == count:
@@ -50,7 +50,7 @@ def pick(host: str, count: int) -> list[int]:
 
 
 def require_free(host: str, port: int, setting: str = "port") -> None:
-    """Raises PortTaken, which names the setting, when something listens on the port."""
+    """Raise PortTaken, which names the setting, if a process listens on the port."""
     if not is_free(host, port):
         raise PortTaken(
             f"{setting}: port {port} on {host} is taken by another process; choose another, or 0 for a free one"

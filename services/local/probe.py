@@ -1,7 +1,7 @@
-"""Does a broker answer? One ApiVersions request, by hand: the smallest thing that only a working broker replies to.
+"""Probes a broker with one hand-made ApiVersions request, the smallest request that only a working broker answers.
 
 Request (version 0): size, api key 18, version 0, correlation id, null client id. Response: size, correlation id, error
-code, the versions. A KRaft broker accepts connections before it serves them; it answers this only once it is unfenced.
+code, the versions. A KRaft broker accepts connections before it serves them. It answers this only once it is unfenced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_RESPONSE_BYTES = 65_536  # a broker lists about a hundred APIs of six bytes;
 
 
 def request() -> bytes:
-    """The ApiVersions request, with its size.
+    """Return the ApiVersions request, with its size.
 
     >>> len(request())
     14
@@ -25,12 +25,12 @@ def request() -> bytes:
 
 
 def is_answer(body: bytes) -> bool:
-    """Whether a response's bytes (without the size) answer our request without an error."""
+    """Return whether a response's bytes (without the size) answer the request without an error."""
     return len(body) >= 6 and struct.unpack(">ih", body[:6]) == (CORRELATION_ID, 0)
 
 
 async def answers(host: str, port: int, timeout_ms: int) -> bool:
-    """Whether a Kafka broker there answers within the time."""
+    """Return whether a Kafka broker there answers within the time."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             reader, writer = await asyncio.open_connection(host, port)

@@ -1,7 +1,7 @@
-"""Penstock's services as children of one process: started, watched, killed and started again (an edge).
+"""Penstock's services as children of one process: started, watched, killed and restarted (an edge).
 
-Every child gets its settings through its environment alone, on ports of this machine, and ends with its parent. How
-long its shutdown may take is among what it is told, so that nobody kills it before that time is over.
+Every child gets its settings through its environment alone, on ports of this machine, and ends with its parent. Its
+settings include the limit of its shutdown, so it is never killed before that limit.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock.shared.common.setting_names import ENV_PREFIX
 log = get_logger(__name__)
 
 HOST = "127.0.0.1"
-SHUTDOWN_TIMEOUT_MS = 30_000  # what a service is told, where its spec names nothing else
-KILL_GRACE_MS = 2_000  # beyond what it was told: for ending its process once the shutdown is over or was cut off
+SHUTDOWN_TIMEOUT_MS = 30_000  # a service's limit if its spec names no other
+KILL_GRACE_MS = 2_000  # beyond that limit: for the end of the process after its shutdown
 HEALTH_INTERVAL_MS = 100
 HEALTH_STILL_MS = 300_000
 """A service whose `/health` stays the same for so long is stuck. On a loaded machine imports alone take a minute."""
@@ -39,11 +39,11 @@ REQUEST_TIMEOUT_MS = 5_000
 
 
 class ServiceStuck(FatalError):
-    """A service runs and does not become healthy; the message has the reason in its `/health`, and its log file."""
+    """A service runs but does not become healthy. The message has the reason in its `/health`, and its log file."""
 
 
 def failing_checks(health: str) -> str:
-    """The details of the failing checks in a `/health` response; the response itself if it cannot be decoded.
+    """Return the details of the failing checks in a `/health` response; the response itself if it cannot be decoded.
 
     >>> failing_checks('{"checks": {"tasks": {"status": "failing", "detail": "starting"}, "kafka": {"status": "ok"}}}')
     'tasks: starting'
@@ -57,7 +57,7 @@ def failing_checks(health: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """How one service is run: `python -m <module> <arguments>` with `settings` as PENSTOCK_ variables."""
+    """How to run one service: `python -m <module> <arguments>` with `settings` as PENSTOCK_ variables."""
 
     name: str
     settings: Mapping[str, str]
@@ -69,7 +69,7 @@ class ServiceSpec:
 
     @property
     def stop_timeout_ms(self) -> int:
-        """When a service that was asked to end is killed."""
+        """The time after a request to stop at which the service is killed."""
         return self.shutdown_timeout_ms + KILL_GRACE_MS
 
     def command(self) -> list[str]:
@@ -82,10 +82,12 @@ class ServiceSpec:
 
 
 class Service:
-    """One service as a child; its port stays the same when it is started again."""
+    """One service as a child. Its port stays the same when it is restarted."""
 
     def __init__(self, spec: ServiceSpec, port: int, log_file: Path, inherited: Mapping[str, str]) -> None:
-        self.spec, self.port, self.log_file = spec, port, log_file
+        self.spec = spec
+        self.port = port
+        self.log_file = log_file
         self._inherited = inherited
         self._child: ChildProcess | None = None
         self.starts = 0
@@ -102,7 +104,7 @@ class Service:
         return url_of(self.spec.host, self.port)
 
     async def start(self) -> None:
-        """Start the child; ConfigError where it cannot be."""
+        """Start the child. Raises ConfigError if it cannot be started."""
         own = {
             "HTTP__HOST": self.spec.host,
             "HTTP__PORT": str(self.port),
@@ -157,7 +159,7 @@ class Service:
                 await asyncio.sleep(HEALTH_INTERVAL_MS / 1000)
 
     async def get(self, path: str) -> Any:
-        """The JSON that the service answers for a path; None while it does not."""
+        """Return the JSON of the service at a path; None while it does not answer."""
         try:
             async with _client() as client:
                 answer = await client.get(f"{self.url}{path}")
@@ -166,30 +168,30 @@ class Service:
             return None
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL once the time that it was told is over."""
+        """Send SIGTERM, then SIGKILL after the service's limit."""
         child, self._child = self._child, None
         if child is not None:
             await child.terminate(self.spec.stop_timeout_ms)
 
     async def kill(self) -> None:
-        """SIGKILL at once, as in a crash."""
+        """Send SIGKILL at once, as in a crash."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
             await child.wait()
 
     async def wait(self) -> int:
-        """Wait for the end that nobody asked for, and return the exit status."""
+        """Wait for an unexpected end, and return the exit status."""
         assert self._child is not None, "start() comes first"
         return await self._child.wait()
 
     @property
     def ended(self) -> bool:
-        """Whether it ended though nobody asked for it."""
+        """Whether the service has ended unexpectedly."""
         return self._child is not None and self._child.returncode is not None
 
     def died(self) -> ChildDied:
-        """The error for such an end."""
+        """Return the error for an unexpected end."""
         return self._child.died() if self._child is not None else ChildDied(f"{self.name} is not running")
 
 
@@ -197,7 +199,7 @@ class Stack:
     """The services of one machine, in the order of their start."""
 
     def __init__(self, folder: Path, *, hermetic: bool) -> None:
-        """`hermetic` children see neither PENSTOCK_ variables of ours nor a penstock.toml."""
+        """`hermetic` children see neither PENSTOCK_ variables of this process nor a penstock.toml."""
         self._logs = folder / "logs"
         self._inherited = {k: v for k, v in os.environ.items() if not (hermetic and k.startswith(ENV_PREFIX))}
         if hermetic:
@@ -205,7 +207,7 @@ class Stack:
         self.services: dict[str, Service] = {}
 
     async def start(self, spec: ServiceSpec, port: int = 0) -> Service:
-        """Start a service at a port, a free one by default; `healthy()` is the caller's to wait for."""
+        """Start a service at a port, a free one by default. The caller waits for `healthy()`."""
         if port:
             ports.require_free(spec.host, port, "http.port")
         service = Service(spec, port or ports.pick(spec.host, 1)[0], self._logs / f"{spec.name}.log", self._inherited)
@@ -214,13 +216,13 @@ class Stack:
         return service
 
     def check(self) -> None:
-        """ChildDied for a service that ended by itself."""
+        """Raise ChildDied if a service ended unexpectedly."""
         for service in self.services.values():
             if service.ended:
                 raise service.died()
 
     async def stop(self) -> None:
-        """Stop all, side by side: each needs Kafka for its end and none another."""
+        """Stop all concurrently: each needs Kafka to stop, and none needs another service."""
         await asyncio.gather(*(service.stop() for service in self.services.values()))
 
 

@@ -1,4 +1,4 @@
-"""The topology for any topic of JSON events: sessions per key, counted."""
+"""The default topology for any topic of JSON events: sessions per key, counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sessions(
     gap: str = DEFAULT_GAP,
     grace: str = DEFAULT_GRACE,
 ) -> Topology:
-    """Sessions of `topic` with how many events each had, forwarded to `results` when they close."""
+    """Return sessions of `topic` with the number of events, forwarded to `results` when they close."""
     builder = StreamsBuilder()
     windows = builder.stream(topic).group_by_key().session_window(parse_ms(gap), parse_ms(grace))
     windows.aggregate("sessions", events=Count()).on_close().to(results)

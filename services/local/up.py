@@ -1,8 +1,8 @@
 """`penstock up`: Kafka and every service on this machine, with one HTTP address for ingest, admin and dashboard.
 
-A service that ends by itself is started again after a pause that doubles; one that cannot start at all ends the whole
-with its reason, since a wrong setting does not mend itself. Settings of the services come from the environment and
-penstock.toml as usual; what only `up` can know (addresses) is set by it.
+A service that ends unexpectedly is restarted after a pause that doubles. A service that cannot start ends everything
+with its reason, since only the user can fix a setting. The services' settings come from the environment and
+penstock.toml as usual. `up` sets those that only it knows (addresses).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from penstock.shared.streams.topology_loading import load_topology
 PROGRAM = "penstock up"
 RESTART_MS = 1_000
 RESTART_MS_MAX = 60_000
-STEADY_MS = 60_000  # a service that ran this long starts with the short pause again
+STEADY_MS = 60_000  # a service that ran this long is restarted after the first pause again
 
 
 class UpSettings(DaemonSettings):
@@ -53,22 +53,22 @@ class UpSettings(DaemonSettings):
         default=Path(".penstock"), description="Kafka's data, the lake, connectors' files and the logs"
     )
     broker: EmbeddedKafkaSettings = EmbeddedKafkaSettings()
-    topic: str = Field(default="events", description="created where it is missing, for event-time data")
-    partitions: int = Field(default=4, gt=0, description="of that topic, where it is created")
+    topic: str = Field(default="events", description="topic of the events; created with event-time configs if missing")
+    partitions: int = Field(default=4, gt=0, description="partitions of that topic if it is created")
     key: tuple[Pointer, ...] = Field(default=("/key",), description="JSON pointers to the parts of an event's key")
     time: Pointer | None = Field(default=None, description="JSON pointer to an event's time; default: its arrival")
     time_unit: TimeUnit = Field(
-        default="ms", description="of event times that are numbers: s, ms, us or ns since the epoch"
+        default="ms", description="unit of numeric event times: s, ms, us or ns since the epoch"
     )
     topology: str = "penstock.services.local.topologies:sessions"
     topology_options: dict[str, str] = Field(default={}, description="keyword arguments for the topology's function")
     workers: int = Field(default=1, gt=0, description="the aggregator's processes, which share the topic's partitions")
-    topics: str = Field(default="sessions", description="what the consumer handles, comma-separated")
+    topics: str = Field(default="sessions", description="topics that the consumer handles, comma-separated")
     handler: str = "penstock.services.local.handlers:log_record"
     group_id: str = "handler"
     connect_worker: bool = Field(default=True, description="run a Connect worker as well")
     connect_port: int = Field(
-        default=8083, ge=0, le=65_535, description="port of the Connect worker's own REST, at http.host; 0: a free one"
+        default=8083, ge=0, le=65_535, description="port of the Connect worker's REST, at http.host; 0: a free one"
     )
 
 
@@ -76,17 +76,20 @@ class Up:
     """Kafka and the services; see `penstock.shared.common.daemon`."""
 
     def __init__(self, settings: UpSettings, console: Console | None = None) -> None:
-        self._settings, self._console = settings, console or Console()
+        self._settings = settings
+        self._console = console or Console()
         folder = settings.data_dir.absolute()
-        self._folder, self._files = folder, folder / "files"
+        self._folder = folder
+        self._files = folder / "files"
         self._broker = EmbeddedKafka(folder / "kafka", settings.broker)
         self._stack = Stack(folder, hermetic=False)
 
     async def startup(self) -> None:
-        """Kafka first, then the services; ConfigError or ChildDied with the reason where one cannot start.
+        """Start Kafka, then the services. Raises ConfigError or ChildDied with the reason if one cannot start.
 
-        Checks ports, the aggregator's settings and the topology before anything is started. Topics are checked then
-        as well if Kafka has no data yet, else as soon as Kafka answers: an earlier start may have created them.
+        Ports, the aggregator's settings and the topology are checked before anything starts. If Kafka has no data yet,
+        topics are checked then as well. Otherwise they are checked once Kafka answers: an earlier start may have
+        created them.
         """
         settings = self._settings
         if settings.http.port:
@@ -122,7 +125,7 @@ class Up:
         self._console.print(escape(f"waiting for the {service.name}: {reason}"), soft_wrap=True, highlight=False)
 
     async def main_loop(self) -> None:
-        """Keep everything running; Kafka's own end is an error."""
+        """Keep everything running. Raises KafkaDied if Kafka ends unexpectedly."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broker.wait())
             for service in self._stack.services.values():
@@ -148,7 +151,7 @@ class Up:
             pause_ms = min(pause_ms * 2, RESTART_MS_MAX)
             await service.start()
 
-    # --- what each service is told ---
+    # --- the settings of each service ---
 
     def _spec(
         self, name: str, own: dict[str, str], module: str = "penstock.services.cli", host: str = HOST
@@ -221,10 +224,10 @@ class Up:
 
 
 def require_topics(settings: UpSettings, topology: Topology, known: Collection[str]) -> None:
-    """ConfigError naming required topics that neither exist nor will be created.
+    """Raise ConfigError with the required topics that neither exist nor will be created.
 
-    `known` are the topics that Kafka has. `up` creates its own topic alone, and the aggregator those that its topology
-    writes to; it waits for what it reads, and the consumer for what it handles.
+    `known` are the topics that Kafka has. `up` creates only its own topic, and the aggregator creates the topics that
+    its topology writes to. The aggregator waits for the topics that it reads, and the consumer for those it handles.
     """
     there = {*known, settings.topic}
     tables = [table.topic for table in topology.global_tables.values()]
@@ -248,7 +251,7 @@ def _topics(names: Sequence[str]) -> str:
 
 
 def when_compacted(compaction: CompactionSettings) -> str:
-    """When compactions write the lake.
+    """Return when compactions write the lake.
 
     >>> when_compacted(CompactionSettings(interval_ms=90_000))
     'a compaction every 90 s (compaction.interval_ms=90000), the first one as long after the start'
@@ -265,13 +268,13 @@ def when_compacted(compaction: CompactionSettings) -> str:
 
 
 def command_name() -> str:
-    """How to call `penstock` from any folder: by its name where it is on the PATH, else by where it is."""
+    """Return how to call `penstock` from any folder: its name if it is on the PATH, else its path."""
     own = Path(sys.executable).parent / "penstock"
     return "penstock" if shutil.which("penstock") or not own.exists() else shlex.quote(str(own))
 
 
 def ingest_topics(settings: UpSettings) -> dict[str, dict[str, Any]]:
-    """The ingest's settings of the one topic that it takes events for.
+    """Return the ingest's settings of the one topic that accepts events.
 
     >>> ingest_topics(UpSettings(topic="clicks", key=("/user",), time="/at", time_unit="s"))
     {'clicks': {'key': ('/user',), 'time': '/at', 'time_unit': 's'}}
@@ -280,7 +283,7 @@ def ingest_topics(settings: UpSettings) -> dict[str, dict[str, Any]]:
 
 
 def stop_timeout_ms(settings: UpSettings) -> int:
-    """How long the whole may take to end: each service its own time, side by side, then Kafka.
+    """Return the time limit of a whole shutdown: each service's own limit, concurrently, then Kafka's.
 
     >>> stop_timeout_ms(UpSettings(shutdown_timeout_ms=10_000, broker=EmbeddedKafkaSettings(stop_timeout_ms=4_000)))
     18000
@@ -289,5 +292,5 @@ def stop_timeout_ms(settings: UpSettings) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run until Ctrl-C or SIGTERM; the exit status."""
+    """Run until Ctrl-C or SIGTERM. Returns the exit status."""
     return daemon.serve(PROGRAM, UpSettings, Up, arguments, limit_ms=stop_timeout_ms)

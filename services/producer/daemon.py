@@ -1,7 +1,7 @@
 """The producer service: serves ingest over one Producer.
 
-Until Kafka is reached, and whenever it is not, ingest answers 503. The end comes in this order: no new requests, those
-in flight finish and are answered, the producer sends what it holds, the connections close.
+While Kafka cannot be reached, ingest answers 503. A shutdown has this order: new requests are rejected, requests in
+flight finish, the producer sends its buffered records, the connections close.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.clients.producer import Producer
 
 BODY_SHARE, REQUEST_SHARE, FLUSH_SHARE = 0.25, 0.6, 0.3
-"""Of `shutdown_timeout_ms`: until bodies that still come are answered as they are, until requests are cut off, and for
-the producer's last flush."""
+"""Shares of `shutdown_timeout_ms`: until incomplete bodies are answered as they are, until requests are cut off, and
+for the producer's last flush."""
 
 
 class ProducerDaemon(KafkaHttpDaemon):
-    """Settings to a running service; `server.url` is known after `startup`."""
+    """Runs the service with the given settings. `server.url` is known after `startup`."""
 
     def __init__(self, settings: ProducerServiceSettings, registry: CollectorRegistry | None = None) -> None:
         super().__init__(Admin(settings.kafka))
@@ -41,11 +41,11 @@ class ProducerDaemon(KafkaHttpDaemon):
         self.server = self._create_server()
 
     def rest_proxy(self) -> list[APIRouter]:
-        """Confluent REST Proxy's routes."""
+        """Return the routers of Confluent REST Proxy's interfaces."""
         return [*produce_routers(self._rest, self._admin), *metadata_routers(self._admin)]
 
     def _create_server(self) -> HttpServer:
-        """The server with the routes of this service."""
+        """Return the server with the routes of this service."""
         settings = self._settings
         app = create_app(
             ingest=self.ingest.router,
@@ -65,7 +65,7 @@ class ProducerDaemon(KafkaHttpDaemon):
         await self._producer.start()
 
     async def shutdown(self) -> None:
-        """Finish what is in flight, each step within its share of the limit."""
+        """Finish the work in flight, each step within its share of the limit."""
         limit_ms = self._settings.shutdown_timeout_ms
         self.ingest.drain(int(limit_ms * BODY_SHARE))
         await self.server.stop(int(limit_ms * REQUEST_SHARE))

@@ -1,7 +1,7 @@
 """One partition of the topic of Idempotency-Keys, and its ownership (an edge).
 
-`store` runs one transaction at a time. Ownership is taken at the first request, and given up where a transaction's end
-is not known: the next request takes it again, which settles the transaction, and reads what it left.
+`store` runs one transaction at a time. The first request takes the ownership. If the end of a transaction is unknown,
+the ownership is given up. The next request takes it again, which ends the transaction, and reads the partition.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLOSE_MS = 10_000
 
 
 class KeyPartition:
-    """See the module; `number` is the partition's."""
+    """See the module; `number` is the partition's number."""
 
     def __init__(
         self,
@@ -40,7 +40,9 @@ class KeyPartition:
         open_owner: Callable[[int], Awaitable[Producer]],
     ) -> None:
         self.number = number
-        self._kafka, self._admin, self._open_owner = kafka, admin, open_owner
+        self._kafka = kafka
+        self._admin = admin
+        self._open_owner = open_owner
         self._tp = TopicPartition(settings.idempotency_topic, number)
         self._keys = RememberedKeys(
             settings.idempotency_ttl_ms, settings.max_idempotency_keys, settings.max_idempotency_bytes
@@ -55,7 +57,7 @@ class KeyPartition:
     async def store(
         self, key: IdempotencyKey, records: Sequence[ProducerRecord], answer: MakeAnswer
     ) -> tuple[Remembered, bool]:
-        """See `Transactor.send_keyed`; raises ProducerFenced if the ownership was lost meanwhile."""
+        """See `Transactor.send_keyed`. Raises ProducerFenced if the ownership was lost meanwhile."""
         async with self._lock:
             producer = self._producer or await self._own()
             now_ms = SYSTEM_CLOCK.now_ms()
@@ -82,7 +84,7 @@ class KeyPartition:
             return given, False
 
     async def close(self) -> None:
-        """Give the ownership up."""
+        """Give up the ownership."""
         async with self._lock:
             await self._disown()
 
@@ -102,7 +104,7 @@ class KeyPartition:
             await producer.close(timeout_ms=CLOSE_MS)
 
     async def _read(self) -> None:
-        """Everything up to the end: no transaction is open there any more, since its id is ours now."""
+        """Read to the end. No transaction is open there, since this service now owns the transactional id."""
         tp = self._tp
         end = (await self._admin.list_offsets({tp: "latest"}))[tp]
         start = max(self._read_to, (await self._admin.list_offsets({tp: "earliest"}))[tp])
@@ -130,10 +132,10 @@ async def send_in_transaction(
     records: Sequence[ProducerRecord],
     last: Callable[[Sequence[Outcome]], ProducerRecord] | None = None,
 ) -> Sequence[Outcome] | PenstockError:
-    """Commit all records, and the one that `last` makes of their places; gives the places.
+    """Commit all records and the one that `last` makes of their outcomes. Returns the outcomes.
 
-    Gives the error where nothing was stored and the producer can go on. What is raised ends the producer; its
-    `maybe_written` is true where the commit was asked for and its answer is not known.
+    Returns the error if nothing was stored and the producer is still usable. If an error is raised, the producer must
+    be closed. The error's `maybe_written` is true if the commit was requested and its result is unknown.
     """
     await producer.begin_transaction()
     try:

@@ -1,8 +1,8 @@
-"""A producer whose unknown topics are known to be unknown at once.
+"""A producer that reports an unknown topic quickly.
 
-A Producer waits up to `max_block_ms` for a topic that is not there, in case it is just being created, and keeps asking
-meanwhile. A client of HTTP is better served by a quick 404, so a topic's first use is looked up through the admin
-client, and so is one every few seconds, since a topic may be deleted; between them the producer's own metadata is used.
+A Producer waits up to `max_block_ms` for a topic that does not exist, in case it is being created. A client of HTTP is
+better served by a quick 404. So the first use of a topic is looked up through the admin client, and again every few
+seconds, since a topic may be deleted. Between look-ups the producer's own metadata is used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from penstock.shared.common.records import ProducerRecord
 LOOKUP_TIMEOUT_MS = 5_000
 LOOKUP_EVERY_MS = 5_000
 TOPICS_MAX = 10_000
-"""Topics that are remembered; beyond it all are looked up anew."""
+"""The most topics that are kept. Beyond it all are forgotten and looked up again."""
 ROOM_BYTES_MIN = 1_048_576
-"""Free bytes of the producer's buffer under which it counts as full for records that nobody waits for."""
+"""Below this many free bytes the producer's buffer counts as full for unacknowledged records (`ack=none`)."""
 
 
 class LookedUpProducer:
@@ -35,13 +35,13 @@ class LookedUpProducer:
         return f"LookedUpProducer({len(self._seen_ms)} topics seen, {self._producer!r})"
 
     async def partitions_for(self, topic: str) -> Sequence[int]:
-        """The topic's partitions; UnknownTopicOrPartition after about a second where there is none."""
+        """Return the topic's partitions. Raises UnknownTopicOrPartition after about a second if it does not exist."""
         seen_ms, now_ms = self._seen_ms.get(topic), self._clock.monotonic_ms()
         if seen_ms is None or now_ms - seen_ms >= LOOKUP_EVERY_MS:
             if len(self._seen_ms) >= TOPICS_MAX:
                 self._seen_ms.clear()
             if seen_ms is not None:
-                self._seen_ms[topic] = now_ms  # requests that come meanwhile do not look it up as well
+                self._seen_ms[topic] = now_ms  # concurrent requests do not look it up as well
             try:
                 await self._admin.describe_topics([topic], timeout_ms=LOOKUP_TIMEOUT_MS)
             except BaseException:
@@ -51,10 +51,10 @@ class LookedUpProducer:
         return await self._producer.partitions_for(topic)
 
     async def send_many(self, records: Iterable[ProducerRecord]) -> Deliveries:
-        """As `Producer.send_many`."""
+        """Like `Producer.send_many`."""
         return await self._producer.send_many(records)
 
     def has_room(self) -> bool:
-        """Whether the producer's buffer takes another batch without waiting."""
+        """Return whether the producer's buffer accepts another batch without waiting."""
         figures = self._producer.metrics()
         return figures["buffer_waiting"] == 0 and figures["buffer_available_bytes"] >= ROOM_BYTES_MIN

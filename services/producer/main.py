@@ -8,5 +8,5 @@ from penstock.shared.common import daemon
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM; the exit status (2 for a wrong setting)."""
+    """Run until SIGTERM. Returns the exit status: 2 for an invalid setting."""
     return daemon.serve("penstock producer", ProducerServiceSettings, ProducerDaemon, arguments)

@@ -1,7 +1,7 @@
-"""Idempotency-Keys that one partition of their topic holds, and what each record of it says.
+"""The Idempotency-Keys in one partition of their topic, and the format of their records.
 
-Sans-IO. A record's key is the key's digest, its value the fingerprint of the request and the answer that was given. A
-key is forgotten `ttl_ms` after it was written; until then it is never let go: a full table refuses new ones instead.
+Sans-IO. A record's key is the key's digest. Its value is the fingerprint of the request and the answer. A key expires
+`ttl_ms` after it was written and is never dropped earlier: a full table rejects new keys instead.
 
 >>> keys = RememberedKeys(ttl_ms=1_000, max_keys=2, max_bytes=10_000)
 >>> keys.put(b"k" * 32, encode(b"f" * 32, Remembered(200, b"{}"), 5_000))
@@ -22,11 +22,11 @@ _HEAD = struct.Struct(">BqH")
 FORMAT = 2
 DIGEST_BYTES = 32
 ENTRY_BYTES = 200
-"""What an entry costs beside its value: its digest, its place in the table, and its record."""
+"""The memory of an entry beside its value: its digest, its slot in the table, and its record."""
 
 
 class Entry(NamedTuple):
-    """One remembered key; the answer is still packed."""
+    """One kept key; the answer is still packed."""
 
     fingerprint: bytes
     at_ms: int
@@ -35,22 +35,22 @@ class Entry(NamedTuple):
 
     @property
     def answer(self) -> Remembered:
-        """The answer that was given; DataError where it cannot be read."""
+        """The answer to the request. Raises DataError if it cannot be decoded."""
         return unpack(self.status, self.packed)
 
     @property
     def size_bytes(self) -> int:
-        """About the memory that it takes."""
+        """The entry's memory, approximately."""
         return ENTRY_BYTES + len(self.packed)
 
 
 def encode(fingerprint: bytes, answer: Remembered, at_ms: int) -> bytes:
-    """The value of a key's record: format, time, status, fingerprint, packed answer."""
+    """Return the value of a key's record: format, time, status, fingerprint, packed answer."""
     return _HEAD.pack(FORMAT, at_ms, answer.status) + fingerprint + pack(answer)
 
 
 def decode(value: bytes) -> Entry:
-    """A record's value; DataError where it is not one of ours."""
+    """Decode a record's value. Raises DataError if Penstock did not write it, or in another format."""
     head = _HEAD.size + DIGEST_BYTES
     if len(value) < head or value[0] != FORMAT:
         raise DataError("a record of the topic of Idempotency-Keys that Penstock did not write, or in another format")
@@ -59,13 +59,15 @@ def decode(value: bytes) -> Entry:
 
 
 class RememberedKeys:
-    """The keys of one partition, in the order of their writing."""
+    """The keys of one partition, oldest first."""
 
     def __init__(self, ttl_ms: int, max_keys: int, max_bytes: int) -> None:
-        self._ttl_ms, self._max_keys, self._max_bytes = ttl_ms, max_keys, max_bytes
+        self._ttl_ms = ttl_ms
+        self._max_keys = max_keys
+        self._max_bytes = max_bytes
         self._entries: dict[bytes, Entry] = {}
         self.size_bytes = 0
-        """About the memory that all of them take."""
+        """The memory of all entries, approximately."""
 
     def __repr__(self) -> str:
         return f"RememberedKeys({len(self._entries)} of {self._max_keys})"
@@ -74,7 +76,10 @@ class RememberedKeys:
         return len(self._entries)
 
     def get(self, key: IdempotencyKey, now_ms: int) -> Remembered | None:
-        """The answer that a request was given before; KeyReused where the key stands for another request."""
+        """Return the answer to the key's first request; None if the key is unknown.
+
+        Raises KeyReused if the key belongs to another request.
+        """
         self._forget(now_ms)
         entry = self._entries.get(key.digest)
         if entry is None or entry.at_ms + self._ttl_ms <= now_ms:
@@ -85,7 +90,7 @@ class RememberedKeys:
         return entry.answer
 
     def check_room(self, now_ms: int) -> None:
-        """BufferExhausted where no further key can be remembered."""
+        """Raise BufferExhausted if there is no room for another key."""
         self._forget(now_ms)
         if len(self._entries) >= self._max_keys:
             raise BufferExhausted(f"max_idempotency_keys={self._max_keys} keys of this partition are remembered")
@@ -94,7 +99,7 @@ class RememberedKeys:
             raise BufferExhausted(said)
 
     def put(self, digest: bytes, value: bytes) -> None:
-        """Remember what a record says."""
+        """Add the key of a record."""
         entry = decode(value)
         self._drop(digest)
         self._entries[digest] = entry

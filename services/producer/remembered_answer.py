@@ -1,7 +1,7 @@
-"""An answer as the topic of Idempotency-Keys holds it: small, however many records it gives the places of.
+"""The format of an answer in the topic of Idempotency-Keys: small, however many records have offsets in it.
 
-Sans-IO. The JSON is compressed. The places that `?offsets=true` asks for would be most of it, so they are kept apart,
-as columns of differences: positions and, within a partition, offsets mostly grow by one, which compresses to nothing.
+Sans-IO. The JSON is compressed. The offsets of `?offsets=true` would be most of it, so they are stored separately, as
+columns of differences. Positions, and offsets within a partition, mostly grow by one, which compresses very well.
 
 >>> rows = [{"line": i + 1, "partition": i % 3, "offset": 1_000 + i // 3} for i in range(30_000)]
 >>> answer = Remembered(200, msgspec.json.encode({"stored": 30_000, "offsets": rows, "offsets_omitted": 0}))
@@ -27,7 +27,7 @@ OFFSETS = "offsets"
 
 
 def pack(answer: Remembered) -> bytes:
-    """The answer's body in few bytes; a body that is no JSON object is kept as it is, compressed."""
+    """Return the answer's body compressed, with the rows of `offsets` as columns of differences."""
     body, columns = answer.body, b""
     if b'"offsets":[{' in body:
         said = msgspec.json.decode(body)
@@ -38,7 +38,7 @@ def pack(answer: Remembered) -> bytes:
 
 
 def unpack(status: int, data: bytes) -> Remembered:
-    """What `pack` was given; DataError where it was not `pack` that wrote this."""
+    """Return the answer that was packed. Raises DataError if `pack` did not write the data."""
     try:
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
         body = zlib.decompress(data[_LENGTH.size : end])

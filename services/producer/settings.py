@@ -12,7 +12,7 @@ from penstock.shared.common.settings import HttpSettings, KafkaSettings
 
 DEFAULT_KAFKA = KafkaSettings(request_timeout_ms=10_000)
 DEFAULT_PRODUCER = ProducerSettings(max_block_ms=5_000, delivery_timeout_ms=25_000)
-"""Shorter than Kafka's own: a client of HTTP waits for the outcome, and can try again itself."""
+"""Shorter than Kafka's default: a client of HTTP waits for the outcome, and can retry itself."""
 
 
 class ProducerServiceSettings(GuardedSettings):

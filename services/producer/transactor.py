@@ -1,9 +1,9 @@
-"""Transactions of ingest: those of `?atomic=true`, and those that carry an Idempotency-Key (an edge).
+"""Transactions of ingest: those of `?atomic=true`, and those with an Idempotency-Key (an edge).
 
-A key belongs to one partition of the keys' topic, and whoever writes there is the transactional id of that partition:
-`<idempotency_topic>-<partition>`. Taking it over fences the owner before and ends its open transaction; then the
-partition is read to its end, and what is in it is all that was ever stored with a key of it. So two services, or a
-service and its own ghost, never both store one key: the older one's commit is refused.
+A key belongs to one partition of the topic of keys. The transactional id `<idempotency_topic>-<partition>` owns that
+partition. Taking it over fences the previous owner and ends its open transaction. Then the new owner reads the
+partition to its end, so it knows every key that was ever stored there. So two services, or a service and its zombie,
+never both store one key: the commit of the older one is rejected.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 SEGMENTS = 8
-"""The topic of keys is cut into about so many pieces, the oldest of which is removed as a whole."""
+"""About how many segments the topic of keys has. Kafka deletes the oldest segment as a whole."""
 FENCED_RETRIES = 2
-"""Another service took a partition over in the middle: taken back so often within one request."""
+"""How often one request takes a partition back after another service took it over."""
 
 
 class KafkaTransactor:
-    """Implements `penstock.api.ingest.atomic.Transactor`; producers are made when they are first needed."""
+    """Implements `penstock.api.ingest.atomic.Transactor`. Producers are created on first use."""
 
     def __init__(
         self, kafka: KafkaSettings, producer: ProducerSettings, settings: IngestSettings, admin: Admin
     ) -> None:
-        self._kafka, self._admin, self._settings = kafka, admin, settings
+        self._kafka = kafka
+        self._admin = admin
+        self._settings = settings
         self._producer = producer.model_copy(update={"linger_ms": 0})
         self._name = f"{settings.idempotency_topic}-atomic-{uuid.uuid4().hex[:12]}"
         self._idle: list[Producer] = []
@@ -63,14 +65,14 @@ class KafkaTransactor:
         return await self._bounded(self._keyed(key, records, answer))
 
     async def close(self) -> None:
-        """Let what is under way end, and close every producer."""
+        """Wait for the transactions in progress, and close every producer."""
         if self._running:
             await asyncio.wait(self._running, timeout=self._settings.ack_timeout_ms / 1000)
         owned = [] if self._partitions is None else [partition.close() for partition in self._partitions]
         await asyncio.gather(*(producer.close() for producer in self._idle), *owned)
 
     async def _bounded(self, work: Awaitable[T]) -> T:
-        """The result within `ack_timeout_ms`; a transaction whose caller has gone is still brought to its end."""
+        """Return the result within `ack_timeout_ms`. A transaction completes even if its caller has gone."""
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -138,7 +140,7 @@ class KafkaTransactor:
 
 
 async def open_producer(kafka: KafkaSettings, settings: ProducerSettings, transactional_id: str) -> Producer:
-    """A producer that owns the transactional id; whoever had it is fenced."""
+    """Return a producer that owns the transactional id. The previous owner is fenced."""
     producer = Producer(kafka, settings.model_copy(update={"transactional_id": transactional_id}))
     await producer.start()
     try:

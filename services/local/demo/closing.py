@@ -1,7 +1,7 @@
-"""The demo's last Spark jobs, in one session: compact, the same events as a batch, compare the two, audit.
+"""The demo's last Spark jobs, in one session: compact, run the same events as a batch, compare the two, audit.
 
-A job over few events is a JVM that loads and compiles Spark; the next job in the same session finds that done. The jobs
-have nothing else in common: each reads everything from Kafka and the lake anew.
+Most of a job over few events is the start of Spark's JVM, which later jobs in the same session save. The jobs share
+nothing else: each reads everything from Kafka and the lake again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penstock.shared.common.errors import PenstockError
 if TYPE_CHECKING:
     from penstock.services.spark.audit.run import AuditReport
 
-ATTEMPTS_MAX = 3  # at a compaction: a job that outlived the aggregator which had started it may win the first
-SUFFIX = "-of-batch"  # of the batch's application and topics, so that nothing of the aggregator's is touched
+ATTEMPTS_MAX = 3  # of a compaction: a job that outlived its aggregator may commit before the first one
+SUFFIX = "-of-batch"  # of the batch's application and topics, which keeps them apart from the aggregator's
 
 
 class Jobs(msgspec.Struct, frozen=True):
-    """What the jobs are told. `records` is how many the audit must find; `options` are the topology's."""
+    """The jobs' arguments. `records` is the number that the audit must find; `options` are the topology's."""
 
     application: str
     lake: str
@@ -38,23 +38,23 @@ class Jobs(msgspec.Struct, frozen=True):
 
     @property
     def batch(self) -> str:
-        """The application that the batch runs as."""
+        """The batch's application id."""
         return self.application + SUFFIX
 
     def arguments(self) -> list[str]:
-        """What `main` takes."""
+        """Return the arguments of `main`."""
         return [msgspec.json.encode(self).decode()]
 
 
 class Comparison(NamedTuple):
-    """Windows and late records of the batch, and how many of both are in one lake and not in the other."""
+    """The number of the batch's windows and late records, and of those that only one of the two lakes has."""
 
     batch_rows: int
     batch_differences: int
 
 
 def main(arguments: list[str]) -> int:
-    """The audit's exit status, or AUDIT_FAILED where a job failed. Prints what each job found as a line of JSON."""
+    """Return the audit's exit status, or AUDIT_FAILED if a job failed. Prints each job's result as a line of JSON."""
     jobs = msgspec.json.decode(arguments[0], type=Jobs)
     try:
         report = run(jobs)
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(jobs: Jobs) -> AuditReport:
-    """All jobs, one after the other; what the audit found. Raises what they raise."""
+    """Run all jobs in order. Returns the audit's report. Raises the jobs' errors."""
     common = ["--lake", jobs.lake, "--spark.conf", msgspec.json.encode(jobs.spark_conf).decode()]
     own = ["--application", jobs.application, *common]
     options = msgspec.json.encode({**jobs.options, "suffix": SUFFIX}).decode()
@@ -104,14 +104,14 @@ def _compact(spark: Any, settings: CompactSettings) -> None:
 
 
 def compared(spark: Any, jobs: Jobs) -> Comparison:
-    """Compare what the aggregator and the batch made: bounds, results, times of closing, late records."""
+    """Compare the output of the aggregator and the batch: bounds, results, times of closing, late records."""
     live, batch = (made(spark, jobs.lake, application, jobs.store) for application in (jobs.application, jobs.batch))
     differences = batch.exceptAll(live).unionAll(live.exceptAll(batch))
     return Comparison(batch.count(), differences.count())
 
 
 def made(spark: Any, lake: str, application: str, store: str) -> Any:
-    """An application's closed and open windows and its late records, without their places in the changelog."""
+    """Return an application's closed and open windows and its late records, without their changelog coordinates."""
     from penstock.services.spark.reading import closed, late, live
 
     places = ("state", "partition", "changelog_offset", "topic_id")

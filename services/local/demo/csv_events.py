@@ -1,9 +1,9 @@
-"""A user's own CSV file as events: each row a JSON object of its columns, with the parsed event time beside them.
+"""A user's CSV file as events: each row is a JSON object of its columns, with the parsed event time beside them.
 
-What would fail for every row is refused before anything runs: a wrong column, a time format that reads none of the
-first rows, a duration that is none. A single row without a key or with an unreadable time is sent all the same, with
-its reason beside it and the event time of the row before: the topology refuses it, and so it is a dead letter that
-names the user's row and column, and the audit counts it like any other.
+Errors that affect every row are reported before anything runs: a wrong column, a time format that parses none of the
+first rows, an invalid duration. A single row without a key or with an unreadable time is still sent, with the reason
+and the event time of the row before. The topology rejects it, so it becomes a dead letter that names the row and the
+column, and the audit counts it like any other.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from penstock.shared.streams.topology import Topology
 
 TIME_FIELD = "_event_time_ms"
 REFUSED_FIELD = "_refused"
-PROBED_ROWS = 100  # one of the first rows must have a key and a time
+PROBED_ROWS = 100  # at least one of these first rows must have a key and a time
 COLUMNS_SHOWN = 50
 TOPIC, RESULTS = "events", "sessions"
 DEFAULT_GAP, DEFAULT_GRACE = "30m", "15m"
 
 
 def topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "") -> Topology:
-    """Sessions per key with their number of events; rows that were marked as refused are dead letters.
+    """Return sessions per key with their number of events. Rows marked as rejected become dead letters.
 
-    `suffix` is appended to the topics that are written to.
+    `suffix` is appended to the output topics.
     """
     builder = StreamsBuilder()
     late, dead_letters = f"{TOPIC}-late{suffix}", f"{TOPIC}-dlq{suffix}"
@@ -49,7 +49,7 @@ def topology(gap: str = DEFAULT_GAP, grace: str = DEFAULT_GRACE, suffix: str = "
 
 
 def accepted(topic: str, data: bytes | None) -> Any:
-    """The deserializer of rows: SerializationError with the reason for one that was marked as refused."""
+    """Deserialize a row. Raises SerializationError with the reason for a row marked as rejected."""
     row = json_deserializer(topic, data)
     if isinstance(row, dict) and REFUSED_FIELD in row:
         raise SerializationError(str(row[REFUSED_FIELD]))
@@ -57,7 +57,7 @@ def accepted(topic: str, data: bytes | None) -> Any:
 
 
 class BadRow(ValueError):
-    """A row that cannot be an event; `time_text` is what was to be a time, where that is the reason."""
+    """A row that cannot be an event. `time_text` is the text of the time, if that is the reason."""
 
     def __init__(self, reason: str, time_text: str | None = None) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class BadRow(ValueError):
 
 
 class CsvEvents:
-    """The rows of a file in file order, or the first `limit` of them. ConfigError where they cannot be events."""
+    """The rows of a file in file order, or the first `limit` of them. Raises ConfigError if they cannot be events."""
 
     def __init__(
         self,
@@ -79,7 +79,10 @@ class CsvEvents:
         limit: int | None = None,
         now_ms: int | None = None,
     ) -> None:
-        self._path, self._key, self._time, self._limit = path, key, time, limit
+        self._path = path
+        self._key = key
+        self._time = time
+        self._limit = limit
         self._latest_ms = (SYSTEM_CLOCK.now_ms() if now_ms is None else now_ms) + IngestSettings().max_future_ms
         self._time_format = time_format
         self._parse_time = time_parser(time_format, self._latest_ms)
@@ -92,13 +95,13 @@ class CsvEvents:
         self.unfit = 0
 
     def count(self) -> int:
-        """How many rows there are; reads the whole file, so that one that breaks off is found before it is sent."""
+        """Return the number of rows. Reads the whole file, so a truncated file is found before anything is sent."""
         if self._count is None:
             self._count = sum(row.number != HEADER for row in read_rows(self._path, self._limit))
         return self._count
 
     def lines(self) -> Iterator[bytes]:
-        """Each row as a line of JSON, with its event time, and with a reason where it is to be refused."""
+        """Yield each row as a line of JSON, with its event time, and with a reason if it is to be rejected."""
         last_ms, self.unfit = self._first_ms, 0
         for row in read_rows(self._path, self._limit):
             if row.number == HEADER:
@@ -114,13 +117,13 @@ class CsvEvents:
             yield msgspec.json.encode(event)
 
     def name_refusal(self, number: int, message: str) -> str:
-        """A refusal of the ingest, in the file's own terms."""
+        """Return an error of the ingest in the file's own terms."""
         for pointer, column in ((self.plan.key[0], self._key), (self.plan.time, self._time)):
             message = message.replace(pointer, f"column {column!r}")
         return f"row {number}: {message}"
 
     def _event_time(self, row: Row) -> int:
-        """The row's event time. BadRow, with the column, where the row cannot be an event."""
+        """Return the row's event time. Raises BadRow, with the column, if the row cannot be an event."""
         have, wanted = len(row.fields), len(self._columns)
         for at, column in ((self._key_at, self._key), (self._time_at, self._time)):
             if at >= have:
@@ -134,7 +137,7 @@ class CsvEvents:
             raise BadRow(f"column {self._time!r}: {e}", text) from None
 
     def _probe(self, rows: list[Row]) -> int:
-        """The first event time of the first rows; ConfigError, with the first row's reason, where there is none."""
+        """Return the first event time of these rows. Raises ConfigError, with the first row's reason, without one."""
         first: BadRow | None = None
         for row in rows:
             try:

@@ -1,7 +1,7 @@
-"""A user's CSV file as rows of text (an edge): unpacked, decoded, and refused in one line where it is no such file.
+"""A user's CSV file as rows of text (an edge): decompressed, decoded, and with one-line errors for other files.
 
-Plain, gzip, xz and zip (of one file) are told apart by their first bytes. The file is read more than once, so it must
-be a regular one.
+Plain, gzip, xz and zip (of one file) are detected by their first bytes. The file is read more than once, so it must be
+a regular file.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path, limit: int | None = None) -> Iterator[Row]:
-    """The header as row 0, then the rows in file order, or the first `limit` of them; blank lines are passed over.
+    """Yield the header as row 0, then the rows in file order, or the first `limit` of them. Blank lines are skipped.
 
-    Raises ConfigError with the file, the line and the reason where it cannot be read on.
+    Raises ConfigError with the file, the line and the reason if the file cannot be read.
     """
     csv.field_size_limit(FIELD_BYTES_MAX)
     with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
@@ -83,7 +83,7 @@ def _reason(error: Exception) -> str:
 
 
 def _no_text(path: Path, error: UnicodeDecodeError) -> str:
-    """Which line is not UTF-8: the decoder works in blocks and knows only its place in one."""
+    """Return the error with the line that is not UTF-8. The decoder works in blocks and knows no line numbers."""
     with _open_bytes(path) as raw:
         for number, line in enumerate(raw, start=1):
             try:

@@ -1,6 +1,6 @@
-"""What a person sees while the demo runs: steps as lines, and a live panel of the chain below them.
+"""The demo's output: steps as lines, and a live panel of the pipeline below them.
 
-On a terminal the panel is redrawn in place; elsewhere (a log, CI) only the steps are printed, with a line of figures
+On a terminal the panel is redrawn in place. Elsewhere (a log, CI) only the steps are printed, with a line of figures
 every few seconds.
 """
 
@@ -23,7 +23,7 @@ PLAIN_INTERVAL_S = 5.0
 
 @dataclass(slots=True)
 class Figures:
-    """The chain's state at one moment; None is not known."""
+    """The pipeline's state at one moment; None if unknown."""
 
     acknowledged: int = 0
     processed: int = 0
@@ -51,7 +51,7 @@ class Figures:
 
 
 class Display:
-    """Steps and figures on a console; use as a context manager."""
+    """Steps and figures on a console. Use it as a context manager."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -75,17 +75,17 @@ class Display:
         self.close()
 
     def close(self) -> None:
-        """Take the panel away and give the terminal its cursor back."""
+        """Remove the panel and restore the terminal's cursor."""
         if self._console.is_terminal:
             self._live.stop()
 
     def step(self, text: str) -> None:
-        """Say what happens now."""
+        """Print the current step."""
         seconds = time.monotonic() - self._started
         self._console.print(f"[dim]{seconds:6.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
 
     def update(self) -> None:
-        """Show the figures as they are now."""
+        """Show the current figures."""
         self._progress.update(self._sent, completed=self.figures.acknowledged)
         self._progress.update(self._processed, completed=self.figures.processed)
         now = time.monotonic()
@@ -113,7 +113,7 @@ class Display:
 
 
 def day_time(ms: int | None) -> str:
-    """Epoch ms as a minute in UTC.
+    """Return epoch ms as a minute in UTC.
 
     >>> day_time(1357035300000), day_time(None), day_time(-1)
     ('2013-01-01 10:15', '-', '-')
@@ -124,7 +124,7 @@ def day_time(ms: int | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with what it counts.
+    """Return a number with its noun.
 
     >>> counted(1, "record"), counted(0, "record"), counted(2_500, "dead letter")
     ('1 record', '0 records', '2,500 dead letters')
@@ -133,7 +133,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def longest_table(sessions: list[dict[str, Any]], name: str) -> Table | Text:
-    """The longest sessions as a table: key, start, length, then their results; in words where there are none."""
+    """Return the longest sessions as a table: key, start, length, results; a text if there are none."""
     if not sessions:
         return Text(f"Longest {name}: none, since none has closed yet")
     table = Table(title=f"Longest {name}", title_justify="left")

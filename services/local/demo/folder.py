@@ -1,7 +1,7 @@
 """The demo's data folder: emptied at each start, for one demo at a time (an edge).
 
-The lock lies in the folder and outlives its emptying. A demo that was killed leaves a broker behind that is ending: its
-own lock is waited for before anything is removed.
+The lock is a file in the folder and survives the emptying. A demo that was killed leaves a broker that is about to end.
+The next demo waits for the broker's own lock before it removes anything.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from penstock.services.local.folder_lock import LOCK_FILE, FolderLock
 from penstock.shared.common.errors import ConfigError
 
-MARKER = "penstock-demo"  # a file in the folder: only a folder that a demo made is emptied by the next
+MARKER = "penstock-demo"  # a file in the folder: a demo empties only folders that a demo created
 KAFKA = "kafka"  # the broker's folder in it
 
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder for this run alone, as an absolute path; what the run leaves there stays.
+    """Yield an empty folder for this run alone, as an absolute path. Its content stays after the run.
 
-    Raises ConfigError for a folder that no demo made, and FolderInUse (with the process) while another demo has it.
+    Raises ConfigError for a folder that no demo created, and FolderInUse (with the process) while another demo uses it.
     """
     folder = folder.absolute()
     _require_a_demos(folder)

@@ -1,5 +1,5 @@
-"""`penstock demo`: real events through the whole chain, on this machine, with a crash in the middle and a proof at the
-end. The last line of `--json` is one object with what came of it."""
+"""`penstock demo`: real events through the whole pipeline, on this machine, with a crash in the middle and an audit at
+the end. With `--json` the last line is one object with the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.shared.common.errors import ConfigError, PenstockError
 from penstock.shared.common.settings import LogSettings
 
 DEFAULT_FOLDER = Path(".penstock/demo")
-PLAIN_WIDTH = 120  # of what goes into a file or a pipe
+PLAIN_WIDTH = 120  # of output to a file or a pipe
 OK, FAILED, WRONG_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
 PROGRAM = "penstock demo"
@@ -53,20 +53,20 @@ def demo(
     ] = None,
     grace: Annotated[
         str | None,
-        typer.Option(help=f"How long after that late events are taken; default: {DEFAULT_GRACE}.", metavar="DURATION"),
+        typer.Option(help=f"How long late events are accepted; default: {DEFAULT_GRACE}.", metavar="DURATION"),
     ] = None,
     data_dir: Annotated[
-        Path, typer.Option(help="Where Kafka, the lake and the logs go.", metavar="FOLDER")
+        Path, typer.Option(help="Folder of Kafka's data, the lake and the logs.", metavar="FOLDER")
     ] = DEFAULT_FOLDER,
 ) -> None:
-    """Replay the flights that left New York in 2013, or a CSV file of yours, through the whole chain."""
+    """Replay the flights that left New York in 2013, or your own CSV file, through the whole pipeline."""
     log.configure(LogSettings(level="error"), "demo")
     console = Console(stderr=json)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     try:
         source = _source(input, key, time, time_format, gap, grace, events)
-        total = source.count()  # reads all of it: a file that breaks off is found before anything is touched
+        total = source.count()  # reads all of it: a truncated file is found before anything changes
         with fresh_folder(data_dir) as folder, Display(console, total) as display:
             outcome = asyncio.run(_run(Scenario(source, folder, display), display))
     except ConfigError as e:
@@ -82,9 +82,9 @@ def demo(
 
 
 async def _run(scenario: Scenario, display: Display) -> Outcome:
-    """Run it as a task that SIGTERM and Ctrl-C cancel, so that everything started is stopped again.
+    """Run the scenario as a task that SIGTERM and Ctrl-C cancel, so everything started is stopped again.
 
-    The second signal ends us at once, and our children end with us.
+    The second signal ends this process at once, and its children end with it.
     """
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(scenario.run())
 
@@ -122,7 +122,7 @@ def _source(
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """The object of `--json`."""
+    """Return the object of `--json`."""
     audit, counts = outcome.audit, outcome.counts
     return {
         "events_sent": counts.sent,
@@ -157,19 +157,19 @@ def _print(console: Console, source: Events, outcome: Outcome, folder: Path) -> 
     console.print()
     for refusal in outcome.counts.errors:
         console.print(
-            f"  refused by the ingest: {refusal}", highlight=False, markup=False, style="yellow", soft_wrap=True
+            f"  rejected by the ingest: {refusal}", highlight=False, markup=False, style="yellow", soft_wrap=True
         )
     for name, text in _lines(summary(outcome), source, outcome, folder).items():
         console.print(f"  [bold]{name:<13}[/bold]{text}", highlight=False, soft_wrap=True)
 
 
 def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Path) -> dict[str, str]:
-    """The summary, line by line, as rich's markup."""
+    """Return the summary, line by line, as rich's markup."""
     plan = source.plan
     refused, skipped = figures["events_refused"], figures["skipped_records"]
     lines = {
         "events": f"{figures['events_sent']:,} sent, {figures['events_acked']:,} acknowledged by Kafka"
-        + (f", [yellow]{refused:,} refused by the ingest[/yellow]" if refused else "")
+        + (f", [yellow]{refused:,} rejected by the ingest[/yellow]" if refused else "")
         + f" ({figures['events_per_second']:,} a second from HTTP through the aggregator)",
         "sessions": f"{figures['sessions_closed']:,} closed, {figures['sessions_open']:,} still open",
         "late": f"{counted(figures['late_records'], 'record')}, in topic {plan.late}",
@@ -197,7 +197,7 @@ def _lines(figures: dict[str, Any], source: Events, outcome: Outcome, folder: Pa
 
 
 def _expected(figures: dict[str, Any], noun: str) -> str:
-    """Whether the dead letters are those that must be, as rich's markup."""
+    """Return whether the dead letters are the expected ones, as rich's markup."""
     sent = counted(figures["dead_letters_expected"], noun)
     if not figures["dead_letters_ok"]:
         return f": [red]WRONG[/red], {sent} {'was' if sent.startswith('1 ') else 'were'} sent"
@@ -210,6 +210,6 @@ def _say(error: PenstockError, status: int) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the demo; the exit status."""
+    """Run the demo. Returns the exit status."""
     result = app(arguments, prog_name=PROGRAM, standalone_mode=False)
     return result if isinstance(result, int) else OK

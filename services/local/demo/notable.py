@@ -1,8 +1,8 @@
 """The demo's consumer handler: keeps the notable sessions, one JSON line each, in the file that an environment
-variable names. Notable is a session with many events, or with a mean delay that a passenger would remember.
+variable names. A session is notable if it has many events or a large mean delay.
 
-A line is written whole or not at all, and a record that is handled again (at-least-once) writes the same line again;
-readers fold duplicates by key, start and end.
+A line is written whole or not at all. A record that is handled again (at least once) writes the same line again.
+Readers remove duplicates by key, start and end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MEAN_DELAY_MIN = 90.0  # minutes
 
 
 def is_notable(session: dict[str, object]) -> bool:
-    """Whether a closed session is worth keeping.
+    """Return whether a closed session is notable.
 
     >>> is_notable({"flights": 50, "mean_delay": 3.0}), is_notable({"flights": 3, "mean_delay": 12.5})
     (True, False)
@@ -32,7 +32,7 @@ def is_notable(session: dict[str, object]) -> bool:
 
 
 async def store(record: ConsumerRecord) -> None:
-    """Append the session's line if it is notable; DataError where the value is no session."""
+    """Append the session's line if it is notable. Raises DataError if the value is not a session."""
     try:
         session = msgspec.json.decode(record.value or b"")
     except msgspec.DecodeError as e:

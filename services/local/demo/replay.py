@@ -1,4 +1,4 @@
-"""Sends events to the ingest endpoint in NDJSON batches, in order, and counts what was acknowledged (an edge)."""
+"""Sends events to the ingest endpoint in NDJSON batches, in order, and counts the acknowledged ones (an edge)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ REQUEST_TIMEOUT_MS = 60_000
 ATTEMPTS_MAX = 20
 ERRORS_KEPT = 5
 NOTHING_STORED = (429, 503)
-"""Answers after which the same batch may be sent again: the endpoint says that it holds none of it."""
+"""Answers after which the same batch may be sent again, since none of it is stored."""
 
 
 class IngestRefused(PenstockError):
-    """The endpoint refused a whole batch; the message has its answer."""
+    """The endpoint rejected a whole batch. The message has its answer."""
 
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """What became of the events so far; `errors` are the first few refusals by the endpoint, named by the source."""
+    """The outcome of the events so far. `errors` are the endpoint's first few errors, in the source's terms."""
 
     sent: int = 0
     acknowledged: int = 0
@@ -34,19 +34,20 @@ class ReplayCounts:
 
 
 class Replay:
-    """One pass over a source of events; `send` may be called for one part after the other.
+    """One pass over a source of events. Call `send` for one part after the other.
 
-    `name_refusal` words what the endpoint says of an event, given the event's number from 1.
+    `name_refusal` translates the endpoint's error of an event to the source's terms; the event's number is from 1.
     """
 
     def __init__(self, url: str, topic: str, lines: Iterator[bytes], name_refusal: Callable[[int, str], str]) -> None:
         self._url = f"{url}/v1/topics/{topic}/events"
-        self._lines, self._name_refusal = lines, name_refusal
+        self._lines = lines
+        self._name_refusal = name_refusal
         self._client = httpx.AsyncClient(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
         self.counts = ReplayCounts()
 
     async def send(self, limit: int | None = None) -> bool:
-        """Send up to `limit` more events, batch by batch; False when there were no more."""
+        """Send up to `limit` more events, batch by batch. Returns False if there are no more."""
         left = limit
         while left is None or left > 0:
             batch = list(islice(self._lines, BATCH_LINES if left is None else min(BATCH_LINES, left)))
@@ -69,8 +70,8 @@ class Replay:
                     self._url, content=body, headers={"Content-Type": "application/x-ndjson"}
                 )
             except httpx.HTTPError as e:
-                # A batch whose answer was lost may have been stored: to send it again could store it twice. So may one
-                # that was answered with 504, which is why that is not among NOTHING_STORED.
+                # A batch whose answer was lost may be stored, and sending it again could store it twice. The same is
+                # true after a 504, which is why NOTHING_STORED does not have it.
                 raise BrokerNotAvailable(f"{self._url}: {type(e).__name__}: {e}") from e
             if answer.status_code not in NOTHING_STORED or attempt == ATTEMPTS_MAX:
                 break

@@ -1,4 +1,4 @@
-"""What the demo's stream published, read back from its topic (an edge)."""
+"""Reads the demo's published results back from their topic (an edge)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penstock.shared.common.settings import KafkaSettings
 
 POLL_MS = 500
 POLL_RECORDS = 10_000
-DEAD_LETTERS_READ_MAX = 100_000  # for a few reasons nobody waits for millions of the same
+DEAD_LETTERS_READ_MAX = 100_000  # enough to find the few different reasons
 SETTINGS = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="earliest", commit_strategy="none")
 
 
 @dataclass(slots=True)
 class Published:
-    """What a results topic holds: its longest sessions, longest first, and the offset after each partition's last one.
+    """A results topic: its longest sessions, longest first, and the offset after each partition's last record.
 
-    Behind the last record may lie the marker of its transaction, which no consumer commits.
+    The marker of the last transaction may follow the last record. No consumer commits it.
     """
 
     longest: list[dict[str, Any]]
@@ -32,7 +32,7 @@ class Published:
 
 
 async def published_sessions(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> Published:
-    """Read a results topic to its end; the `most` longest sessions are kept."""
+    """Read a results topic to its end. Keeps the `most` longest sessions."""
     at = [TopicPartition(topic, p) for p in range(partitions)]
     heap: list[tuple[int, int, dict[str, Any]]] = []
     seen, last = 0, {}
@@ -52,7 +52,7 @@ async def published_sessions(kafka: KafkaSettings, topic: str, partitions: int, 
 
 
 async def dead_letter_reasons(kafka: KafkaSettings, topic: str, partitions: int, most: int) -> list[str]:
-    """What the first dead letters of a topic say, each reason once."""
+    """Return the different reasons in the first dead letters of a topic, at most `most`."""
     at = [TopicPartition(topic, p) for p in range(partitions)]
     reasons: dict[str, None] = {}
     left = DEAD_LETTERS_READ_MAX
@@ -68,7 +68,7 @@ async def dead_letter_reasons(kafka: KafkaSettings, topic: str, partitions: int,
 
 
 def count_notable(path: Path) -> int:
-    """How many different sessions the handler kept."""
+    """Return the number of different sessions that the handler kept."""
     if not path.exists():
         return 0
     return len(set(path.read_bytes().splitlines()))

@@ -1,14 +1,16 @@
-"""The demo's course, on real parts: replay, compact, kill the aggregator half-way, restore, finish, audit.
+"""The demo's steps, on real parts: replay, compact, kill the aggregator half-way, restore, finish, audit.
 
-Half of the events are sent; when a compaction that the wall-clock punctuator asked for has put a snapshot into the
-lake, more are sent and committed, so that they are in the changelog alone, and the aggregator is killed (SIGKILL) while
-it works on still more. Started again, it restores from snapshot and changelog. The rest follows. Nothing is stopped
-before the aggregator has committed everything and the consumer has handled every result. At the end the same events go
-through `penstock batch`, which must make the same windows; a Spark job with none of the engine's window code proves the
-result; and the dead letters must be as many as the events sent to be some.
+1. Half of the events are sent. The wall-clock punctuator requests a compaction, which writes a snapshot to the lake.
+2. More events are sent and committed, so they are only in the changelog.
+3. The aggregator is killed (SIGKILL) while it processes still more. Started again, it restores from snapshot and
+   changelog.
+4. The rest is sent. Nothing is stopped before the aggregator has committed everything and the consumer has handled
+   every result.
+5. The same events go through `penstock batch`, which must produce the same windows. A Spark job without the engine's
+   window code checks the result. The number of dead letters must be that of the unfit events.
 
-A Spark job takes its twenty seconds however little there is to fold. Where the rest is through sooner than that, the
-restarted aggregator starts none, which could only come too early to cover everything; one job at the end does it.
+A Spark job takes about twenty seconds even for few events. If the rest is processed sooner, the restarted aggregator
+starts no compaction, since it would come too early to cover everything. One job at the end does it.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ from penstock.shared.streams.changelog.format import decode_progress
 PARTITIONS = 4
 LONGEST = 10
 POLL_MS = 200
-WAIT_MS = 300_000  # for each thing that is waited for, from the last record that was processed on
+WAIT_MS = 300_000  # of each wait, counted from the last processed record
 SENT_BEFORE_CRASH = 0.5  # of all events
-SENT_INTO_CRASH = 0.1  # of all events: half are committed before it, half make it come in the middle of work
-SHORT_REST_EVENTS = 500_000  # about as many go through the chain while one compaction runs
+SENT_INTO_CRASH = 0.1  # of all events: half are committed before it, half are in progress
+SHORT_REST_EVENTS = 500_000  # about as many are processed while one compaction runs
 CLOSING_LINES = 100  # of the closing jobs' output: more than an audit prints
 REASONS = 3  # of dead letters, in the summary
 
@@ -55,7 +57,7 @@ Task = dict[str, Any]
 
 @dataclass(slots=True)
 class Outcome:
-    """What the demo found."""
+    """The results of the demo."""
 
     counts: ReplayCounts
     restores: list[Task] = field(default_factory=list)
@@ -75,7 +77,7 @@ class Outcome:
     def dead_letters_ok(self) -> bool:
         """Whether the dead letters are the unfit events and no others.
 
-        What the ingest refused can have been unfit or not: with such refusals there is a range that is right.
+        An event that the ingest rejected may be unfit or not. With such events a range of numbers is right.
         """
         dead: int = self.audit.get("dead_letters", -1)
         return self.unfit - self.counts.refused <= dead <= self.unfit
@@ -87,16 +89,16 @@ class Outcome:
 
     @property
     def batch_ok(self) -> bool:
-        """Whether the batch made the windows and late records that the aggregator made."""
+        """Whether the batch produced the same windows and late records as the aggregator."""
         return self.batch.get("batch_rows", 0) > 0 and not self.batch["batch_differences"]
 
     @property
     def restore_ms(self) -> int:
-        """The longest restore after the crash: the tasks restore side by side."""
+        """The longest restore after the crash, in ms. Tasks restore concurrently."""
         return max((task["restore_ms"] for task in self.restores), default=0)
 
     def restored(self, what: str) -> int:
-        """How many `windows` (of the snapshot), `changelog_windows` or `changelog_records` that restore read."""
+        """Return the number of `windows` (snapshot), `changelog_windows` or `changelog_records` that restore read."""
         return sum(task[f"restored_{what}"] for task in self.restores)
 
 
@@ -104,9 +106,13 @@ class Scenario:
     """One run with its data in `folder`."""
 
     def __init__(self, events: Events, folder: Path, display: Display) -> None:
-        self._events, self._plan, self._folder, self._display = events, events.plan, folder, display
+        self._events = events
+        self._plan = events.plan
+        self._folder = folder
+        self._display = display
         self._stack = Stack(folder, hermetic=True)
-        self._lake, self._notable = folder / "lake", folder / "notable.jsonl"
+        self._lake = folder / "lake"
+        self._notable = folder / "notable.jsonl"
         self._kafka = KafkaSettings()
         self._admin = Admin(self._kafka)
         self._tasks: list[Task] = []
@@ -117,7 +123,7 @@ class Scenario:
         self._outcome = Outcome(ReplayCounts())
 
     async def run(self) -> Outcome:
-        """The whole course; raises where a part of it fails."""
+        """Run all steps. Raises if one of them fails."""
         started = time.monotonic()
         async with EmbeddedKafka(self._folder / KAFKA, EmbeddedKafkaSettings(jvm_options=QUICK_START)) as broker:
             self._kafka = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
@@ -134,7 +140,7 @@ class Scenario:
         self._outcome.seconds = time.monotonic() - started
         return self._outcome
 
-    # --- the parts ---
+    # --- the steps ---
 
     async def _start_services(self) -> None:
         plan, stack, address = self._plan, self._stack, self._kafka.bootstrap_servers
@@ -170,7 +176,7 @@ class Scenario:
         self._is_short = total - first - more <= SHORT_REST_EVENTS
         step(f"sending {first:,} of {counted(total, 'event')} to POST /v1/topics/{self._plan.topic}/events")
         seconds = await _timed(self._send(replay, first))
-        step("waiting for the compaction that the wall-clock punctuator asks for (PySpark into Delta)")
+        step("waiting for the compaction that the wall-clock punctuator requests (PySpark into Delta)")
         await self._until("the first compaction", self._has_a_snapshot)
         into_crash = more // 2
         seconds += await _timed(self._send(replay, more - into_crash))
@@ -181,12 +187,12 @@ class Scenario:
         self._outcome.replay_seconds = seconds
 
     async def _send(self, replay: Replay, limit: int | None) -> None:
-        """Send so many more, and wait until the aggregator has committed all that was ever sent."""
+        """Send up to `limit` more events, and wait until the aggregator has committed everything sent so far."""
         await replay.send(limit)
         await self._until("the commit of the last event", self._all_is_committed)
 
     async def _read_results(self) -> None:
-        """Read what was published, and wait until the consumer has handled all of it."""
+        """Read the published results, and wait until the consumer has handled all of them."""
         plan, outcome = self._plan, self._outcome
         published = await published_sessions(self._kafka, plan.results, PARTITIONS, LONGEST)
         outcome.longest = published.longest
@@ -256,7 +262,7 @@ class Scenario:
         return self._stack.services["gateway"]
 
     async def _look(self) -> None:
-        """Ask the aggregator how far it is; while it does not answer, what it said last stands."""
+        """Read the aggregator's state. While it does not answer, the last state is kept."""
         state = await self._aggregator.get("/v1/streams")
         if state is not None:
             self._tasks, runs = state["tasks"], state["compactions"]
@@ -281,7 +287,7 @@ class Scenario:
         self._display.update()
 
     def _show_totals(self, tasks: list[Task]) -> None:
-        """A restarted aggregator counts from nothing: what it had counted before the crash is added."""
+        """Update the totals. A restarted aggregator counts from zero, so its counts before the crash are added."""
         totals = {name: sum(t.get(name, 0) for t in tasks) for name in COUNTED}
         if any(totals[name] < self._last_totals[name] for name in COUNTED):
             self._totals_before = {n: self._totals_before[n] + self._last_totals[n] for n in COUNTED}
@@ -291,7 +297,7 @@ class Scenario:
         figures.closed, figures.late, figures.dead_letters = closed, late, dead
 
     def _processed(self) -> int:
-        """Source records that the tasks took; offsets have no holes, since ingest writes without transactions."""
+        """Source records that the tasks processed. Offsets have no gaps, since ingest writes without transactions."""
         return sum(offset for task in self._tasks for offset in task.get("sources", {}).values())
 
     async def _all_is_committed(self) -> bool:
@@ -312,11 +318,11 @@ class Scenario:
         return any(run["status"] == "done" for run in self._compactions)
 
     async def _has_a_snapshot(self) -> bool:
-        """Whether a compaction has folded records in; one that came before the first of them has not."""
+        """Whether a compaction has covered records. One before the first record has not."""
         return self._has_compacted() and await self._covered() > 0
 
     async def _lake_covers_everything(self) -> bool:
-        """Whether the snapshot's progress reaches as far as the aggregator's commits, and no job is under way."""
+        """Whether the snapshot covers everything acknowledged, and no job is running."""
         if not self._has_compacted() or self._compactions[-1]["status"] == "running":
             return False
         return await self._is_covered()
@@ -325,14 +331,14 @@ class Scenario:
         return await self._covered() >= self._outcome.counts.acknowledged
 
     async def _covered(self) -> int:
-        """How many source records the snapshot's progress covers."""
+        """Return the number of source records that the snapshot's progress covers."""
         application, partitions = self._plan.application, range(PARTITIONS)
         snapshot = await asyncio.to_thread(lake.read_snapshot, str(self._lake), application, partitions)
         rows = snapshot.partitions.values() if snapshot is not None else ()
         return sum(offset for row in rows for offset in decode_progress(row.progress).sources.values())
 
     async def _until(self, what: str, reached: Callable[[], bool | Awaitable[bool]]) -> None:
-        """Wait until `reached`; the error names what did not come, or the service that ended instead."""
+        """Wait until `reached`. The error names `what`, or the service that ended instead."""
         loop, processed = asyncio.get_running_loop(), -1
         try:
             async with asyncio.timeout(None) as limit:

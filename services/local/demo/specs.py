@@ -1,4 +1,4 @@
-"""The demo's services: what each is told, as environment variables."""
+"""The demo's services: the settings of each, as environment variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _json(value: object) -> str:
 
 
 def aggregator(plan: Plan, bootstrap_servers: str, lake: Path, *, compacts: bool = True) -> ServiceSpec:
-    """Runs the topology under exactly_once; it `compacts` every five seconds of wall-clock time or not at all."""
+    """Return the aggregator under exactly_once. It `compacts` every five seconds of wall-clock time, or not at all."""
     return ServiceSpec(
         "aggregator",
         {
@@ -42,12 +42,12 @@ def aggregator(plan: Plan, bootstrap_servers: str, lake: Path, *, compacts: bool
 
 
 def consumer_group(plan: Plan) -> str:
-    """The group of the consumer of results."""
+    """Return the group id of the consumer of results."""
     return f"notable-{plan.results}"
 
 
 def consumer(plan: Plan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
-    """Keeps the notable sessions in a file."""
+    """Return the consumer, which keeps the notable sessions in a file."""
     return ServiceSpec(
         "consumer",
         {
@@ -64,8 +64,8 @@ def consumer(plan: Plan, bootstrap_servers: str, notable: Path) -> ServiceSpec:
 
 
 def gateway(plan: Plan, bootstrap_servers: str, others: Mapping[str, str]) -> ServiceSpec:
-    """Takes the events, and shows the chain."""
-    # A user's own file may hold events from before 2000; demo.event_time checks the unit of its times.
+    """Return the gateway, which receives the events and serves the dashboard."""
+    # A user's own file may have events from before 2000; demo.event_time checks the unit of its times.
     topics = {plan.topic: {"key": plan.key, "time": plan.time, "min_event_time": "1970-01-01"}}
     return ServiceSpec(
         "gateway",

@@ -1,4 +1,4 @@
-"""What the doctor looks at: Kafka with its topics, Java, the cached jars, the disks (an edge)."""
+"""The doctor's examinations: Kafka with its topics, Java, the cached jars, the disks (an edge)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from penstock.shared.common.topic_names import dead_letter_topic
 
 
 async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int) -> list[Finding]:
-    """Kafka and the topics of these names; all but Kafka's own where none is named.
+    """Examine Kafka and the named topics; without names all topics except Kafka's own.
 
-    What cannot be looked at is a finding; nothing is raised for it.
+    An examination that fails is a finding, not an error.
     """
     about = f"Kafka at {kafka.bootstrap_servers}"
     try:
@@ -28,8 +28,8 @@ async def examine_kafka(kafka: KafkaSettings, topics: Iterable[str], now_ms: int
             brokers = (await admin.cluster()).brokers
             if lacking := await admin.unsupported_requests():
                 mend = "an upgrade of the brokers to Kafka 2.8 or newer"
-                return [Finding("problem", about, f"it does not speak {', '.join(lacking)}", mend)]
-            reached = Finding("ok", about, f"{len(brokers)} brokers, which speak all that is asked of them")
+                return [Finding("problem", about, f"it does not support {', '.join(lacking)}", mend)]
+            reached = Finding("ok", about, f"{len(brokers)} brokers, which support all required requests")
             return [reached, *await _examine_topics(admin, kafka, set(topics), now_ms)]
     except PenstockError as e:
         mend = "penstock kafka (runs one on this machine), or --kafka.bootstrap-servers=HOST:PORT of yours"
@@ -45,7 +45,7 @@ async def _examine_topics(admin: Admin, kafka: KafkaSettings, named: set[str], n
     groups = [group.group_id for group in await admin.list_groups()]
     findings = all_topic_findings(facts, sorted(named - existing), groups, kafka.bootstrap_servers)
     shown = "topics" if named else "topics (all)"
-    return findings or [Finding("ok", shown, f"{len(facts)} topics, which keep what is written to them")]
+    return findings or [Finding("ok", shown, f"{len(facts)} topics, which keep their records")]
 
 
 async def _facts(
@@ -74,7 +74,7 @@ async def _facts(
     for config in AGE_CONFIGS:
         limits = {name: topic.ms(config) for name, topic in bare.items()}
         cut = {tp: now_ms - ms for name, ms in limits.items() if ms is not None for tp in partitions[name]}
-        # The first offset with a record that young: all that lies before it is older.
+        # The first offset with a record that is young enough: all records before it are older.
         for tp, offset in (await admin.list_offsets({tp: max(0, at) for tp, at in cut.items()})).items():
             older[tp.topic][config] = older[tp.topic].get(config, 0) + max(0, offset - first[tp])
     return {
@@ -92,7 +92,7 @@ async def _facts(
 
 
 def examine_machine(data_dir: Path) -> list[Finding]:
-    """Java, the jars that Kafka and Spark need, and room on the disks of the cache and of `data_dir`."""
+    """Examine Java, the jars that Kafka and Spark need, and the free space for the cache and for `data_dir`."""
     findings = [_examine_java(), _examine_jars(KAFKA_JARS, "penstock jars kafka")]
     try:
         from penstock.services.spark.spark_session import SPARK_JARS  # imports pyspark, which takes a second
@@ -107,7 +107,7 @@ def examine_machine(data_dir: Path) -> list[Finding]:
 def _examine_java() -> Finding:
     try:
         java = find_java()
-    except ConfigError as e:  # which names the command by itself
+    except ConfigError as e:  # which names the command
         return Finding("problem", "Java", str(e))
     return Finding("ok", "Java", f"{java.executable} is version {java.version}")
 

@@ -1,7 +1,7 @@
-"""`penstock doctor`: is this machine, and is this Kafka, what Penstock needs?
+"""`penstock doctor`: checks whether this machine and this Kafka meet Penstock's requirements.
 
-One line a finding on standard output, problems with the command that mends them. Exit status 0 where there is no
-problem (warnings included), 1 where there is one, 2 for wrong settings.
+Prints one line for each finding on standard output; problems have the command that fixes them. The exit status is 0
+without a problem (warnings included), 1 with one, 2 for invalid settings.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ORDER = ("ok", "warning", "problem")
 
 
 class DoctorSettings(CommandSettings):
-    """Looks at Kafka, its topics and this machine, and says what is wrong and how to mend it."""
+    """Checks Kafka, its topics and this machine, and reports problems with the commands that fix them."""
 
     log: LogSettings = LogSettings(level="warning")
     kafka: KafkaSettings = KafkaSettings(request_timeout_ms=10_000)
     topics: Names = Field(
-        default=(), description="topics that hold event times, comma-separated; default: all are looked at"
+        default=(), description="topics with event times, comma-separated; default: all topics are checked"
     )
-    data_dir: Path = Field(default=DEFAULT_DATA_DIR, description="where an embedded Kafka keeps its data")
+    data_dir: Path = Field(default=DEFAULT_DATA_DIR, description="data folder of an embedded Kafka")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command. Returns the exit status."""
     try:
         settings = DoctorSettings.load(arguments, program="penstock doctor")
     except ConfigError as e:

@@ -1,8 +1,8 @@
-"""What is wrong with a set-up: facts in, findings out.
+"""Rules for a set-up: facts in, findings out.
 
-Sans-IO. A finding says what is the case and gives the command that mends it. A `problem` loses records or stops a
-service; a `warning` may be meant that way. Which topics hold event times nobody writes down, so a topic counts as one
-where it was named, where it is a late topic, or where it holds records that are older than its own limits.
+Sans-IO. A finding states a fact and the command that fixes it. A `problem` loses records or stops a service; a
+`warning` may be intended. Nothing declares which topics have event times. So a topic counts as one if it was named, if
+it is a late topic, or if it has records that are older than its own limits.
 
 >>> facts = TopicFacts("clicks", 1, {"retention.ms": "604800000"}, older={"retention.ms": 7})
 >>> [finding.level for finding in topic_findings(facts, "localhost:9092")]
@@ -24,7 +24,7 @@ Level = Literal["problem", "warning", "ok"]
 
 LONG_MAX = 2**63 - 1
 DISK_FULL_BYTES = 64 << 20
-"""Below this neither Kafka nor Spark can work."""
+"""With less free space neither Kafka nor Spark can work."""
 DISK_SCARCE_BYTES = 1 << 30
 AGE_CONFIGS = ("retention.ms", "segment.ms")
 """The configs in ms that Kafka compares with record timestamps."""
@@ -35,7 +35,7 @@ BEHIND_CONFIG = "message.timestamp.before.max.ms"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is the case with something, and the command that mends it (empty where all is well)."""
+    """A fact about a part of the set-up, and the command that fixes it (empty if there is nothing to fix)."""
 
     level: Level
     about: str
@@ -43,15 +43,15 @@ class Finding:
     mend: str = ""
 
     def __str__(self) -> str:
-        return f"{self.level:<8} {self.about}: {self.says}" + (f"; mend it with: {self.mend}" if self.mend else "")
+        return f"{self.level:<8} {self.about}: {self.says}" + (f"; fix it with: {self.mend}" if self.mend else "")
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic as found: configs in force, and how many records at its partitions' fronts are older than a config says.
+    """A topic: its configs in force, and the number of records at its partitions' fronts that are older than a config.
 
-    `older` has the counts by config (`retention.ms`, `segment.ms`), `gone` is how many offsets at the fronts hold
-    nothing any more, `leaderless` are partitions without a leader. `named` is a topic that was asked about by name.
+    `older` has the counts by config (`retention.ms`, `segment.ms`). `gone` is the number of offsets at the fronts
+    whose records are deleted. `leaderless` are partitions without a leader. `named` is true if the user named it.
     """
 
     name: str
@@ -63,7 +63,7 @@ class TopicFacts:
     named: bool = False
 
     def ms(self, config: str) -> int | None:
-        """A config as a number; None where it sets no limit."""
+        """Return a config as a number; None if it sets no limit."""
         value = int(self.configs.get(config) or -1)
         return None if value < 0 or value == LONG_MAX else value
 
@@ -77,7 +77,7 @@ class TopicFacts:
 
 
 def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
-    """What Kafka will do to the event times of a topic that is neither a changelog nor for dead letters."""
+    """Check how Kafka treats the event times of a topic that is neither a changelog nor for dead letters."""
     found: list[Finding] = []
     if not topic.holds_event_times:
         return found
@@ -87,7 +87,7 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
         found.append(Finding(level, f"topic {topic.name}", says, mend))
 
     if topic.configs.get(TYPE_CONFIG) == "LogAppendTime":
-        says = f"{TYPE_CONFIG}=LogAppendTime: Kafka puts the time of writing in the place of each event time"
+        says = f"{TYPE_CONFIG}=LogAppendTime: Kafka replaces each event time by the time of writing"
         say("problem" if topic.named else "warning", says, message_timestamp_type="CreateTime")
         return found
     if topic.deletes and (limits := [c for c in RETENTION_CONFIGS if topic.ms(c) is not None]):
@@ -97,25 +97,25 @@ def topic_findings(topic: TopicFacts, bootstrap_servers: str) -> list[Finding]:
         if old:
             says += f"; {old} records are due already"
         if topic.gone:
-            says += f"; {topic.gone} offsets at the front hold nothing any more"
+            says += f"; {topic.gone} offsets at the front have no records any more"
         say("problem" if old else "warning", says, **{name.replace(".", "_"): "-1" for name in limits})
     if not topic.deletes and topic.named:
         says = f"cleanup.policy={topic.configs['cleanup.policy']}: of each key only the last record stays"
         say("warning", says, cleanup_policy="delete")
     if (segment_ms := topic.ms("segment.ms")) is not None and (topic.named or topic.older.get("segment.ms")):
-        says = f"segment.ms={segment_ms}: each jump of event time by more than that begins another file"
+        says = f"segment.ms={segment_ms}: each jump of event time by more than that starts another segment"
         say("warning", says, segment_ms=str(LONG_MAX))
     if (ahead_ms := topic.ms(AHEAD_CONFIG)) is not None:
-        says = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker refuse its whole batch"
+        says = f"{AHEAD_CONFIG}={ahead_ms}: one record further ahead makes the broker reject its whole batch"
         say("warning", says, message_timestamp_after_max_ms=str(LONG_MAX))
     if (behind_ms := topic.ms(BEHIND_CONFIG)) is not None:
-        says = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker refuse its batch"
+        says = f"{BEHIND_CONFIG}={behind_ms}: one record with an older event time makes the broker reject its batch"
         say("problem", says, message_timestamp_before_max_ms=str(LONG_MAX))
     return found
 
 
 def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_servers: str) -> list[Finding]:
-    """Whether a changelog keeps what it must. Other systems name theirs alike: those have no group of the same name."""
+    """Check that a changelog keeps its records. Other systems' topics of such names lack a group of the same name."""
     wrong = [name for name in CHANGELOG_CONFIGS_REQUIRED if topic.configs.get(name) != CHANGELOG_CONFIGS[name]]
     if not wrong:
         return []
@@ -127,7 +127,7 @@ def changelog_findings(topic: TopicFacts, groups: Iterable[str], bootstrap_serve
 
 
 def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstrap_servers: str) -> list[Finding]:
-    """Whether the dead letters of a source topic have where to go, at their full width."""
+    """Check that a source topic has a topic for its dead letters, and that the largest ones fit."""
     name = dead_letter_topic(source.name)
     needed = int(source.configs.get("max.message.bytes") or 0) + REFUSAL_BYTES_MAX
     if letters is None:
@@ -135,12 +135,12 @@ def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstr
             return []
         configs = {"max.message.bytes": str(needed)}
         mend = create_command(bootstrap_servers, event_time_topic(name, source.partitions), configs)
-        says = "there is none; aggregator and consumer create it when they start, where they may"
+        says = "it does not exist; aggregator and consumer create it at start-up if they are allowed to"
         return [Finding("warning", f"dead-letter topic {name}", says, mend)]
     width = int(letters.configs.get("max.message.bytes") or 0)
     if width >= needed:
         return []
-    says = f"max.message.bytes={width}: the largest records of {source.name} do not fit with the headers of a letter"
+    says = f"max.message.bytes={width}: the largest records of {source.name} do not fit with a dead letter's headers"
     mend = alter_command(bootstrap_servers, name, {"max.message.bytes": str(needed)})
     return [Finding("problem" if source.named else "warning", f"dead-letter topic {name}", says, mend)]
 
@@ -148,7 +148,7 @@ def dead_letter_findings(source: TopicFacts, letters: TopicFacts | None, bootstr
 def all_topic_findings(
     topics: Mapping[str, TopicFacts], missing: Iterable[str], groups: Iterable[str], bootstrap_servers: str
 ) -> list[Finding]:
-    """Everything about the topics of a cluster; `missing` were named and are not there."""
+    """Check all topics of a cluster. `missing` topics were named and do not exist."""
     found: list[Finding] = []
     groups = set(groups)
     for name in missing:
@@ -169,7 +169,7 @@ def all_topic_findings(
 
 
 def disk_finding(folder: str, free_bytes: int) -> Finding:
-    """Whether there is room where a folder is."""
+    """Check the free space of a folder's disk."""
     about, says = f"disk of {folder}", f"{free_bytes >> 20} MiB are free"
     if free_bytes >= DISK_SCARCE_BYTES:
         return Finding("ok", about, says)
@@ -178,7 +178,7 @@ def disk_finding(folder: str, free_bytes: int) -> Finding:
 
 
 def alter_command(bootstrap_servers: str, topic: str, configs: Mapping[str, str]) -> str:
-    """The command that sets a topic's configs."""
+    """Return the command that sets a topic's configs."""
     given = ",".join(f"{name}={value}" for name, value in configs.items())
     return (
         f"kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics --entity-name {topic} "
@@ -187,7 +187,7 @@ def alter_command(bootstrap_servers: str, topic: str, configs: Mapping[str, str]
 
 
 def create_command(bootstrap_servers: str, topic: NewTopic, configs: Mapping[str, str]) -> str:
-    """The command that creates a topic."""
+    """Return the command that creates a topic."""
     given = "".join(f" --config {name}={value}" for name, value in {**topic.configs, **configs}.items())
     return (
         f"kafka-topics.sh --bootstrap-server {bootstrap_servers} --create --topic {topic.name} "

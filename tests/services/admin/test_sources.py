@@ -55,7 +55,7 @@ async def test_a_services_health_as_one_check() -> None:
         assert await HttpSource("a", "http://a", client(app)).check() == CheckResult(ok, said)
     gone = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(502, text="<html>")))
     result = await HttpSource("a", "http://a", gone).check()
-    assert (result.ok, "http://a does not tell" in result.detail) == (False, True)
+    assert (result.ok, "http://a does not answer" in result.detail) == (False, True)
 
 
 async def test_a_connect_worker_is_a_service_too() -> None:

@@ -57,6 +57,6 @@ def test_a_busy_key_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(kept(*grown)) == 3
     old = [change(FINAL, start, start + 5) for start in range(90)]
     assert len(kept(*old, *grown)) == 3
-    with pytest.raises(ConfigError, match="over 3 windows of these keys and times: ask for fewer keys or for a short"):
+    with pytest.raises(ConfigError, match="over 3 windows of these keys and times: query fewer keys or a short"):
         kept(*grown, change(LIVE, 160, 170))
     assert len(kept(*grown, change(LIVE, 160, 170), reach=(100, 150))) == 3

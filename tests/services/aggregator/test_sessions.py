@@ -262,7 +262,7 @@ async def test_a_lake_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.C
         assert await asyncio.to_thread(main, flags) == 0
         without = capsys.readouterr()
         assert without.out
-        assert without.err == "lake: unset: these are open windows alone\n"
+        assert without.err == "lake: unset: these are only the open windows\n"
         wrong = [*flags, "--status", "open", "--lake", str(tmp_path / "no")]
         assert await asyncio.to_thread(main, wrong) == 0
         said = capsys.readouterr()

@@ -164,7 +164,7 @@ async def test_few_questions_at_once(tmp_path: Path) -> None:
     searching._whole = never
     tasks = [asyncio.create_task(searching.find(STORE, "all", asked())) for _ in range(FINDING_MAX)]
     await asyncio.sleep(0)
-    with pytest.raises(Problem, match="such questions"):
+    with pytest.raises(Problem, match="such queries"):
         await searching.find(STORE, "all", asked())
     held.set()
     await asyncio.gather(*tasks)

@@ -101,7 +101,7 @@ async def test_a_workers_health_is_one_check(tmp_path: Path) -> None:
     worker = Worker(1, tmp_path, {})
     assert (await worker.check()).ok is False
     worker.start(FOREVER, 1_000)
-    assert "does not tell: ConnectError" in (await worker.check()).detail
+    assert "does not answer: ConnectError" in (await worker.check()).detail
     assert await worker.metrics() is None
     await worker.stop()
     assert "has ended" in (await worker.check()).detail

@@ -20,7 +20,7 @@ def test_a_kafka_that_is_not_there_is_a_problem(capsys: pytest.CaptureFixture[st
     assert main(["--kafka.bootstrap-servers=127.0.0.1:1", "--kafka.request-timeout-ms=500"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("problem  Kafka at 127.0.0.1:1: BrokerNotAvailable")
-    assert "mend it with: penstock kafka" in lines[-1]
+    assert "fix it with: penstock kafka" in lines[-1]
     assert any(line.split()[1] == "Java:" for line in lines)
     assert any("disk of" in line for line in lines)
 
@@ -33,7 +33,7 @@ def test_missing_jars_are_said(
     main(["--kafka.bootstrap-servers=127.0.0.1:1", "--kafka.request-timeout-ms=100"])
     lines = capsys.readouterr().out.splitlines()
     jars = [line for line in lines if "the first start downloads them" in line]
-    assert [line.rpartition("mend it with: ")[2] for line in jars] == [
+    assert [line.rpartition("fix it with: ")[2] for line in jars] == [
         "penstock jars kafka",
         "penstock jars spark",
     ]

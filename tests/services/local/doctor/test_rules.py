@@ -60,7 +60,7 @@ def test_records_older_than_the_retention_are_a_problem() -> None:
     assert "12 records are due already; 5 offsets at the front" in first.says
     assert first.mend == f"{ALTER} clicks --add-config retention.ms=-1,retention.bytes=-1"
     assert str(first).startswith("problem  topic clicks: retention.ms=")
-    assert str(first).endswith("; mend it with: " + first.mend)
+    assert str(first).endswith("; fix it with: " + first.mend)
     assert levels(others) == ["warning"]  # message.timestamp.after.max.ms
 
 
