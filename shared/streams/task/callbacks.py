@@ -24,7 +24,7 @@ Made = TypeVar("Made", bound=type)
 
 
 class _Work:
-    """One call of a marked method."""
+    """One call of a decorated method."""
 
     __slots__ = ("goes_on", "task")
 
@@ -36,13 +36,13 @@ _work: ContextVar[_Work | None] = ContextVar("work of a task", default=None)
 
 
 def is_in_callback(task: object) -> bool:
-    """Whether one of the task's named methods is running, and this is called from it."""
+    """Return whether this is called from within one of the task's decorated methods."""
     work = _work.get()
     return work is not None and work.goes_on and work.task is task
 
 
 def in_callback(*methods: str) -> Callable[[Made], Made]:
-    """The class with these methods marked as its work."""
+    """Return a class decorator that marks these methods as callbacks."""
 
     def mark(made: Made) -> Made:
         for name in methods:
