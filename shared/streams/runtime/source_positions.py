@@ -1,4 +1,4 @@
-"""Asks what the source partitions hold and puts a task's positions there; the rule is in `source_offsets`."""
+"""Looks up the extents of source partitions and sets a task's positions; the rule is in `source_offsets`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from penstock.shared.streams.task.watermarks import holds_records
 
 log = get_logger(__name__)
 
-LOOKUP_TIMEOUT_MS = 10_000  # the other partitions may wait for it
+LOOKUP_TIMEOUT_MS = 10_000  # other partitions may wait for a lookup
 UNREAD_POLL_MS = 500
 
 
 class SourcePositions:
-    """Where tasks read on.
+    """Sets the positions at which tasks resume.
 
-    Its methods raise SourceTopicChanged and SourceOffsetsMissing; `find` GroupAhead and SchemaMismatch too.
+    Its methods raise SourceTopicChanged and SourceOffsetsMissing; `find` also raises GroupAhead and SchemaMismatch.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
@@ -49,7 +49,7 @@ class SourcePositions:
         )
 
     async def find(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
-        """Set a restored task's positions: where the changelog says, else the group's offsets, else the beginning."""
+        """Set a restored task's positions: the changelog's, else the group's offsets, else the beginning."""
         application, from_group = self._settings.application_id, self._settings.start_from_group_offsets
         found: dict[TopicPartition, int | None] = {}
         ahead: list[Ahead] = []
@@ -68,11 +68,11 @@ class SourcePositions:
         await self._leave(task)
 
     async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
-        """Hold a running task's positions against what the partitions hold now; move those that may be moved."""
+        """Compare a running task's positions with the partitions' extents; move positions where that is allowed."""
         await self._put(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
 
     async def _leave(self, task: StreamTask) -> None:
-        """Let go of the application's own topics that the topology left; SchemaMismatch where they hold something."""
+        """Drop the application's own topics that the topology no longer reads. SchemaMismatch if one has records."""
         application, read = self._settings.application_id, task.topology.source_topics()
         left = left_topics(task.sources, read, application)
         if not left:
@@ -89,7 +89,7 @@ class SourcePositions:
             task.needs_commit = True
 
     async def _holds_more(self, at: TopicPartition, position: int) -> bool:
-        """Whether there is a record at the position or after it; the marks of transactions and of time are none."""
+        """Return whether there is a record at or after the position; transaction markers and watermarks are none."""
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
         async with Consumer(self._kafka, settings) as consumer:
             consumer.assign([at])
