@@ -68,7 +68,8 @@ class PunctuationQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Schedule]] = []
-        self._added, self._sweep_at = 0, SWEEP_MIN
+        self._added = 0
+        self._sweep_at = SWEEP_MIN
 
     def __repr__(self) -> str:
         waiting = sorted((due, schedule.name) for due, _, schedule in self._heap if not schedule.cancelled)

@@ -149,7 +149,10 @@ class _Page:
     """
 
     def __init__(self, partition: int | None, builder: StoreBuilder | None, query: StoreQuery, room: int) -> None:
-        self._partition, self._builder, self._query, self._room = partition, builder, query, room
+        self._partition = partition
+        self._builder = builder
+        self._query = query
+        self._room = room
         self._after: RowOrder | None = None
         if query.after is not None and query.after.partition == (partition or 0):
             self._after = row_order(query.after.key, query.after.start)

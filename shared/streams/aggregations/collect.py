@@ -125,7 +125,8 @@ class _Collect(OfField[Collected]):
         super().__init__(field)
         if limit < 1:
             raise ConfigError(f"{self.function}({field!r}): the limit must be at least 1, got {limit}")
-        self.limit, self.parameters = limit, (limit,)
+        self.limit = limit
+        self.parameters = (limit,)
 
     def initial(self) -> Collected:
         return ((), 0)

@@ -22,7 +22,8 @@ class Entries(Sequence[Entry]):
     __slots__ = ("keys", "values")
 
     def __init__(self, keys: PackedBytes, values: PackedBytes) -> None:
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Entries:

@@ -107,7 +107,10 @@ class ChangelogPartition:
         refusal_bytes_max: int = 0,
         metrics: RestoreMetrics | None = None,
     ) -> None:
-        self._kafka, self._settings, self._instance, self._clock = kafka, settings, instance, clock
+        self._kafka = kafka
+        self._settings = settings
+        self._instance = instance
+        self._clock = clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
         self._place: LogPlace
         self._epoch: int

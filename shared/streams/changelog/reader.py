@@ -145,14 +145,17 @@ class CorruptEntry(CorruptRecord):
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"offset {offset}: {reason}")
-        self.offset, self.reason = offset, reason
+        self.offset = offset
+        self.reason = reason
 
 
 class _Batch:
     """Parsed records, up to the first that cannot be decoded (`error` at index `count`)."""
 
     def __init__(self, offsets: Int64Array, keys: PackedBytes, values: PackedBytes) -> None:
-        self.offsets, self.keys, self.values = offsets, keys, values
+        self.offsets = offsets
+        self.keys = keys
+        self.values = values
         self.numbers = np.zeros((len(offsets), k.NUMBERS), np.int64)
         places = (values.data, values.offsets, values.lengths)
         self.count = int(k.parse(*places, keys.lengths, self.numbers))
@@ -218,7 +221,9 @@ class ChangelogReader:
         progress: Progress | None = None,
         stores: tuple[StoreSchema, ...] | None = None,
     ) -> None:
-        self._apply, self._stores, self.epoch = apply, stores, epoch
+        self._apply = apply
+        self._stores = stores
+        self.epoch = epoch
         self.takeover_offset: int | None = None
         self.progress = progress
         self.next_offset: int | None = None

@@ -143,8 +143,12 @@ class Restoring:
     """Restores one task, which nothing else uses meanwhile."""
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, task: StreamTask, clock: Clock) -> None:
-        self._kafka, self._settings, self._clock = kafka, settings, clock
-        self.task, self.report, self.progress = task, RestoreReport(), RestoreProgress(task.partition)
+        self._kafka = kafka
+        self._settings = settings
+        self._clock = clock
+        self.task = task
+        self.report = RestoreReport()
+        self.progress = RestoreProgress(task.partition)
         self.at = TopicPartition(settings.changelog_topic, task.partition)
         self.reader = ChangelogReader(partial(restore_changes, task), stores=task.topology.schemas())
         self.topic_id: str | None = None

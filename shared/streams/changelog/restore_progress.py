@@ -28,7 +28,8 @@ class RestoreProgress:
     """The progress for one partition; all fields are None until something is read of the changelog."""
 
     def __init__(self, partition: int, metrics: RestoreMetrics | None = None) -> None:
-        self._partition, self._metrics = partition, metrics
+        self._partition = partition
+        self._metrics = metrics
         self._first: tuple[int, int] | None = None
         self._said_ms = 0
         self.remaining_records: int | None = None

@@ -355,7 +355,9 @@ class Stream(Generic[K, V]):
     """
 
     def __init__(self, builder: StreamsBuilder, node: str, flow: Flow) -> None:
-        self._builder, self._node, self._flow = builder, node, flow
+        self._builder = builder
+        self._node = node
+        self._flow = flow
 
     def filter(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
         """Keep only the records for which `predicate` is true."""
@@ -810,7 +812,8 @@ class WindowedGroup(Generic[K, V]):
     """A grouped stream divided into windows."""
 
     def __init__(self, stream: Stream[K | None, V], rule: Rule) -> None:
-        self._stream, self._rule = stream, rule
+        self._stream = stream
+        self._rule = rule
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable[K]:
         """Aggregate each window, with the results kept in a store of this name.
@@ -830,7 +833,10 @@ class WindowedTable(Generic[K]):
     """Windowed results; `on_close` or `on_update` decides when they are forwarded."""
 
     def __init__(self, stream: Stream[K | None, Any], name: str, rule: Rule, bound: Bound) -> None:
-        self._stream, self._name, self._rule, self._bound = stream, name, rule, bound
+        self._stream = stream
+        self._name = name
+        self._rule = rule
+        self._bound = bound
 
     def on_close(self) -> Stream[WindowKey[K], WindowResult[K]]:
         """Forward each window once, when it closes: a record's key is a `WindowKey`, its value a `WindowResult`."""

@@ -25,7 +25,8 @@ class Each(Processor):
     sees_time = False
 
     def __init__(self, each: EachFunction, *, at_most_once: bool = False) -> None:
-        self._each, self.at_most_once = each, at_most_once
+        self._each = each
+        self.at_most_once = at_most_once
 
     def process(self, record: Record) -> None:
         self._each(record, self.context.forward)
@@ -88,14 +89,10 @@ class SameKey(Processor):
     def __init__(self, processor: Processor) -> None:
         name = type(processor).__name__
         require_plain_methods(name, processor, PROCESSOR_METHODS)
-        self._init, self._process = (
-            plain(f"{name}.init()", processor.init),
-            plain(f"{name}.process()", processor.process),
-        )
-        self._commit, self._close = (
-            plain(f"{name}.commit()", processor.commit),
-            plain(f"{name}.close()", processor.close),
-        )
+        self._init = plain(f"{name}.init()", processor.init)
+        self._process = plain(f"{name}.process()", processor.process)
+        self._commit = plain(f"{name}.commit()", processor.commit)
+        self._close = plain(f"{name}.close()", processor.close)
         self._own: _SameKeyContext
 
     def init(self, context: ProcessorContext) -> None:

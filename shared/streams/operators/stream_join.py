@@ -145,8 +145,11 @@ class StreamJoin(TimedProcessor):
     """Joins the records that its two `JoinSide`s forward; `stores` are the left and the right store's names."""
 
     def __init__(self, stores: tuple[str, str], windows: JoinWindows, joiner: Joiner, *, left: bool) -> None:
-        self.store_name, self._store_names, self.windows = stores[LEFT], stores, windows
-        self._joiner, self._left = joiner, left
+        self.store_name = stores[LEFT]
+        self._store_names = stores
+        self.windows = windows
+        self._joiner = joiner
+        self._left = left
         self.stream_time_ms = NO_TIME
         self._stores: tuple[JoinStore | PersistentJoinStore, JoinStore | PersistentJoinStore]
 

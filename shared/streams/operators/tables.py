@@ -96,7 +96,10 @@ class TableJoin(Processor):
     def __init__(
         self, store_name: str, joiner: Joiner, *, left: bool, key_of: Callable[[Record], Any] | None = None
     ) -> None:
-        self._store_name, self._joiner, self._left, self._key_of = store_name, joiner, left, key_of
+        self._store_name = store_name
+        self._joiner = joiner
+        self._left = left
+        self._key_of = key_of
         self._lookup: Lookup
 
     def init(self, context: ProcessorContext) -> None:

@@ -55,7 +55,8 @@ class TaskCommits:
     """Commits tasks concurrently and reports the outcome of each commit."""
 
     def __init__(self, settings: StreamsSettings, clock: Clock, registry: CollectorRegistry) -> None:
-        self._settings, self._clock = settings, clock
+        self._settings = settings
+        self._clock = clock
         self._under_way: asyncio.Task[Ended] | None = None
         self._seconds = histogram(registry, "streams_commit_seconds", "Duration of a commit.")
 

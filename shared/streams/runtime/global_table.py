@@ -19,8 +19,10 @@ class GlobalTableRows:
     """One instance's copy, shared by its tasks; `refused` counts records that cannot be read."""
 
     def __init__(self, node: GlobalTableNode) -> None:
-        self.name, self.topic = node.name, node.topic
-        self._node, self.key_type = node, node.key
+        self.name = node.name
+        self.topic = node.topic
+        self._node = node
+        self.key_type = node.key
         self._rows: dict[Any, Any] = {}
         self.refused = 0
         self.position: dict[int, int] = {}

@@ -24,7 +24,8 @@ class GlobalTables:
     def __init__(self, kafka: KafkaSettings, topology: Topology, clock: Clock) -> None:
         self.rows = {name: GlobalTableRows(node) for name, node in topology.global_tables.items()}
         self._by_topic = {rows.topic: rows for rows in self.rows.values()}
-        self._kafka, self._clock = kafka, clock
+        self._kafka = kafka
+        self._clock = clock
         self._consumer: Consumer | None = None
 
     async def load(self) -> None:

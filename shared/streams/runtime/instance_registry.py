@@ -43,7 +43,9 @@ class InstanceRegistry:
         own: Callable[[], Registration],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._kafka, self._clock, self._own = kafka, clock, own
+        self._kafka = kafka
+        self._clock = clock
+        self._own = own
         self._new = NewTopic(topic, 1, replication_factor, CONFIGS)
         self._url = ""
         self.instances = Instances()

@@ -32,7 +32,10 @@ class RepartitionPurge:
         interval_ms: int,
         timeout_ms: int = PURGE_TIMEOUT_MS,
     ) -> None:
-        self._kafka, self._clock, self._interval_ms, self._timeout_ms = kafka, clock, interval_ms, timeout_ms
+        self._kafka = kafka
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._timeout_ms = timeout_ms
         self._topics = topology.internal_topics()
         self._committed: dict[TopicPartition, int] = {}
         self._deleted: dict[TopicPartition, int] = {}

@@ -52,7 +52,9 @@ class Suspect:
     """A step that has cost the instance its partitions `losses` times in a row."""
 
     def __init__(self, partition: int, step: Step) -> None:
-        self.partition, self.step, self.losses = partition, step, 0
+        self.partition = partition
+        self.step = step
+        self.losses = 0
 
     def __repr__(self) -> str:
         times = f"{self.losses} loss{'' if self.losses == 1 else 'es'}"
@@ -63,7 +65,8 @@ class SlowSteps:
     """The longest step of each partition of one worker, and the steps that have cost it a partition."""
 
     def __init__(self, *, session_timeout_ms: int, heartbeat_interval_ms: int, attempts_max: int) -> None:
-        self._session_timeout_ms, self._attempts_max = session_timeout_ms, attempts_max
+        self._session_timeout_ms = session_timeout_ms
+        self._attempts_max = attempts_max
         self._enough_ms = session_timeout_ms - heartbeat_interval_ms  # the last heartbeat may be one interval old
         self._longest: dict[int, Step] = {}
         self._suspects: dict[int, Suspect] = {}

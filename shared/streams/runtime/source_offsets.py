@@ -63,7 +63,8 @@ class GroupAhead(ChangelogHole):
     """
 
     def __init__(self, group: str, ahead: Iterable[Ahead]) -> None:
-        self.group, self.ahead = group, tuple(sorted(ahead))
+        self.group = group
+        self.ahead = tuple(sorted(ahead))
         command = f"penstock streams restore-offsets --application-id {group} --execute"
         known = [one for one in self.ahead if one.known is not None]
         unknown = [one for one in self.ahead if one.known is None]

@@ -39,7 +39,8 @@ class SourcePositions:
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
-        self._kafka, self._settings = kafka, settings
+        self._kafka = kafka
+        self._settings = settings
         self._skipped = counter(
             registry,
             "streams_skipped_offsets",

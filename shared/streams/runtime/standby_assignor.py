@@ -95,7 +95,8 @@ class StreamsAssignor(Assignor):
     """Places standbys alike for both strategies. `warm` returns the partitions that this instance has state of."""
 
     def __init__(self, replicas: int, warm: Callable[[], Iterable[int]]) -> None:
-        self._replicas, self._warm = replicas, warm
+        self._replicas = replicas
+        self._warm = warm
         self.standbys: frozenset[int] = frozenset()
         """This instance's standby partitions, as of the last assignment."""
 

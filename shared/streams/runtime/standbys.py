@@ -66,7 +66,10 @@ class Standbys:
         clock: Clock,
         registry: CollectorRegistry,
     ) -> None:
-        self._kafka, self._settings, self._maker, self._clock = kafka, settings, maker, clock
+        self._kafka = kafka
+        self._settings = settings
+        self._maker = maker
+        self._clock = clock
         self._own: dict[int, Standby] = {}
         self._labelled: set[str] = set()
         self._lag = gauge(

@@ -91,16 +91,21 @@ class StreamWorker(RebalanceListener):
     ) -> None:
         self.topology = topology.of_application(settings.application_id)
         settings = settings.carried_out(self.topology.internal_topics())
-        self._kafka, self._settings, self._clock = kafka, settings, clock
+        self._kafka = kafka
+        self._settings = settings
+        self._clock = clock
         self._on_task = on_task or (lambda task: None)
         self._registry = registry or CollectorRegistry()
         self.instance = f"{socket.gethostname()}-{os.getpid()}"
         self._tasks = WorkerTasks()
-        self._owned, self._suspended = self._tasks.owned, self._tasks.suspended
+        self._owned = self._tasks.owned
+        self._suspended = self._tasks.suspended
         self.holds = self._tasks.holds
         self._failures: dict[int, int] = {}
-        self._fenced, self._revoked_in = False, NO_GENERATION
-        self._time, self._slow = TurnTime(clock), SlowSteps.of(settings)
+        self._fenced = False
+        self._revoked_in = NO_GENERATION
+        self._time = TurnTime(clock)
+        self._slow = SlowSteps.of(settings)
         self._lock = asyncio.Lock()
         self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
         self._restores = RestoreMetrics(self._registry)

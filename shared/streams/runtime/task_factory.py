@@ -42,8 +42,11 @@ class TaskMaker:
         clock: Clock,
         registry: CollectorRegistry,
     ) -> None:
-        self._settings, self._topology, self._registry = settings, topology, registry
-        self._clock, self._clean_due_ms = clock, clock.monotonic_ms() + CLEAN_INTERVAL_MS
+        self._settings = settings
+        self._topology = topology
+        self._registry = registry
+        self._clock = clock
+        self._clean_due_ms = clock.monotonic_ms() + CLEAN_INTERVAL_MS
         if settings.lake is not None:
             require_lake_names(topology.schemas())
             require_room(topology.schemas(), default_state_bytes_max(settings.max_request_size))

@@ -41,7 +41,8 @@ class Share:
     """One share of a turn's time: `ms` from its creation. Once it is used up it stays so."""
 
     def __init__(self, clock: Clock, ms: int) -> None:
-        self._monotonic_ms, self.ms = clock.monotonic_ms, ms
+        self._monotonic_ms = clock.monotonic_ms
+        self.ms = ms
         self._start_ms = clock.monotonic_ms()
         self._end_ms = self._start_ms + ms
 
@@ -58,7 +59,10 @@ class TurnTime:
     """Divides the turn's time into shares."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._end_ms, self._sharers, self._least_ms = clock, 0, 1, PROCESSING_MS_MAX
+        self._clock = clock
+        self._end_ms = 0
+        self._sharers = 1
+        self._least_ms = PROCESSING_MS_MAX
 
     def begin(self, sharers: int) -> None:
         """Begin a turn that is shared by `sharers`."""

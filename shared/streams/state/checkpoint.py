@@ -31,8 +31,11 @@ class LogPlace:
     """
 
     def __init__(self, topic_id: str | None, next_offset: int, marks: int) -> None:
-        self.topic_id, self._next, self._marks = topic_id, next_offset, marks
-        self._verified, self._alone = next_offset, True
+        self.topic_id = topic_id
+        self._next = next_offset
+        self._marks = marks
+        self._verified = next_offset
+        self._alone = True
 
     def between(self, entries: int, offset: int) -> range:
         """Return the offsets of others' records, if a commit of `entries` has its progress record at `offset`.

@@ -32,7 +32,11 @@ class JoinRow:
     __slots__ = ("end", "key", "live", "persisted", "start", "states")
 
     def __init__(self, key: Any, start: int, end: int, states: list[Any], persisted: bool = False) -> None:
-        self.key, self.start, self.end, self.states, self.persisted = key, start, end, states, persisted
+        self.key = key
+        self.start = start
+        self.end = end
+        self.states = states
+        self.persisted = persisted
         self.live = True
 
     def __repr__(self) -> str:
@@ -43,7 +47,8 @@ class JoinStore:
     """Rows in dicts and lists; every change sets `touched`, which its owner reads and resets."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.touched = name, False
+        self.name = name
+        self.touched = False
         self.check: Check | None = None
         """Raises if the changelog cannot hold a row; the owner calls it before anything is changed."""
         self._rows: dict[Any, list[JoinRow]] = {}

@@ -34,7 +34,9 @@ class Row:
     start = end = 0
 
     def __init__(self, key: Any, value: Any, persisted: bool = False) -> None:
-        self.key, self.states, self.persisted = key, [value], persisted
+        self.key = key
+        self.states = [value]
+        self.persisted = persisted
 
     def __repr__(self) -> str:
         return f"Row({self.key!r}: {self.states[0]!r})"
@@ -44,7 +46,8 @@ class KeyValueStore(Generic[K, V]):
     """A table's rows by key; a user's processor may read and write it freely between commits."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.touched = name, False
+        self.name = name
+        self.touched = False
         self.check: Check | None = None
         self._rows: dict[Any, Row] = {}
         self._dirty: dict[Any, Row | None] = {}

@@ -61,7 +61,9 @@ class _StoreRows:
     """The rows of one store; restored rows go to the task's `LocalState`."""
 
     def __init__(self, state: LocalState, store: int) -> None:
-        self._state, self._db, self._store = state, state.db, store
+        self._state = state
+        self._db = state.db
+        self._store = store
 
     @property
     def count(self) -> int:
@@ -87,7 +89,9 @@ class LocalState:
     """One task's database on disk, and the stores over it."""
 
     def __init__(self, db: RocksDb, budget: CacheBudget, on_close: Callable[[], None] = lambda: None) -> None:
-        self.db, self._budget, self._on_close = db, budget, on_close
+        self.db = db
+        self._budget = budget
+        self._on_close = on_close
         self._stores: dict[int, AnyPersistentStore] = {}
         self._numbers: dict[str, int] = {}
         self._indexed: frozenset[int] = frozenset()

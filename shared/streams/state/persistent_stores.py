@@ -32,7 +32,8 @@ class CacheBudget:
     """The bytes that the stores of an instance may keep in memory, and the bytes in use."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes_max, self.bytes_used = bytes_max, 0
+        self.bytes_max = bytes_max
+        self.bytes_used = 0
 
 
 class _Cache(Protocol):
@@ -59,7 +60,10 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     def __init__(self, cache: CacheT, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
         self.name = cache.name
-        self._cache, self._rows, self._codec, self._budget = cache, rows, codec, budget
+        self._cache = cache
+        self._rows = rows
+        self._codec = codec
+        self._budget = budget
         self._loaded: OrderedDict[Any, int] = OrderedDict()
         self._both = 0
         """The number of rows on disk whose keys are also in memory."""
@@ -245,7 +249,8 @@ class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
 
     def __init__(self, cache: AggregateStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)
-        self.names, self.columns = cache.names, cache.columns
+        self.names = cache.names
+        self.columns = cache.columns
 
     def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
         self.fetch_ahead(keys)

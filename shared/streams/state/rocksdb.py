@@ -123,8 +123,11 @@ class RocksDb:
     """The rows of one task's stores. Its methods raise StateStoreFailed if the disk or RocksDB fails."""
 
     def __init__(self, folder: Path, memory: RocksMemory) -> None:
-        self.folder, self._memory, self._said = folder, memory, _Said(folder)
-        self._in_prefix, self._in_order = ReadOptions(), ReadOptions()
+        self.folder = folder
+        self._memory = memory
+        self._said = _Said(folder)
+        self._in_prefix = ReadOptions()
+        self._in_order = ReadOptions()
         self._in_prefix.set_prefix_same_as_start(True)
         self._in_order.set_total_order_seek(True)
         self._db = self._open()

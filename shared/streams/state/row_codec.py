@@ -17,7 +17,8 @@ class RowCodec:
 
     def __init__(self, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]) -> None:
         self._name = schema.name
-        self._is_text, self._aggregations = schema.key == "string", tuple(aggregations)
+        self._is_text = schema.key == "string"
+        self._aggregations = tuple(aggregations)
         self._codec = StateCodec(schema.state_columns())
         self._slices, at = [], 0
         for aggregation in self._aggregations:

@@ -29,7 +29,8 @@ class _Work:
     __slots__ = ("goes_on", "task")
 
     def __init__(self, task: object) -> None:
-        self.task, self.goes_on = task, True
+        self.task = task
+        self.goes_on = True
 
 
 _work: ContextVar[_Work | None] = ContextVar("work of a task", default=None)

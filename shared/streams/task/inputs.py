@@ -39,7 +39,8 @@ class TaskInputs:
         max_future_ms: int | None = None,
         buffered_records_max: int = BUFFERED_RECORDS_MAX,
     ) -> None:
-        self._task, self._buffered_records_max = task, buffered_records_max
+        self._task = task
+        self._buffered_records_max = buffered_records_max
         task.max_future_ms = max_future_ms
         self.is_paused = False
         self.is_cut = False

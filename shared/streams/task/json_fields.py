@@ -237,7 +237,8 @@ class JsonFields:
     def __init__(self, members: Sequence[tuple[str, int, bool]], wanted: Sequence[str]) -> None:
         """Each of `members` is the name in the JSON, the kind, and whether it may be null."""
         names = [name.encode() for name, _, _ in members]
-        self._names, self._ends = _bytes(b"".join(names)), np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._names = _bytes(b"".join(names))
+        self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
         self._kinds = np.array([kind for _, kind, _ in members], np.int64)
         self._nullable = np.array([is_nullable for _, _, is_nullable in members], np.bool_)
         at = {name: i for i, (name, _, _) in enumerate(members)}

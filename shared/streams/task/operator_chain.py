@@ -49,7 +49,9 @@ class OperatorChain:
     """The functions between a source and its window in one task; `nodes` are in order."""
 
     def __init__(self, task: TaskContext, nodes: Sequence[Each], key_of: Callable[[bytes], str | bytes]) -> None:
-        self._task, self._entrance, self._key_of = task, nodes[0].process, key_of
+        self._task = task
+        self._entrance = nodes[0].process
+        self._key_of = key_of
         self._gate: Any = _Gate(nodes[-1].context)
         nodes[-1].context = self._gate
         self._outcomes: dict[int, Outcome] = {}

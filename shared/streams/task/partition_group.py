@@ -31,7 +31,8 @@ class _Sized:
 
     def __init__(self, columns: Columns) -> None:
         self._columns: Columns | None = columns
-        self.offsets, self._ends = columns.offsets, columns.offsets
+        self.offsets = columns.offsets
+        self._ends = columns.offsets
 
     def from_offset(self, offset: int) -> int:
         """Return the bytes of the records from an offset on."""

@@ -58,7 +58,9 @@ class SinkWriter:
     """
 
     def __init__(self, node: SinkNode, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None) -> None:
-        self._node, self._record_bytes_max, self._output = node, record_bytes_max, output
+        self._node = node
+        self._record_bytes_max = record_bytes_max
+        self._output = output
         self._in_hand = in_hand if node.is_internal else None
         self._has_window_keys = node.encode is encode_updates
 
@@ -186,7 +188,8 @@ class NodeContext:
     """One processor's view of its task: the `ProcessorContext` of its node."""
 
     def __init__(self, task: TaskContext, node: ProcessorNode, wiring: ProcessorNodes) -> None:
-        self._task, self._node = task, node
+        self._task = task
+        self._node = node
         self._guard = wiring.guard
         self._guard.task = task
         self._ways = {way.child: way for way in wiring.ways(node.name)}

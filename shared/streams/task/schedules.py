@@ -33,7 +33,8 @@ class TaskSchedules:
     """
 
     def __init__(self) -> None:
-        self.stream_time, self.wall_clock = PunctuationQueue(), PunctuationQueue()
+        self.stream_time = PunctuationQueue()
+        self.wall_clock = PunctuationQueue()
         self.restored: dict[str, int] = {}
         self.has_new_grid = False
         self._named: dict[str, Schedule] = {}

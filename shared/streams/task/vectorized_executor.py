@@ -80,7 +80,10 @@ class VectorizedExecutor:
     def __init__(
         self, task: TaskContext, source: SourceNode, operator: WindowAggregate, chain: OperatorChain | None = None
     ) -> None:
-        self._task, self._source, self._operator, self._chain = task, source, operator, chain
+        self._task = task
+        self._source = source
+        self._operator = operator
+        self._chain = chain
         self._values = BatchDecoder(source, operator.store, task.key_bytes_max, chain)
 
     @property

@@ -30,7 +30,8 @@ class StateSizes:
     """The bounds of one table's keys, in bytes without the key."""
 
     def __init__(self, table: WindowTable, columns: StateColumns) -> None:
-        self._table, self._growing = table, [states for states in columns.objects if states.bytes_max is None]
+        self._table = table
+        self._growing = [states for states in columns.objects if states.bytes_max is None]
         self._rows_add_up = table.rule.kind == "session"
         kinds = [column.type for one in columns.aggregations for column in one.state_columns]
         self._fixed = sum(LENGTH_BYTES if kind == "binary" else NUMBER_BYTES for kind in kinds)

@@ -43,7 +43,9 @@ class WindowAggregate(TimedProcessor):
         aggregations: Mapping[str, Aggregation[Any]],
         emit: Emit,
     ) -> None:
-        self.store_name, self.rule, self.emit = store_name, rule, emit
+        self.store_name = store_name
+        self.rule = rule
+        self.emit = emit
         self.names = tuple(aggregations)
         self.stream_time_ms = NO_TIME
 

@@ -72,7 +72,9 @@ class WindowStore:
     """A window store in memory; every change sets `touched`, which its owner reads and resets."""
 
     def __init__(self, name: str, rule: Rule, columns: StateColumns, *, text_keys: bool) -> None:
-        self.name, self.rule, self.columns = name, rule, columns
+        self.name = name
+        self.rule = rule
+        self.columns = columns
         self.table = WindowTable(rule, columns.program, columns.cells)
         self.index = self.table.keys
         self.sizes = StateSizes(self.table, columns)

@@ -69,7 +69,8 @@ class WindowTable:
     """
 
     def __init__(self, rule: Rule, program: Sequence[tuple[int, int, int]], state_cells: int) -> None:
-        self.rule, self.base = rule, k.LINK_CELLS + rule.bounds
+        self.rule = rule
+        self.base = k.LINK_CELLS + rule.bounds
         self.program: Int64Array = np.array(program, np.int64).reshape(-1, 3)
         self.has_objects = bool((self.program[:, 0] == k.OBJECT).any())
         self.keys = KeyIndex()
