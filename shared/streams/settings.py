@@ -57,13 +57,13 @@ class TaskSettings(BaseModel):
         default="exactly_once", description="at_least_once: no transactions, unless the topology has repartition topics"
     )
     deserialization_exception_handler: ExceptionHandler = Field(
-        default="dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
+        default="dead_letter", description="if a record cannot be decoded: dead letter, leave it out, or stop"
     )
     processing_exception_handler: ExceptionHandler = Field(
-        default="dead_letter", description="where a node or a punctuation raises: dead letter, leave it out, or stop"
+        default="dead_letter", description="if a node or a punctuation raises: dead letter, leave it out, or stop"
     )
     production_exception_handler: ExceptionHandler = Field(
-        default="dead_letter", description="where a result cannot be written: the same"
+        default="dead_letter", description="if a result cannot be written: the same"
     )
     max_future_ms: PositiveMs | None = Field(
         default=MAX_FUTURE_MS,
@@ -79,11 +79,11 @@ class TaskSettings(BaseModel):
     )
     start_from_group_offsets: bool = Field(
         default=False,
-        description="start with empty state at the group's offsets, where the changelog holds no progress",
+        description="start with empty state at the group's offsets if the changelog has no progress",
     )
     on_missing_source_offsets: Literal["fail", "skip"] = Field(
         default="fail",
-        description="where source records were deleted before they were read: stop, or count the gap and go on",
+        description="if source records were deleted before they were read: stop, or count the gap and continue",
     )
     replication_factor: Annotated[int, Field(ge=-1)] = Field(
         default=-1, description="of topics it creates; -1: the broker's default"
@@ -121,14 +121,14 @@ class StreamsSettings(Section, TaskSettings):
     )
     buffered_records_per_partition: Annotated[int, Field(gt=0)] = Field(
         default=BUFFERED_RECORDS_MAX,
-        description="a partition with more at hand is not fetched from; from 1000 on, with more than one run takes",
+        description="a partition with more fetched records pauses; from 1000 on, only with more than one run takes",
     )
     input_buffer_max_bytes: Annotated[int, Field(gt=0)] = Field(
         default=INPUT_BUFFER_MAX_BYTES,
-        description="with more bytes of records at hand in all tasks, partitions that have some are not fetched from",
+        description="with more bytes of fetched records in all tasks, partitions that have some are not fetched from",
     )
     repartition_purge_interval_ms: PositiveMs = Field(
-        default=30_000, description="how often records that were read are deleted from the application's own topics"
+        default=30_000, description="how often records that were read are deleted from repartition topics"
     )
     group_instance_id: str | None = Field(
         default=None, description="this instance's own name: it gets its partitions back at once when it starts again"
@@ -138,7 +138,7 @@ class StreamsSettings(Section, TaskSettings):
         description="cooperative-sticky: tasks that stay run on through a rebalance; for one source topic",
     )
     session_timeout_ms: PositiveMs = Field(
-        default=45_000, description="the group gives up a silent instance after this"
+        default=45_000, description="the group removes an instance without heartbeats after this"
     )
     heartbeat_interval_ms: PositiveMs = 3_000
     max_poll_interval_ms: PositiveMs = Field(
@@ -146,7 +146,7 @@ class StreamsSettings(Section, TaskSettings):
     )
     slow_record_attempts_max: Annotated[int, Field(gt=0)] = Field(
         default=3,
-        description="times in a row that a record slower than the session may cost the partitions; then: refused",
+        description="times in a row that a record slower than the session may cost the partitions; then it is rejected",
     )
     transaction_timeout_ms: PositiveMs = Field(
         default=10_000, description="the broker aborts an owner's transaction after this"
@@ -158,7 +158,7 @@ class StreamsSettings(Section, TaskSettings):
     )
     idle_timeout_ms: PositiveMs | None = Field(
         default=None,
-        description="a task whose topics are quiet for this long moves its time on by as much; unset: never",
+        description="a task whose topics are idle for this long advances its time by as much; unset: never",
     )
     default_dsl_store: Literal["in_memory", "rocksDB"] = Field(
         default="in_memory",
@@ -171,7 +171,7 @@ class StreamsSettings(Section, TaskSettings):
     )
     state_cleanup_delay_ms: PositiveMs = Field(
         default=600_000,
-        description="state on disk of a partition that is neither owned nor stood by for is kept this long",
+        description="state on disk of a partition that is neither owned nor a standby is kept this long",
     )
     num_standby_replicas: Annotated[int, Field(ge=0)] = Field(
         default=0, description="instances beside its owner that keep each partition's state, to take it over at once"

@@ -298,7 +298,7 @@ def decode(value: bytes | None) -> Entry:
         _, _, count = TIME_OFFSET_COUNT.unpack_from(body)
         has_state = TIME_OFFSET_COUNT.size + count * START.size
         if len(body) <= has_state or body[has_state] > 1 or (not body[has_state] and len(body) > has_state + 1):
-            raise CorruptRecord(f"a late record of {len(body)} bytes that says to have missed {count} windows")
+            raise CorruptRecord(f"a late record of {len(body)} bytes has the wrong size to have missed {count} windows")
     return Entry(operation, store, epoch, commit, body)
 
 
@@ -312,8 +312,8 @@ WAYS_OUT = (
 def without_takeover(epoch: int, in_force: int) -> str:
     """Return the reason to reject a commit of an epoch above the one in force (0: none is)."""
     return (
-        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): that was damaged "
-        "or lost, and nothing that its owner committed would count"
+        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): the record was "
+        "damaged or lost, and no commit of its owner would count"
     )
 
 

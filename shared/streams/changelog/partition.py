@@ -167,7 +167,7 @@ class ChangelogPartition:
             else:
                 restoring.report.milliseconds = self._clock.monotonic_ms() - started
                 return restoring.task, restoring.report
-        raise ChangelogHole(f"{self.topic_partition}: no restore came to its end in {SNAPSHOT_ATTEMPTS_MAX} attempts")
+        raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPlace:
         """Write one commit and return its place in the log. Raises if the commit did not, or may not, take effect.

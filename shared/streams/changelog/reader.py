@@ -378,25 +378,25 @@ def compile_kernels() -> None:
 
 
 RENAMED = (
-    "give it the name that it had, and its topic stays the one that it was. Otherwise run the topology as it was until "
-    "all is read, or forget everything with `penstock streams reset`."
+    "give it the name that it had, and its topic stays the same. Otherwise run the topology as it was until everything "
+    "is read, or delete everything with `penstock streams reset`."
 )
 
 
 WAYS_OUT = (
     "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
-    "beginning; or stop all instances, forget everything with `penstock streams reset`, and start again, after "
-    "`penstock batch` where the sources do not hold all that there was."
+    "beginning; or stop all instances, delete everything with `penstock streams reset`, and start again, after "
+    "`penstock batch` if the sources no longer have the whole history."
 )
 STORES_STAY = (
-    "An application's stores stay the ones that it began with: a new one would lack every record that was read before, "
-    f"and what is gone could not be had back. {WAYS_OUT}"
+    "An application's stores cannot change: a new one would lack every record that was read before, and a removed "
+    f"one could not be restored. {WAYS_OUT}"
 )
-WINDOWS_STAY = f"What a store's windows are stays as it was: those that there are were made so. {WAYS_OUT}"
+WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {WAYS_OUT}"
 
 
 AGGREGATIONS_STAY = (
-    "A window may get further aggregations; those that it has stay as they are (docs/changelog-format.md, Versions). "
+    "A window may get further aggregations, but those that it has cannot change (docs/changelog-format.md, Versions). "
     "Run the topology as it was, or give this one an application_id of its own"
 )
 

@@ -41,7 +41,7 @@ def require_whole_input(task: StreamTask) -> None:
     if isinstance(task.input, BatchInput) and not task.input.is_done:
         raise ConfigError(
             f"{task.application}, partition {task.partition}: a batch over files ended after {task.input.rows} rows; "
-            "run `penstock batch` again as it was, which goes on from there, or start afresh (`penstock streams reset`)"
+            "run the same `penstock batch` again, which continues there, or delete the state (`penstock streams reset`)"
         )
 
 

@@ -234,7 +234,7 @@ class Restoring:
         report.foreign_records = reader.foreign_records - self._foreign_before
         if report.foreign_records:
             log.warning(
-                "records that are no changelog entries were passed over",
+                "records that are no changelog entries were skipped",
                 topic=self.at.topic,
                 partition=self.at.partition,
                 first_offset=reader.first_foreign_offset,

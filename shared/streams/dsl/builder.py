@@ -288,7 +288,7 @@ class StreamsBuilder:
             raise ConfigError("topology: no stream was defined")
         if self._silent:
             name = next(iter(self._silent))
-            raise ConfigError(f"aggregate({name!r}): say when its results go out: .on_close() or .on_update()")
+            raise ConfigError(f"aggregate({name!r}): say when to forward its results: .on_close() or .on_update()")
         refuse_loops(self._topology)
         return self._topology
 

@@ -149,7 +149,7 @@ class TaskCommits:
                 owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
         if undone:
             log.error(
-                "the last commit failed: what came since the commit before is processed again at the next start",
+                "the last commit failed: records since the previous commit are processed again at the next start",
                 partitions=sorted(undone),
                 reason="; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors)) or "the task has failed",
             )

@@ -58,7 +58,7 @@ class GlobalTableRows:
         """Apply one record of the topic; one without a value deletes its row. Return the error of an invalid record."""
         try:
             if key is None:
-                raise DataError(f"{self.topic}: a record without a key is no row")
+                raise DataError(f"{self.topic}: a record without a key cannot be a row")
             own = key if self._node.key == "bytes" else string_deserializer(self.topic, key)
             row = self._node.value(self.topic, value)
         except DataError as e:

@@ -35,6 +35,6 @@ class RefusalLog:
         names = ("late", "dead_letters", "skipped")
         new = {name: now - before for name, now, before in zip(names, counts, self._said, strict=True)}
         places = {f"last_{name}": metrics.refused_at.get(name) for name, number in new.items() if number}
-        log.info("records refused", partition=self._partition, **new, **places)
+        log.info("records rejected", partition=self._partition, **new, **places)
         self._said, self._said_ms = counts, now_ms
         return True

@@ -107,7 +107,7 @@ class SlowSteps:
                 suspect = self._suspects[partition] = Suspect(partition, step)
             suspect.losses, suspect.step = suspect.losses + (not step.is_batch), step
             log.error(
-                "a step held up the heartbeats for so long that the group gave this instance up",
+                "a step delayed the heartbeats for so long that the group removed this instance",
                 step=step.of(partition),
                 ms=step.ms,
                 session_timeout_ms=self._session_timeout_ms,

@@ -17,8 +17,8 @@ from penstock.shared.streams.changelog.reader import RENAMED
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (
-    "The state goes with the old topic's records. To start afresh, give the application another application_id, or "
-    "stop all its instances and run `penstock streams reset`: it forgets the group's offsets, the changelog, the "
+    "The state belongs to the old topic's records. To start again, give the application another application_id, or "
+    "stop all its instances and run `penstock streams reset`: it deletes the group's offsets, the changelog, the "
     "repartition topics and the tables in the lake."
 )
 
@@ -180,6 +180,6 @@ def start_of(
     if on_missing == "fail":
         raise SourceOffsetsMissing(
             f"{at}: offsets {position} to {held.first - 1} were deleted before they were read, by the topic's "
-            "retention or by hand. To go on without them, set streams.on_missing_source_offsets to skip."
+            "retention or by hand. To continue without them, set streams.on_missing_source_offsets to skip."
         )
     return Start(held.first, held.first - position)

@@ -58,7 +58,7 @@ class SourcePositions:
             known, committed = task.sources.get(at.topic), await consumer.committed(at)
             if committed is not None and committed.offset < (known or 0):
                 log.warning(
-                    "the group's offset was set back: going on where the changelog says", topic_partition=str(at)
+                    "the group's offset was set back: continuing at the changelog's position", topic_partition=str(at)
                 )
             if (one := ahead_of(at, known, committed, from_group=from_group)) is not None:
                 ahead.append(one)
@@ -84,7 +84,7 @@ class SourcePositions:
             at, position = TopicPartition(topic, task.partition), task.sources[topic]
             if topic in known and await self._holds_more(at, position):
                 refuse_unread(at, position, read, application)
-            log.info("a topic that the topology does not read any more was read to its end", topic_partition=str(at))
+            log.info("a topic that the topology no longer reads was read to its end", topic_partition=str(at))
             del task.sources[topic]
             task.source_ids.pop(topic, None)
             task.needs_commit = True
@@ -111,7 +111,7 @@ class SourcePositions:
             if start.skipped:
                 self._skipped.labels(topic=at.topic, partition=at.partition).inc(start.skipped)
                 log.error(
-                    "source offsets were deleted before they were read: going on without them",
+                    "source offsets were deleted before they were read: continuing without them",
                     topic=at.topic,
                     partition=at.partition,
                     from_offset=position,

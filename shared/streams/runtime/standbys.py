@@ -148,7 +148,7 @@ class Standbys:
                     self._drop(standby)  # rows of a partial load may be deleted in what is loaded next
                 await asyncio.sleep(RETRY_MS / 1000)
             except Exception as e:  # no error of a standby may affect the tasks that run here
-                log.error("a standby begins anew", partition=standby.partition, reason=f"{type(e).__name__}: {e}")
+                log.error("a standby starts again", partition=standby.partition, reason=f"{type(e).__name__}: {e}")
                 standby.failed = str(e)
                 self._drop(standby)
                 await asyncio.sleep(RETRY_MS / 1000)

@@ -425,7 +425,7 @@ class StreamWorker(RebalanceListener):
     async def _task_failed(self, partition: int, error: BaseException) -> None:
         """Discard a task whose commit or restore failed; restore it again, or rejoin if it has a new owner."""
         if isinstance(error, ProducerFenced):
-            log.warning("fenced: the instance joins its group anew", partition=partition, reason=str(error))
+            log.warning("fenced: the instance joins its group again", partition=partition, reason=str(error))
             self._fenced = True
             return
         stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)

@@ -28,7 +28,7 @@ class Overtaken(Exception):
 def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]) -> int | None:
     """Continue the reader from the state on disk; return its covered offset, or None if it is unusable."""
     found = local.checkpoint
-    reason = "it is not whole" if found is None else _why_not(found, stores)
+    reason = "it is incomplete" if found is None else _why_not(found, stores)
     if found is None or reason is not None:
         discard(local, str(reason))
         return None
@@ -45,7 +45,7 @@ def _why_not(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:
 def refusal(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
     """Return why a changelog with these offsets does not continue from a checkpoint, or None if it does."""
     if found.topic_id != topic_id:
-        return f"it is of the changelog with id {found.topic_id}, which now has id {topic_id}"
+        return f"it belongs to the changelog with id {found.topic_id}; the topic now has id {topic_id}"
     if found.verified_offset < first:
         return f"the changelog goes on at {first}, it ends at {found.verified_offset}"
     if found.covered_offset > end:
@@ -56,7 +56,7 @@ def refusal(found: Checkpoint, topic_id: str | None, first: int, end: int) -> st
 def discard(local: LocalState, reason: str) -> None:
     """Delete the state on disk."""
     if local.checkpoint is not None:
-        log.warning("the state on disk is thrown away and restored", folder=str(local.db.folder), reason=reason)
+        log.warning("the state on disk is deleted and restored", folder=str(local.db.folder), reason=reason)
     if not local.db.is_new:
         local.clear()
 
@@ -78,7 +78,7 @@ def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None
     except CorruptRecord as e:
         raise CorruptEntry(offset, str(e)) from None
     if is_takeover_above(entry, found.epoch):
-        raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, it has epoch {found.epoch} up to later ones")
+        raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, the state has later commits of {found.epoch}")
 
 
 def write_restored(reader: ChangelogReader, local: LocalState, topic_id: str | None) -> None:

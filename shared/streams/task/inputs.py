@@ -27,8 +27,9 @@ from penstock.shared.streams.topology import SourceNode, Topology
 class TaskInputs:
     """Gives a task its records.
 
-    `max_task_idle_ms` is that of `partition_group`, `max_future_ms` that of `process_in_time`. A topic is full if more
-    than `buffered_records_max` of its records are here. With the default, it is not full before one run can take them.
+    `max_task_idle_ms` is that of `partition_group`, `max_future_ms` that of `process_in_time`. A topic is full if
+    more than `buffered_records_max` of its records are here. If that is at least the default, it must also have more
+    records than one run takes.
     """
 
     def __init__(

@@ -256,7 +256,7 @@ class StreamTask:
         mark, stage = self.mark(), STAGE_DESERIALIZE
         try:
             if record.timestamp < 0:
-                raise DataError(f"{record.topic}: a record without a timestamp cannot be put in time")
+                raise DataError(f"{record.topic}: the record has no timestamp, so it has no event time")
             key = record.key if source.key == "bytes" else string_deserializer(record.topic, record.key)
             value = source.value(record.topic, record.value)
             stage = STAGE_PROCESS

@@ -77,12 +77,12 @@ def parse_late_record(record: ConsumerRecord) -> DeadLetter:
     where = place_of(record)
     missing = [name for name in HEADERS if name not in found]
     if missing:
-        raise DataError(f"{where} is no source's late record: without {', '.join(missing)}")
+        raise DataError(f"{where} is not the late record of a source record: it lacks the headers {', '.join(missing)}")
     text = {name: (value or b"").decode(errors="replace") for name, value in found.items()}
     numbers = {name: text[name] for name in (PARTITION, OFFSET, LATENESS_MS)}
     for name, value in numbers.items():
         if not (value.isascii() and value.isdigit()):
-            raise DataError(f"{where} is no late record: {name} is {value!r}, not a number")
+            raise DataError(f"{where} is not a late record: the header {name} is {value!r}, not a number")
     own = {*HEADERS, CHANGELOG_ID}
     original: Headers = tuple(header for header in record.headers if header[0] not in own)
     partition, offset = int(text[PARTITION]), int(text[OFFSET])

@@ -93,7 +93,7 @@ def check_states(
     if size > bytes_max:
         raise RecordTooLarge(
             f"store {store!r}: key {shown_key(key)}: key and state take {size} bytes in the changelog; at most "
-            f"{bytes_max} fit, which is max_request_size less what stands around them"
+            f"{bytes_max} fit, which is max_request_size minus the bytes around them"
         )
 
 
