@@ -1,4 +1,4 @@
-"""The stream worker's settings."""
+"""The settings of a task and of the stream worker, with their defaults, limits and checks."""
 
 from __future__ import annotations
 

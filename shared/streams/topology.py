@@ -62,7 +62,7 @@ class ProcessorNode:
 
 @dataclass(frozen=True, slots=True)
 class SinkNode:
-    """Writes to a topic."""
+    """Writes records to a topic."""
 
     name: str
     topic: str

@@ -229,7 +229,7 @@ class StreamWorker(RebalanceListener):
 
     @property
     def waits_for(self) -> str:
-        """What the worker waits for, until the topology is known to fit the state of its first partitions; then ""."""
+        """The condition that the worker waits for; "" once its topology is known to fit its first partitions."""
         if self._is_accepted:
             return ""
         if not self._is_assigned:
@@ -340,7 +340,7 @@ class StreamWorker(RebalanceListener):
         async with self._lock:
             self._is_assigned = False
             log.warning("partitions lost", partitions=sorted(at.partition for at in partitions))
-            # No reader counts commits that a new owner has overtaken. Committed now, the group would seem ahead.
+            # No reader counts commits that a new owner has overtaken. If they were sent, the group would seem ahead.
             self._consumer.forget_commits()
             await self._close_all()
 

@@ -71,7 +71,7 @@ class CommitPlace(NamedTuple):
 class Checkpoint(msgspec.Struct, frozen=True):
     """The rows are the partition's state before `covered_offset`, as written by owners up to `epoch`.
 
-    `topic_id` is the changelog's. Up to `verified_offset` no other owner is known to have written. Beyond that, a
+    `topic_id` is the changelog's. Up to `verified_offset` it is certain that no other owner wrote. Beyond that, a
     commit that the broker accepted does not count if another owner had taken over the partition before it.
     """
 

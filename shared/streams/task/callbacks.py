@@ -1,4 +1,4 @@
-"""Whether a task is calling a processor: a processor's context may only be used during such a call.
+"""Tracks whether a task is calling a processor, because a processor's context may only be used during such a call.
 
 A processor may keep its context and pass it to a thread, an asyncio task or a callback of another library. A record
 that is forwarded from there belongs to no source record and to no commit. It would be lost or duplicated, so the

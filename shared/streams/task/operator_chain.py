@@ -58,7 +58,7 @@ class OperatorChain:
         """Outcomes by offset, of records that passed the chain and are not all taken yet."""
 
     def seen(self, columns: Columns) -> int:
-        """Return how many of these records span those that have passed the chain."""
+        """Return the number of records up to the last one that has passed the chain."""
         went = [place for place, at in enumerate(columns.offsets.tolist()) if at in self._outcomes]
         return went[-1] + 1 if went else 0
 

@@ -1,4 +1,4 @@
-"""How far the times of a task's operators advance without a record.
+"""Advances the times of a task's operators without a record.
 
 An operator that reads a source advances by the time that the source was idle. An operator behind others, in the same
 task or through a repartition topic, would then close its windows before the others' results arrive. So it advances only

@@ -51,8 +51,8 @@ def ways_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> lis
     store = _nearest_store(topology, name)
     for child, entrance in entrances.items():
         reached = _stores_from(topology, child)
-        # A record that one branch counts and another rejects would be half counted. A branch that only cannot write
-        # the record rejects nothing.
+        # If a branch with a store rejects a record that a sibling has counted, the record is half counted, so that
+        # branch is not guarded. A branch without a store only loses its output.
         guarded = store is not None or (not reached and any(way.reached for way in ways))
         ways.append(Way(child, entrance, reached, store, guarded))
     return ways

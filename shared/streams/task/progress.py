@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 def progress_of(task: TaskContext, now_ms: int) -> Progress:
-    """Return the progress record: the task's positions and all else that a restart needs besides its stores.
-
-    It takes the idle time that the task has collected out of it.
-    """
+    """Return the progress record: the task's positions and all else that a restart needs besides its stores."""
     return Progress(
         application=task.application,
         guarantee=task.guarantee,

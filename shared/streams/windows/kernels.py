@@ -964,7 +964,7 @@ def take_sliding_windows(
                 if t < close_time:
                     missed += 1
                 elif made_next != NONE and previous + 1 == t - difference_ms:
-                    is_both = True  # the window after the previous record is the one that ends here; it is logged twice
+                    is_both = True  # the window after the previous record also ends here; its update is written twice
                 else:
                     made_left = _new_window(
                         code, t - difference_ms, t, left if lends else NONE, program, base, links, flags, cells, heads,
