@@ -7,8 +7,7 @@ slice, so it may reflect later records than the position. An answer may include 
 
 Rows are ordered by partition, then by hash of the key, key and start, in any kind of store. This is their order on
 disk. So an answer that is cut can be continued after its last row, here or on another instance that has taken over the
-partition, and a row that exists throughout is returned once. In memory the first rows of that order are selected from
-all.
+partition. A row that exists throughout is returned once. In memory the first rows of that order are selected from all.
 
 A key is text or bytes. In a store of bytes, text is encoded as UTF-8; in a store of text, bytes are decoded.
 """

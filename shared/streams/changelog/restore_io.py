@@ -1,8 +1,8 @@
 """Restores one partition's state into a task that does not run yet: from disk or a snapshot, then from the changelog.
 
 A new owner reads to the log's end and then to its own takeover record (`partition`). A standby continues to read
-(`standbys`). Both follow the reader's rule, so a standby's state is the one that a new owner would have restored, and
-the owner continues with it from the standby's position.
+(`standbys`). Both follow the reader's rule, so a standby's state is the one that a new owner would have restored. The
+owner continues with it from the standby's position.
 """
 
 from __future__ import annotations
@@ -165,9 +165,9 @@ class Restoring:
     async def begin(self, consumer: Consumer) -> int:
         """Find the start of the restore and seek to it; return the log's current end.
 
-        A restore that has read before continues from its position. Raises OffsetOutOfRange if the log no longer has it,
-        or if the log was deleted while the snapshot before it was loaded, so that a newer snapshot is needed. Raises
-        ChangelogHole if there is none.
+        A restore that has read before continues from its position. Raises OffsetOutOfRange if the log no longer has it.
+        Raises it as well if the log was deleted while the snapshot before it was loaded, and there is a newer snapshot.
+        Raises ChangelogHole if there is no newer one.
         """
         consumer.assign([self.at])
         reader = self.reader

@@ -147,9 +147,9 @@ class StreamsBuilder:
         """Read a topic, with values decoded as `value`.
 
         `value` is a msgspec struct or any other type that msgspec decodes (JSON, checked field by field), `dict` (any
-        JSON), `bytes` (as they are), or a deserializer, whose values are taken for dicts until a `map_values` gives
-        another type. Records that cannot be decoded go to `dead_letters` (default `<topic>-dlq`). Records that arrive
-        after their window has closed go to `late` (default `<topic>-late`).
+        JSON), `bytes` (as they are), or a deserializer. A deserializer's values are taken for dicts until a
+        `map_values` declares another type. Records that cannot be decoded go to `dead_letters` (default
+        `<topic>-dlq`). Records that arrive after their window has closed go to `late` (default `<topic>-late`).
         """
         source = self._source(topic, value, key, dead_letters, late)
         return Stream(self, source.name, Flow(source, value if is_type(value) else dict, key, origin=topic))
@@ -424,8 +424,8 @@ class Stream(Generic[K, V]):
     ) -> Stream[KR, V]:
         """Replace each record's key by `selector(record)`; `key` is its type, text or bytes.
 
-        Before the stream is grouped or joined by that key, it passes through a topic of the application itself,
-        `<application>-<name>-repartition`, so that all records of a key come to one task. A `name` keeps the topic when
+        Before the stream is grouped or joined by that key, it passes through a topic of the application itself:
+        `<application>-<name>-repartition`. So all records of a key come to one task. A `name` keeps the topic when
         the topology around it changes. A record without a key is skipped there and counted.
         """
         selector = plain("key_by: selector", selector)

@@ -143,7 +143,7 @@ class TaskInputs:
         return sum(queue.bytes for group in self._groups for queue in group.queues.values())
 
     def is_full(self, topic: str) -> bool:
-        """Return whether so many of the topic's records are here that no more should be fetched."""
+        """Return whether the topic has so many records here that no more should be fetched."""
         group, room = self._group_of[topic], self._buffered_records_max
         if room >= BUFFERED_RECORDS_MAX:
             room = max(room, self._lengths[self._groups.index(group)].records_max)

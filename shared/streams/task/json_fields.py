@@ -35,7 +35,7 @@ INT, FLOAT, BOOL, TEXT = range(4)
 """The kinds of members."""
 
 INT_DIGITS_MAX = 18
-"""An int64 holds any number of so many digits."""
+"""The digits of which an int64 holds any number."""
 
 FLOAT_DIGITS_MAX, FRACTION_DIGITS_MAX = 15, 22
 """An integer of 15 digits and 10**22 are exact floats, so their quotient is rounded once, and correctly."""

@@ -4,8 +4,8 @@ Before a store takes the current record, an error rejects the whole record (`str
 punctuation or a commit, that is impossible: the store has counted the record, and a closed window stays closed. So the
 error handlers decide about the one record that a node was given. It is dropped together with everything that the node
 forwarded for it, and counted. With `dead_letter` it is also written to the dead-letter topic (`rejected_outputs`). Its
-siblings and all later outputs continue. If a node raises after a store of its own, or one below it, was changed, the
-task ends, because half of a change can be neither kept nor undone. A punctuation that raises ends there: what it had
+siblings and all later outputs continue. If a node raises after it changed a store, its own or one below, the task
+ends. Half of a change can be neither kept nor undone. A punctuation that raises ends there: what it had
 stored and forwarded stays, as in Kafka Streams.
 """
 

@@ -4,8 +4,8 @@ A source is vectorized if it feeds one window and nothing else (`vectorized_exec
 batch become columns, and the window's kernel takes them. Results of closed windows are forwarded at the batch's end,
 so no node below the window may ask for the time. If one does, the source is processed record by record.
 
-A record that cannot be put into a column, such as a value that cannot be decoded, and one that may make a state too
-large, is processed alone. The batch is cut before and after it, and where a STREAM_TIME schedule is due.
+Some records are processed alone: one that cannot be put into a column, such as a value that cannot be decoded, and one
+that may make a state too large. The batch is cut before and after it, and where a STREAM_TIME schedule is due.
 """
 
 from __future__ import annotations
