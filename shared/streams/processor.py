@@ -1,7 +1,7 @@
-"""The Processor API: what a node of a topology is, and what it may ask of the task that runs it.
+"""The Processor API: the base class of a topology's nodes, and the context that gives them access to their task.
 
-A processor is made anew for each task, so it needs no locks: `init` once, `process` for each record in offset order,
-`close` at the end. It is plain code: it never awaits and never reads a clock.
+A processor is created for each task, so it needs no locks. The task calls `init` once, `process` for each record in
+offset order, and `close` at the end. A processor is plain code: it never awaits and never reads a clock.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ VForward = TypeVar("VForward", contravariant=True, default=Any)
 INT64_MAX = 2**63 - 1
 
 PROCESSOR_METHODS = ("init", "process", "commit", "close")
-"""What a task calls of a processor."""
+"""The methods of a processor that a task calls."""
 
 
 class ProcessorContext(Protocol[KForward, VForward]):
-    """What a processor may ask of its task; the type parameters are the keys and values that it forwards."""
+    """A processor's view of its task; the type parameters are the keys and values that it forwards."""
 
     @property
     def partition(self) -> int:
@@ -50,12 +50,12 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def state_bytes_max(self) -> int:
-        """What a key and its states may take in the changelog; what would make them larger refuses the record."""
+        """The maximum bytes of a key and its states in the changelog; a record that would exceed it is rejected."""
         ...
 
     @property
     def key_bytes_max(self) -> int:
-        """What a windowed key may take in a result, as `window_limits` measures it; a larger one refuses the record."""
+        """The maximum bytes of a windowed key in a result (`window_limits`); a record that exceeds it is rejected."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest timestamp the task has seen; -1 before the first record."""
+        """The highest timestamp that the task has seen; -1 before the first record."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class ProcessorContext(Protocol[KForward, VForward]):
         ...
 
     def forward(self, record: Record[KForward, VForward], to: str | None = None) -> None:
-        """Hand a record to all children, or to the one of that name; DataError for a timestamp that is none."""
+        """Forward a record to all children, or to the one named `to`. Raises DataError for an invalid timestamp."""
         ...
 
     def forward_results(
@@ -83,9 +83,9 @@ class ProcessorContext(Protocol[KForward, VForward]):
         source: Columns | None = None,
         places: Int64Array | None = None,
     ) -> None:
-        """Hand results of many windows, or rows, to all children.
+        """Forward results of many windows, or rows, to all children.
 
-        `places` says which records of `source` brought them about.
+        `places` are the indexes of the records in `source` that caused them.
         """
         ...
 
@@ -100,81 +100,81 @@ class ProcessorContext(Protocol[KForward, VForward]):
     ) -> Schedule:
         """Call `callback` every `interval` (timedelta or ms), on the grid that `start` begins.
 
-        `start` is ms since the epoch, or a timedelta or datetime that says as much; without one a STREAM_TIME grid
-        begins at 0 and a WALL_CLOCK_TIME one an interval from now. The grid of a schedule with a name survives a
-        restart, as long as its type and interval stay as they are; the name is the node's own. ConfigError names the
-        argument that does not do, also a name that another live schedule of the node has; IllegalState where the task
-        is not at work.
+        `start` is ms since the epoch, or an equivalent timedelta or datetime. Without it a STREAM_TIME grid begins at
+        0, and a WALL_CLOCK_TIME grid one interval from now. A schedule with a name keeps its grid across restarts, as
+        long as its type and interval stay the same; names are separate for each node. Raises ConfigError, which names
+        the invalid argument, also if another live schedule of the node has the name. Raises IllegalState outside of a
+        callback.
         """
         ...
 
     def store(self, name: str) -> Any:
-        """A state store this processor was connected to; ConfigError for one it was not."""
+        """Return a state store that this processor is connected to. Raises ConfigError for any other."""
         ...
 
     def emit_late(self, record: Record, close_time_ms: int, operator_time_ms: int) -> None:
         """Count the record as late and send its source record to the late topic.
 
-        What a punctuation or a commit forwarded has no source record: the record itself goes there.
+        A record that a punctuation or a commit forwarded has no source record, and is sent itself.
         """
         ...
 
     def emit_late_columns(
         self, columns: Columns, places: Int64Array, close_times_ms: Int64Array, operator_times_ms: Int64Array
     ) -> None:
-        """As `emit_late`, of the source records in these places of a batch: each with the times of its moment."""
+        """As `emit_late`, for the source records at these indexes of a batch, each with its own times."""
         ...
 
     @property
     def keeps_late(self) -> bool:
-        """Whether the changelog is to have late records: where there is a lake."""
+        """Whether late records are written to the changelog; they are if there is a lake."""
         ...
 
     def keep_late(self, rows: LateRows) -> None:
-        """Have the next commit write what late records would have brought to the windows that they missed."""
+        """Add to the next commit what late records would have added to the windows that they missed."""
         ...
 
     def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
-        """Where so many records stand in the store's source: these of a batch at `offsets`, else the one in hand."""
+        """Return the offsets of `count` records in the store's source: those at `offsets`, or the current record's."""
         ...
 
     def takes_time(self, timestamp: int, span_ms: int) -> bool:
-        """Whether windows of this span may take a record of this time.
+        """Return whether windows of this span may take a record of this time.
 
-        Not where a window's bounds would leave 64 bits, nor further ahead of the clock than `max_future_ms`: then
-        DataError, which refuses the source record; without one, in a punctuation or a commit, it is counted as
-        skipped, and False.
+        They may not if a window's bound would leave 64 bits, or if the time is more than `max_future_ms` ahead of the
+        clock. Then a DataError rejects the source record. In a punctuation or a commit there is none; the record is
+        counted as skipped, and the result is False.
         """
         ...
 
     def reject_output(self, record: Record, error: Exception) -> None:
-        """Leave out an output that cannot be made, behind a store, as the error handlers say; else raise `error`.
+        """Leave out an output behind a store that cannot be made, if the error handlers allow it; else raise `error`.
 
-        `record` is what is known of it.
+        `record` is the known part of the output.
         """
         ...
 
     def count_missed(self, windows: int) -> None:
-        """Count windows that the record that is being processed came too late for."""
+        """Count windows that the current record was too late for."""
         ...
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
-        """Count the record, and others of its batch before it, as skipped, by reason."""
+        """Count the record, and others of its batch before it, as skipped for this reason."""
         ...
 
 
 class Processor(Generic[KIn, VIn, KOut, VOut]):
-    """Base of processors: keeps its context, forwards nothing.
+    """The base class of processors: it keeps its context and forwards nothing.
 
     The type parameters are the keys and values that it takes, then those that it forwards; each is `Any` by default.
     """
 
     context: ProcessorContext[KOut, VOut]
     sees_time: ClassVar[bool] = True
-    """Whether it may ask what time it is, or schedule: what is given to it must then come at its moment."""
+    """Whether it may read the time or schedule. If so, each record must reach it at its own time."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "context":  # not there until init() has set it
+        if name == "context":  # absent until init() has set it
             raise IllegalState(
                 f"{type(self).__name__} has no context yet: forwarding, stores and scheduling are for init() and after "
                 "(an init() of your own calls super().init(context) first)"
@@ -182,34 +182,36 @@ class Processor(Generic[KIn, VIn, KOut, VOut]):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def init(self, context: ProcessorContext[KOut, VOut], /) -> None:
-        """Called once before the first record."""
+        """Initialize; called once before the first record."""
         self.context = context
 
     def process(self, record: Record[KIn, VIn], /) -> None:
-        """Take one record.
+        """Process one record.
 
-        DataError sends the source record to the dead-letter topic, and so does any other error unless
-        `processing_exception_handler` is `fail`; not so ConfigError and FatalError, which end the worker. Behind a
-        store, or for what a punctuation or a commit forwarded, it is this record alone that is left out; an error
-        after a store of the processor's own took something ends the worker.
+        A DataError sends the source record to the dead-letter topic. So does any other error, unless
+        `processing_exception_handler` is `fail`. ConfigError and FatalError end the worker. Behind a store, and for a
+        record that a punctuation or a commit forwarded, only this record is left out. An error after a store of the
+        processor itself took something ends the worker.
         """
         raise ConfigError(f"{type(self).__name__} does not define process()")
 
     def commit(self) -> None:
-        """Called before each commit: forward what was held back. A record brings a commit about, as does a
-        punctuation; holding back alone does not."""
+        """Forward what was held back; called before each commit.
+
+        A record or a punctuation leads to a commit; holding records back alone does not.
+        """
 
     def close(self) -> None:
-        """Called once at the end."""
+        """Close; called once at the end."""
 
 
 def is_own(processor: object) -> bool:
-    """Whether a processor's class is one of the engine's, and none of a user's."""
+    """Return whether a processor's class belongs to the engine, and not to a user."""
     return type(processor).__module__.startswith("penstock.shared.streams.")
 
 
 def interval_ms(interval: timedelta | int, argument: str = "a duration", least: int = 1) -> int:
-    """A duration as whole ms; ConfigError naming the argument where it is below `least` ms, not whole, or none at all.
+    """Return a duration as whole ms. Raises ConfigError, naming the argument, if it is invalid or below `least` ms.
 
     >>> interval_ms(timedelta(minutes=30)), interval_ms(5.0)
     (1800000, 5)
@@ -227,6 +229,6 @@ def interval_ms(interval: timedelta | int, argument: str = "a duration", least: 
 
 
 def check_timestamp(timestamp: Any) -> None:
-    """Refuse a record's time that is none: DataError for what is not a whole number of ms from 0 to 2^63 - 1."""
+    """Raise DataError unless a record's timestamp is a whole number of ms from 0 to 2^63 - 1."""
     if not isinstance(timestamp, int) or not 0 <= timestamp <= INT64_MAX:
         raise DataError(f"a record's timestamp must be a whole number of ms from 0 to 2^63 - 1, got {timestamp!r}")

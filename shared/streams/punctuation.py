@@ -1,8 +1,8 @@
 """Punctuation: callbacks on a grid of stream time or wall-clock time, after Kafka Streams' PunctuationQueue.
 
-A STREAM_TIME schedule is first due at 0, so it fires with the first record; a WALL_CLOCK_TIME one at now + interval;
-`start` fixes the grid of either. What is due is called once with the current time, however many intervals were
-missed, and the next due time stays on the grid:
+A STREAM_TIME schedule is first due at 0, so it fires with the first record. A WALL_CLOCK_TIME one is first due at
+now + interval. `start` sets the grid of either. A schedule that is due is called once with the current time, however
+many intervals were missed, and the next due time stays on the grid:
 
 >>> queue = PunctuationQueue()
 >>> called = []
@@ -28,16 +28,16 @@ Punctuator = Callable[[int], None]
 """Called with the stream time or wall-clock time in ms at which it fires."""
 
 Start = datetime | timedelta | int | None
-"""Where a schedule's grid begins: ms since the epoch, also as a timedelta, or a datetime with a time zone."""
+"""The begin of a schedule's grid: ms since the epoch, an equivalent timedelta, or a datetime with a time zone."""
 
 INTERVAL_MS_MIN = 1
 
 SWEEP_MIN = 64
-"""So many schedules, or twice those that were left the last time: then the cancelled ones among them are forgotten."""
+"""Cancelled schedules are removed from a queue of this size, or of twice the size after the last removal."""
 
 
 class PunctuationType(enum.Enum):
-    """Which clock a schedule follows."""
+    """The clock that a schedule follows."""
 
     STREAM_TIME = "stream_time"
     WALL_CLOCK_TIME = "wall_clock_time"
@@ -54,11 +54,11 @@ class Schedule:
     cancelled: bool = field(default=False)
 
     def cancel(self) -> None:
-        """Never call it again; allowed from within the callback."""
+        """Cancel the schedule; allowed from within the callback."""
         self.cancelled = True
 
     def advance(self, now_ms: int) -> None:
-        """Move on to the next grid point that lies after `now_ms`."""
+        """Advance to the next grid point after `now_ms`."""
         missed = max(0, now_ms - self.due_ms) // self.interval_ms
         self.due_ms += (missed + 1) * self.interval_ms
 
@@ -68,14 +68,15 @@ class PunctuationQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Schedule]] = []
-        self._added, self._sweep_at = 0, SWEEP_MIN
+        self._added = 0
+        self._sweep_at = SWEEP_MIN
 
     def __repr__(self) -> str:
         waiting = sorted((due, schedule.name) for due, _, schedule in self._heap if not schedule.cancelled)
         return f"PunctuationQueue({waiting})"
 
     def schedule(self, interval_ms: int, first_due_ms: int, callback: Punctuator, name: str | None = None) -> Schedule:
-        """Add a schedule; ConfigError where the interval is below 1 ms."""
+        """Add a schedule. Raises ConfigError if the interval is below 1 ms."""
         if interval_ms < INTERVAL_MS_MIN:
             raise ConfigError(f"a punctuation interval must be at least {INTERVAL_MS_MIN} ms, got {interval_ms}")
         schedule = Schedule(interval_ms, first_due_ms, callback, name)
@@ -83,7 +84,7 @@ class PunctuationQueue:
         return schedule
 
     def may_punctuate(self, now_ms: int) -> bool:
-        """Call everything that is due at `now_ms`; True if anything was called."""
+        """Call everything that is due at `now_ms`; return whether anything was called."""
         called = False
         while self._heap and self._heap[0][0] <= now_ms:
             schedule = heapq.heappop(self._heap)[2]
@@ -97,17 +98,17 @@ class PunctuationQueue:
         return called
 
     def next_due_ms(self) -> int | None:
-        """When the earliest schedule is due, None where there is none."""
+        """Return when the earliest schedule is due, or None."""
         while self._heap and self._heap[0][2].cancelled:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def grids_ms(self) -> dict[str, int]:
-        """The next due time of each named schedule, to be kept with the task's progress."""
+        """Return the next due time of each named schedule, for the task's progress."""
         return {s.name: s.due_ms for _, _, s in self._heap if s.name is not None and not s.cancelled}
 
     def _push(self, schedule: Schedule) -> None:
-        if len(self._heap) >= self._sweep_at:  # cancelled ones that are due far ahead would stay until then
+        if len(self._heap) >= self._sweep_at:  # cancelled schedules would otherwise stay until they are due
             self._heap = [item for item in self._heap if not item[2].cancelled]
             heapq.heapify(self._heap)
             self._sweep_at = max(SWEEP_MIN, 2 * len(self._heap))

@@ -1,15 +1,15 @@
-"""Reading the stores of running tasks: by key, by a range of keys, by time; and what an answer reflects.
+"""Queries of the stores of running tasks: by key, by key range, by time.
 
-An answer comes from the tasks that run here, and of a global table from the instance's copy. It says which partitions
-it is of and up to which source offsets: what lies before them is in it. A key's rows are of the moment between two
-records of each task. More than a key is walked in slices, between which the tasks go on: each row is as it was when its
-slice came, so that it may reflect later records than the position says. What a task has not committed yet may be in it.
+An answer comes from the tasks that run here; of a global table, from the instance's copy. It lists its partitions and
+the source offsets that it reflects: it includes all records before them. The rows of one key are read between two
+records of each task. A larger query is read in slices, and the tasks continue between them. Each row is as of its
+slice, so it may reflect later records than the position. An answer may include changes that are not committed yet.
 
-Rows come by partition, and within it by hash of the key, key and start, whatever keeps them: it is the order in which
-they are on disk. So an answer that is cut goes on after its last row, here or where the partition has gone meanwhile,
-and a row that is there all the time is given once. In memory the first rows of that order are looked for among all.
+Rows are ordered by partition, then by hash of the key, key and start, in any kind of store. This is their order on
+disk. So an answer that is cut can be continued after its last row, here or on another instance that has taken over the
+partition. A row that exists throughout is returned once. In memory the first rows of that order are selected from all.
 
-A key is text, or bytes as they are: text is UTF-8 in a store of bytes, and bytes are in a store of text.
+A key is text or bytes. In a store of bytes, text is encoded as UTF-8; in a store of text, bytes are decoded.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from penstock.shared.streams.state.store import LiveRow
 from penstock.shared.streams.task.stream_task import StreamTask
 from penstock.shared.streams.topology import KeyType, StoreBuilder, Topology
 
-QUERY_ROWS_MAX = 10_000  # of one answer; narrower questions have the rest
+QUERY_ROWS_MAX = 10_000  # of one answer; narrower queries return the rest
 SLICE_ROWS = 2_000
-"""Rows that are looked at in one go: some milliseconds, in which no record is processed."""
+"""Rows that are read at once: this takes some milliseconds, in which no record is processed."""
 
 
 class StoreQuery(NamedTuple):
-    """Which rows: those of a key, or of keys from `key_from` to `key_to`, whose window overlaps the time.
+    """The selection of rows: of a key, or of keys from `key_from` to `key_to`, whose window overlaps the time.
 
-    Bounds are inclusive; None leaves one open. Times are ms since the epoch. `after` leaves out all up to that row.
+    Bounds are inclusive; None is no bound. Times are ms since the epoch. `after` skips all rows up to that one.
     """
 
     key: str | bytes | None = None
@@ -55,7 +55,7 @@ class StoreQuery(NamedTuple):
 class StoreAnswer(msgspec.Struct, frozen=True):
     """Rows by partition; `position` is the next offset to read of each source topic, by partition.
 
-    `last` is the place of the last row, where there are more than were asked for.
+    `last` is the place of the last row, if there are more rows than requested.
     """
 
     store: str
@@ -67,7 +67,7 @@ class StoreAnswer(msgspec.Struct, frozen=True):
 
 
 class _Range(NamedTuple):
-    """The query's keys as a store has them."""
+    """The query's keys in the store's type of keys."""
 
     key: Any
     low: Any
@@ -91,13 +91,14 @@ def read_in_slices(
     topology: Topology | None = None,
     tables: Mapping[str, GlobalTableRows] | None = None,
 ) -> Generator[None, None, StoreAnswer]:
-    """Live windows, or a table's rows, of the tasks' stores of that name; ConfigError where it cannot be asked for.
+    """Read live windows, or a table's rows, from the tasks' stores of that name. Raises ConfigError if it cannot.
 
-    It stops after every slice; a task that leaves `tasks` meanwhile is left out of the answer.
+    It yields after every slice. A task that leaves `tasks` meanwhile is left out of the answer.
 
-    `topology` says which stores there are where no task runs here; by default it is that of the tasks. `tables` are the
-    instance's global tables. Rows have `partition` and `key`; windows `start` and `end` (ms, as the window's kind has
-    them) and their results by name, aggregates the results alone, tables `value`; a global table's have no `partition`.
+    `topology` lists the stores if no task runs here; the default is the tasks' topology. `tables` are the instance's
+    global tables. Rows have `partition` and `key`. Windows have `start` and `end` (ms, as the window's kind defines
+    them) and their results by name, aggregates only the results, tables `value`. A global table's rows have no
+    `partition`.
     """
     if not 1 <= query.rows_max <= QUERY_ROWS_MAX:
         raise ConfigError(f"rows_max must be from 1 to {QUERY_ROWS_MAX}, got {query.rows_max}")
@@ -108,7 +109,7 @@ def read_in_slices(
     if builder is None:
         raise ConfigError(f"no task that runs here has a store {store!r}")
     if builder.schema.kind == "join":
-        raise ConfigError(f"store {store!r} holds what a join remembers, which is nothing to be read")
+        raise ConfigError(f"store {store!r} holds the records of a join and cannot be queried")
     kind, key_type = builder.schema.kind, builder.schema.key
     position = {partition: dict(task.sources) for partition, task in sorted(tasks.items())}
     wanted = _Range.of(query, key_type)
@@ -141,24 +142,27 @@ def _read_table(table: GlobalTableRows, query: StoreQuery) -> Generator[None, No
 
 
 class _Page:
-    """The first rows of a partition in their order, as many as there is room for, of those that are wanted.
+    """The first rows of a partition in order, of those that the query selects, up to the remaining room.
 
-    `builder` and `partition` are None of a global table.
+    `builder` and `partition` are None for a global table.
     """
 
     def __init__(self, partition: int | None, builder: StoreBuilder | None, query: StoreQuery, room: int) -> None:
-        self._partition, self._builder, self._query, self._room = partition, builder, query, room
+        self._partition = partition
+        self._builder = builder
+        self._query = query
+        self._room = room
         self._after: RowOrder | None = None
         if query.after is not None and query.after.partition == (partition or 0):
             self._after = row_order(query.after.key, query.after.start)
         self._bound: RowOrder | None = None
-        """Of the last row that has a place yet, once there are enough."""
+        """The order of the last row that fits, once there are enough rows."""
         self._found: list[tuple[RowOrder, dict[str, Any]]] = []
         self.rows: list[dict[str, Any]] = []
         self.has_more = False
 
     def read(self, store: Any, wanted: _Range) -> Iterator[None]:
-        """Find the rows; it stops after every slice."""
+        """Find the rows; yields after every slice."""
         if wanted.key is not None:
             self._take(row for row in store.rows_of(wanted.key) if wanted.has(row.key))
         elif isinstance(store, PersistentStore):
@@ -196,7 +200,7 @@ class _Page:
                     self._settle()
 
     def _settle(self) -> None:
-        """Keep the first rows, and one more that says whether there are others."""
+        """Keep the first rows, and one more to detect that there are others."""
         self._found.sort(key=itemgetter(0))
         del self._found[self._room + 1 :]
         if len(self._found) > self._room:
@@ -228,7 +232,7 @@ def _order_of(row: LiveRow) -> RowOrder:
 
 
 def place_of_row(row: Mapping[str, Any]) -> RowPlace:
-    """The place of an answer's row, with its key as the store has it."""
+    """Return the place of an answer's row, with its key in the store's type."""
     return RowPlace(row.get("partition", 0), raw_key(row["key"]), row.get("start", 0))
 
 
@@ -239,7 +243,7 @@ def _overlaps(row: LiveRow, schema: StoreSchema, query: StoreQuery) -> bool:
             query.to_ms is not None and row.start > query.to_ms
         ):
             return False
-    return not getattr(row, "closed", False)  # a sliding window that is kept for what it holds
+    return not getattr(row, "closed", False)  # a closed sliding window that is kept for its numbers
 
 
 def _key(key: str | bytes, key_type: KeyType) -> str | bytes:

@@ -23,18 +23,18 @@ class _Record(NamedTuple, Generic[K, V]):
 class Record(_Record[K, V]):
     """A record between processors; `timestamp` is ms since the epoch, from 0 to 2^63 - 1.
 
-    `headers` are pairs, or a dict where no name occurs twice: `context.forward` makes pairs of it.
+    `headers` are pairs, or a dict if no name occurs twice; `context.forward` converts it to pairs.
     """
 
     __slots__ = ()
 
-    if TYPE_CHECKING:  # given in several forms; the processors that it is forwarded to read pairs
+    if TYPE_CHECKING:  # accepts several forms of headers; processors that get the record read pairs
 
         def __new__(cls, key: K, value: V, timestamp: int, headers: AnyHeaders = ()) -> Self: ...
 
 
 class RecordMetadata(NamedTuple):
-    """Where the record that is being processed was read."""
+    """The coordinates of the current source record."""
 
     topic: str
     partition: int
@@ -61,5 +61,5 @@ class WindowResult(msgspec.Struct, Generic[K], frozen=True):
     results: dict[str, Any]
 
     def to_json(self) -> bytes:
-        """One flat object: key, start, end, then the results."""
+        """Return one flat object: key, start, end, then the results."""
         return msgspec.json.encode({"key": self.key, "start": self.start, "end": self.end, **self.results})

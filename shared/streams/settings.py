@@ -1,4 +1,4 @@
-"""The stream worker's settings."""
+"""The settings of a task and of the stream worker, with their defaults, limits and checks."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from penstock.shared.streams.task.error_handlers import ErrorHandlers, Exception
 
 log = get_logger(__name__)
 
-_TIME_ZONE, _UTC = "spark.sql.session.timeZone", ("UTC", "Etc/UTC", "Z", "+00:00")  # its names are case-sensitive
+_TIME_ZONE, _UTC = "spark.sql.session.timeZone", ("UTC", "Etc/UTC", "Z", "+00:00")  # Spark's names are case-sensitive
 
 RETENTION_HOURS_MIN = 24
-"""For how long versions of the lake's tables stay readable: longer than any job, restore or question takes."""
+"""How long versions of the lake's tables stay readable: longer than any job, restore or query takes."""
 SPARK_MASTER = r"^(local(-cluster)?(\[.+\])?|spark://[^,]+:\d+(,[^,]+:\d+)*|yarn|k8s://.+)$"
-"""Where Spark runs: its own launcher prints a stack trace at anything else."""
+"""Valid Spark masters; Spark's own launcher prints a stack trace for anything else."""
 RETENTION_DAYS_MAX = 100_000
-"""Of closed windows: nearly three centuries, so that the day before which they go is one that there was."""
+"""The limit for closed windows: nearly three centuries, so that now minus this is a valid date."""
 REFUSAL_BYTES_MAX = 16 * 1024
-"""What a dead letter or a late record may be larger than the source record it holds."""
+"""The maximum size of a dead letter or a late record beyond that of the source record in it."""
 
 BUFFERED_RECORDS_MAX = 1_000
-"""As Kafka Streams' `buffered.records.per.partition`."""
+"""Kafka Streams' default of `buffered.records.per.partition`."""
 
 INPUT_BUFFER_MAX_BYTES = 512 * 1024 * 1024
-"""As Kafka Streams' `input.buffer.max.bytes`."""
+"""Kafka Streams' default of `input.buffer.max.bytes`."""
 
 MAX_FUTURE_MS = 86_400_000
-"""A day: clocks of producers are wrong by hours rather than by days."""
+"""A day, because producers' clocks are wrong by hours rather than days."""
 
 
 def require_utc(conf: dict[str, str]) -> dict[str, str]:
-    """The same settings of Spark; ValueError where they give its sessions a time zone other than UTC."""
+    """Return Spark's settings unchanged. Raises ValueError if they set a session time zone other than UTC."""
     if conf.get(_TIME_ZONE, "UTC") not in _UTC:
         raise ValueError(
             f"{_TIME_ZONE}={conf[_TIME_ZONE]}: the jobs compare and write times in UTC. Leave it out, and set a zone "
@@ -47,23 +47,23 @@ def require_utc(conf: dict[str, str]) -> dict[str, str]:
 
 
 SparkConf = Annotated[dict[str, str], AfterValidator(require_utc)]
-"""Settings of Spark that its jobs are given beside their own."""
+"""Spark settings for the jobs, in addition to their own."""
 
 
 class TaskSettings(BaseModel):
-    """What a task goes by, whoever runs it: a live worker, or a batch."""
+    """The settings of a task, in a live worker or a batch."""
 
     processing_guarantee: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once", description="at_least_once: no transactions, unless the topology has repartition topics"
     )
     deserialization_exception_handler: ExceptionHandler = Field(
-        default="dead_letter", description="where a record cannot be decoded: dead letter, leave it out, or stop"
+        default="dead_letter", description="if a record cannot be decoded: dead letter, leave it out, or stop"
     )
     processing_exception_handler: ExceptionHandler = Field(
-        default="dead_letter", description="where a node or a punctuation raises: dead letter, leave it out, or stop"
+        default="dead_letter", description="if a node or a punctuation raises: dead letter, leave it out, or stop"
     )
     production_exception_handler: ExceptionHandler = Field(
-        default="dead_letter", description="where a result cannot be written: the same"
+        default="dead_letter", description="if a result cannot be written: the same"
     )
     max_future_ms: PositiveMs | None = Field(
         default=MAX_FUTURE_MS,
@@ -79,11 +79,11 @@ class TaskSettings(BaseModel):
     )
     start_from_group_offsets: bool = Field(
         default=False,
-        description="start with empty state at the group's offsets, where the changelog holds no progress",
+        description="start with empty state at the group's offsets if the changelog has no progress",
     )
     on_missing_source_offsets: Literal["fail", "skip"] = Field(
         default="fail",
-        description="where source records were deleted before they were read: stop, or count the gap and go on",
+        description="if source records were deleted before they were read: stop, or count the gap and continue",
     )
     replication_factor: Annotated[int, Field(ge=-1)] = Field(
         default=-1, description="of topics it creates; -1: the broker's default"
@@ -99,7 +99,7 @@ class TaskSettings(BaseModel):
 
     @property
     def error_handlers(self) -> ErrorHandlers:
-        """The handlers of all stages."""
+        """Return the handlers of all stages."""
         return ErrorHandlers(
             self.deserialization_exception_handler,
             self.processing_exception_handler,
@@ -108,7 +108,7 @@ class TaskSettings(BaseModel):
 
 
 class StreamsSettings(Section, TaskSettings):
-    """Names are Kafka Streams', with underscores, where it has one."""
+    """Settings of the stream worker; they have Kafka Streams' names, with underscores, if it has the setting."""
 
     application_id: Annotated[str, Field(pattern=APPLICATION_ID, max_length=APPLICATION_ID_MAX)] = Field(
         default="penstock", description="names the consumer group, the changelog and the transactional ids"
@@ -121,14 +121,14 @@ class StreamsSettings(Section, TaskSettings):
     )
     buffered_records_per_partition: Annotated[int, Field(gt=0)] = Field(
         default=BUFFERED_RECORDS_MAX,
-        description="a partition with more at hand is not fetched from; from 1000 on, with more than one run takes",
+        description="a partition with more fetched records pauses; from 1000 on, only with more than one run takes",
     )
     input_buffer_max_bytes: Annotated[int, Field(gt=0)] = Field(
         default=INPUT_BUFFER_MAX_BYTES,
-        description="with more bytes of records at hand in all tasks, partitions that have some are not fetched from",
+        description="with more bytes of fetched records in all tasks, partitions that have some are not fetched from",
     )
     repartition_purge_interval_ms: PositiveMs = Field(
-        default=30_000, description="how often records that were read are deleted from the application's own topics"
+        default=30_000, description="how often records that were read are deleted from repartition topics"
     )
     group_instance_id: str | None = Field(
         default=None, description="this instance's own name: it gets its partitions back at once when it starts again"
@@ -138,7 +138,7 @@ class StreamsSettings(Section, TaskSettings):
         description="cooperative-sticky: tasks that stay run on through a rebalance; for one source topic",
     )
     session_timeout_ms: PositiveMs = Field(
-        default=45_000, description="the group gives up a silent instance after this"
+        default=45_000, description="the group removes an instance without heartbeats after this"
     )
     heartbeat_interval_ms: PositiveMs = 3_000
     max_poll_interval_ms: PositiveMs = Field(
@@ -146,7 +146,7 @@ class StreamsSettings(Section, TaskSettings):
     )
     slow_record_attempts_max: Annotated[int, Field(gt=0)] = Field(
         default=3,
-        description="times in a row that a record slower than the session may cost the partitions; then: refused",
+        description="times in a row that a record slower than the session may cost the partitions; then it is rejected",
     )
     transaction_timeout_ms: PositiveMs = Field(
         default=10_000, description="the broker aborts an owner's transaction after this"
@@ -158,7 +158,7 @@ class StreamsSettings(Section, TaskSettings):
     )
     idle_timeout_ms: PositiveMs | None = Field(
         default=None,
-        description="a task whose topics are quiet for this long moves its time on by as much; unset: never",
+        description="a task whose topics are idle for this long advances its time by as much; unset: never",
     )
     default_dsl_store: Literal["in_memory", "rocksDB"] = Field(
         default="in_memory",
@@ -171,7 +171,7 @@ class StreamsSettings(Section, TaskSettings):
     )
     state_cleanup_delay_ms: PositiveMs = Field(
         default=600_000,
-        description="state on disk of a partition that is neither owned nor stood by for is kept this long",
+        description="state on disk of a partition that is neither owned nor a standby is kept this long",
     )
     num_standby_replicas: Annotated[int, Field(ge=0)] = Field(
         default=0, description="instances beside its owner that keep each partition's state, to take it over at once"
@@ -204,11 +204,11 @@ class StreamsSettings(Section, TaskSettings):
         return self
 
     def carried_out(self, internal_topics: Sequence[str]) -> StreamsSettings:
-        """As a worker goes by them, whose topology has these topics of its own.
+        """Return the settings for a worker whose topology has these internal topics.
 
-        Without transactions a record that is written to one twice would be counted twice by who reads it there, and no
-        owner epoch tells: so commits are transactions then, whatever guarantee was asked for, and the log says so.
-
+        Without transactions, a record that is written twice to an internal topic would count twice for its reader, and
+        no owner epoch would reveal it. So with internal topics commits are transactions, whatever the configured
+        guarantee is, and that is logged.
         >>> asked = StreamsSettings(processing_guarantee="at_least_once")
         >>> [asked.carried_out(topics).processing_guarantee for topics in ([], ["app-by-user-repartition"])]
         ['at_least_once', 'exactly_once']
@@ -225,14 +225,14 @@ class StreamsSettings(Section, TaskSettings):
 
     @property
     def changelog_topic(self) -> str:
-        """The one changelog of the application."""
+        """The only changelog topic of the application."""
         return changelog_topic(self.application_id)
 
     @property
     def instances_topic(self) -> str:
-        """Where the application's instances say what they have."""
+        """The topic in which the application's instances register their partitions."""
         return instances_topic(self.application_id)
 
     def transactional_id(self, partition: int) -> str:
-        """One a partition, so that a new owner's first request fences the old one."""
+        """Return a partition's transactional id. Each partition has its own, so that a new owner fences the old one."""
         return f"{self.application_id}-{partition}"

@@ -1,4 +1,4 @@
-"""A topology: sources, processors, sinks and stores, and who feeds whom. Built once, run by one task a partition."""
+"""A topology: sources, processors, sinks and stores, and their edges. Built once, run by one task a partition."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 KeyType = Literal["string", "bytes"]
 Encoder = Callable[[Record], tuple[bytes | None, bytes | None]]
-"""A record to its key's and value's bytes."""
+"""Encodes a record as its key's and value's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceNode:
-    """Reads a topic; what cannot be decoded goes to `dead_letters`, what is late to `late`."""
+    """Reads a topic; records that cannot be decoded go to `dead_letters`, late ones to `late`."""
 
     name: str
     topic: str
@@ -41,11 +41,11 @@ class SourceNode:
     dead_letters: str
     late: str
     is_json: bool = True
-    """Whether `value` decodes JSON as it is: what a field of a value is can then be told from its bytes."""
+    """Whether `value` decodes plain JSON, so that a field of a value can be read from its bytes."""
     value_type: Any = None
-    """The type that `value` decodes to; None where it is a deserializer of the user's own, or bytes."""
+    """The type that `value` decodes to; None if it is a user's deserializer, or bytes."""
     is_internal: bool = False
-    """Whether the topic is the application's own: made for it, named after it, and cleared of what was read."""
+    """Whether the topic is internal: created for the application, named after it, and purged of read records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class ProcessorNode:
     supplier: Callable[[], Processor]
     stores: tuple[str, ...] = ()
     passes_all: bool = False
-    """Whether it forwards every record once, as it came."""
+    """Whether it forwards every record once and unchanged."""
     global_tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SinkNode:
-    """Writes to a topic."""
+    """Writes records to a topic."""
 
     name: str
     topic: str
@@ -72,7 +72,7 @@ class SinkNode:
 
 @dataclass(frozen=True, slots=True)
 class GlobalTableNode:
-    """A compacted topic that every instance holds all partitions of."""
+    """A compacted topic of which every instance holds all partitions."""
 
     name: str
     topic: str
@@ -85,14 +85,14 @@ Node = SourceNode | ProcessorNode | SinkNode
 
 @dataclass(frozen=True, slots=True)
 class StoreBuilder:
-    """A store and what readers of its changelog must know."""
+    """A store and the metadata for readers of its changelog."""
 
     schema: StoreSchema
     aggregations: tuple[Aggregation[Any], ...] = ()
-    """What the store's states are made of, bound to the stream's value type."""
+    """The aggregations of the store's states, bound to the stream's value type."""
 
     def build(self, number: int = 0, local: LocalState | None = None) -> StateStore:
-        """The store, its topology's `number`th; in memory, or with `local` on disk."""
+        """Build the store, the `number`th of its topology: on disk with `local`, else in memory."""
         if local is not None:
             return local.store(number, self, RowCodec(self.schema, self.aggregations))
         schema = self.schema
@@ -103,8 +103,8 @@ class StoreBuilder:
         return self.aggregates() if schema.kind == "aggregate" else self.windows()
 
     def windows(self) -> WindowStore:
-        """The store of a window, in memory."""
-        # Here, since who reads a topology without running it needs no compiler.
+        """Build the store of a window, in memory."""
+        # Imported here, because a reader of topologies that runs none needs no compiler.
         from penstock.shared.streams.windows.kinds import Rule
         from penstock.shared.streams.windows.state_columns import StateColumns
         from penstock.shared.streams.windows.window_store import WindowStore
@@ -115,8 +115,8 @@ class StoreBuilder:
         return WindowStore(schema.name, rule, StateColumns(self.aggregations), text_keys=schema.key == "string")
 
     def aggregates(self) -> AggregateStore:
-        """The store of an aggregation without windows, in memory."""
-        # As above.
+        """Build the store of an aggregation without windows, in memory."""
+        # Imported here for the same reason.
         from penstock.shared.streams.windows.aggregate_store import AggregateStore
         from penstock.shared.streams.windows.state_columns import StateColumns
 
@@ -126,7 +126,7 @@ class StoreBuilder:
 
 
 def _in_mermaid(text: str) -> str:
-    """Text as a quoted label of a Mermaid chart shows it, where quotes end it, and HTML and Markdown are read.
+    """Escape text for a quoted Mermaid label, where a quote ends the label, and HTML and Markdown are interpreted.
 
     >>> _in_mermaid('my "s"]'), _in_mermaid("by-user.2")
     ('my #34;s#34;#93;', 'by-user.2')
@@ -143,10 +143,10 @@ class Topology:
     stores: dict[str, StoreBuilder] = field(default_factory=dict)
     global_tables: dict[str, GlobalTableNode] = field(default_factory=dict)
     application: str | None = None
-    """Whose internal topics these are; None as long as they have no one's name."""
+    """The application that names the internal topics; None as long as they have no application's name."""
 
     def add(self, node: Node, *parents: str) -> None:
-        """Add a node below its parents; ConfigError for a name that is taken, or a parent that is not there."""
+        """Add a node below its parents. Raises ConfigError if the name is taken, or a parent does not exist."""
         if node.name in self.nodes:
             raise ConfigError(f"topology: the name {node.name!r} is taken")
         for parent in parents:
@@ -164,7 +164,7 @@ class Topology:
             self.children[parent].append(node.name)
 
     def add_store(self, store: StoreBuilder) -> None:
-        """Add a store; ConfigError for a name that is taken, or one store too many."""
+        """Add a store. Raises ConfigError if the name is taken, or there are too many stores."""
         if store.schema.name in self.stores or store.schema.name in self.global_tables:
             raise ConfigError(f"topology: the store {store.schema.name!r} is there already")
         if len(self.stores) == STORES_MAX:
@@ -172,7 +172,7 @@ class Topology:
         self.stores[store.schema.name] = store
 
     def add_global_table(self, table: GlobalTableNode) -> None:
-        """Add a global table; ConfigError for a name or a topic that is taken."""
+        """Add a global table. Raises ConfigError if the name or the topic is taken."""
         if table.name in self.global_tables or table.name in self.stores:
             raise ConfigError(f"topology: the store {table.name!r} is there already")
         if table.topic in {*self.source_topics(), *(t.topic for t in self.global_tables.values())}:
@@ -180,9 +180,9 @@ class Topology:
         self.global_tables[table.name] = table
 
     def of_application(self, application: str) -> Topology:
-        """The topology with its internal topics named after the application, as a task runs it.
+        """Return the topology with its internal topics named after the application, as a task runs it.
 
-        ConfigError where the two names together are too long for a topic.
+        Raises ConfigError if the two names together are too long for a topic.
         """
         internal = {name: f"{application}-{name}" for name in self.internal_topics()}
         if not internal or self.application is not None:
@@ -208,11 +208,11 @@ class Topology:
         return Topology(nodes, self.children, stores, self.global_tables, application)
 
     def internal_topics(self) -> list[str]:
-        """The topics between two parts of the topology."""
+        """Return the topics between two sub-topologies."""
         return [source.topic for source in self.sources() if source.is_internal]
 
     def sub_topologies(self) -> list[list[str]]:
-        """The nodes in groups that hand each other records or share a store, each in the order of the nodes."""
+        """Return the nodes in groups that forward records to each other or share a store, each in node order."""
         group = {name: {name} for name in self.nodes}
 
         def join(a: str, b: str) -> None:
@@ -237,7 +237,7 @@ class Topology:
         return [n.topic for n in self.sources()]
 
     def output_topics(self) -> list[str]:
-        """All topics that tasks write to, the changelog aside: sinks', late and dead-letter topics, each once."""
+        """Return all topics that tasks write to, except the changelog: sinks', late and dead-letter topics."""
         topics = [n.topic for n in self.nodes.values() if isinstance(n, SinkNode) and not n.is_internal]
         is_windowed = any(not store.schema.is_table for store in self.stores.values())
         for source in self.sources():
@@ -245,7 +245,7 @@ class Topology:
         return list(dict.fromkeys(topics))
 
     def schemas(self) -> tuple[StoreSchema, ...]:
-        """The stores' schemas in their order, with what lies between each and its source."""
+        """Return the stores' schemas in order, with the nodes between each store and its source."""
         return tuple(self._described(builder.schema) for builder in self.stores.values())
 
     def _described(self, schema: StoreSchema) -> StoreSchema:
@@ -264,18 +264,18 @@ class Topology:
         return msgspec.structs.replace(schema, upstream=tuple(upstream), aggregations=aggregations)
 
     def build_stores(self, local: LocalState | None = None) -> dict[str, StateStore]:
-        """A task's stores by name, with `local` on disk."""
+        """Build a task's stores by name; on disk with `local`."""
         if local is not None:
             local.begin(self.schemas())
         return {name: builder.build(i, local) for i, (name, builder) in enumerate(self.stores.items())}
 
     def source_above(self, name: str) -> SourceNode:
-        """The first source from which a record can come to a node."""
+        """Return the first source whose records can reach a node."""
         above = self.above([name])
         return next(source for source in self.sources() if source.name in above)
 
     def above(self, names: Iterable[str]) -> set[str]:
-        """All nodes from which a record can come to one of these."""
+        """Return all nodes whose records can reach one of these."""
         found: set[str] = set()
         below = set(names)
         while below:
@@ -284,9 +284,9 @@ class Topology:
         return found
 
     def describe(self, format: Literal["text", "mermaid"] = "text") -> str:
-        """The topology as text: one line a node, with what it is connected to; by sub-topology where there are more.
+        """Describe the topology as text: one line a node with its connections, by sub-topology if there are several.
 
-        With `format="mermaid"` as `mermaid()` draws it; ConfigError for any other format.
+        With `format="mermaid"` return the chart of `mermaid()`. Raises ConfigError for any other format.
         """
         if format == "mermaid":
             return self.mermaid()
@@ -312,7 +312,7 @@ class Topology:
         return f"{what} --> {', '.join(self.children[name]) or 'none'}"
 
     def mermaid(self) -> str:
-        """The topology as a Mermaid flowchart; a dotted arrow is a topic between two of its parts."""
+        """Return the topology as a Mermaid flowchart; a dotted arrow is a topic between two sub-topologies."""
         order = list(self.nodes)
         stores = [*self.stores, *self.global_tables]
         lines = ["flowchart LR"]

@@ -1,4 +1,4 @@
-"""A user's topology by its name, `module:function`: for the aggregator, and for the jobs that run it in Spark."""
+"""Loads a user's topology by its name, `module:function`, for the aggregator and for Spark jobs that run it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME_PATTERN = r"^[\w.]+:\w+$"
 
 
 def import_function(name: str, setting: str, folder: str | None = None) -> Callable[..., Any]:
-    """What `module:function` is; ConfigError, which names the setting, where it cannot be imported."""
+    """Import `module:function`. Raises ConfigError, which names the setting, if that fails."""
     module, _, function = name.partition(":")
     here = folder or str(Path.cwd())
     if here not in sys.path:  # a console script does not look in the current folder
@@ -28,9 +28,9 @@ def import_function(name: str, setting: str, folder: str | None = None) -> Calla
 
 
 def load_topology(name: str, options: Mapping[str, str], folder: str | None = None) -> Topology:
-    """The topology that `module:function` returns; ConfigError says what is wrong with it.
+    """Return the topology that `module:function` returns. Raises ConfigError if that fails or is no topology.
 
-    `folder` is where user code lies, beside what Python finds by itself; the current folder by default.
+    `folder` is where user code lies, besides Python's own path; the current folder by default.
     """
     build = import_function(name, "topology", folder)
     try:

@@ -1,9 +1,9 @@
 """Aggregations whose state is a few typed columns and can be merged.
 
-An aggregation is used once unbound, as the user wrote it (`Mean("ms")`), and once bound to the value type of its
-stream, which fixes its column types. Its state is one Python value in a running task and `state_columns` in the
-changelog, in the lake and in Spark: int64, float64 or binary. None is not a value: like SQL's aggregates, all but
-`Count()` skip it, and give None where there was nothing else.
+An aggregation exists unbound, as the user wrote it (`Mean("ms")`), and bound to the value type of its stream, which
+determines its column types. Its state is one Python value in a running task. In the changelog, in the lake and in Spark
+it is `state_columns`: int64, float64 or binary. None is not a value: as in SQL, all aggregations except `Count()` skip
+it, and their result is None if there was no other value.
 
 >>> mean = Mean("ms").bind(dict)
 >>> state = mean.add(mean.add(mean.initial(), {"ms": 4}), {"ms": 8})
@@ -36,8 +36,8 @@ ResultType = Literal["int64", "float64", "json"]
 ColumnValue = int | float | bytes
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch: DataSketches and Spark leave "" itself out
-DISTINCT_LG_K = 11  # 2 KiB at most a sketch, 2.3 % standard error, exact for the first dozens
+EMPTY_TEXT = "\x00the empty text"  # stands for "" in a sketch, because DataSketches and Spark ignore ""
+DISTINCT_LG_K = 11  # at most 2 KiB a sketch, 2.3 % standard error, exact for a few dozen values
 
 State = TypeVar("State")
 
@@ -50,13 +50,13 @@ class Column(NamedTuple):
 
 
 class Aggregation(ABC, Generic[State]):
-    """One named result of a windowed aggregate; see the module's text."""
+    """One named result of a windowed aggregate; see the module's docstring."""
 
     function: str
     field: str | None = None
-    in_place: bool = False  # whether `add` changes the state that it was given
-    parameters: tuple[float, ...] = ()  # what it was told beside the field, which its states do not say
-    verbatim: bool = True  # whether the field stands in the stream's JSON values as it is aggregated
+    in_place: bool = False  # whether `add` changes its argument
+    parameters: tuple[float, ...] = ()  # configuration besides the field, which states do not contain
+    verbatim: bool = True  # whether the stream's JSON values have the field in the form that is aggregated
 
     @property
     @abstractmethod
@@ -69,40 +69,40 @@ class Aggregation(ABC, Generic[State]):
         """The type of `result`; `json` is anything that msgspec encodes."""
 
     def bind(self, value_type: Any) -> Self:
-        """The aggregation for a stream of `value_type`; ConfigError where it has no such field."""
+        """Return the aggregation for a stream of `value_type`. Raises ConfigError if the type lacks the field."""
         return self
 
     @abstractmethod
     def initial(self) -> State:
-        """The state of no records."""
+        """Return the state of no records."""
 
     @abstractmethod
     def add(self, state: State, value: Any) -> State:
-        """The state with one more record's value. DataError where it does not fit, and then `state` is unchanged."""
+        """Return the state with one more record's value. Raises DataError for an invalid one; `state` is unchanged."""
 
     def add_at(self, state: State, value: Any, timestamp_ms: int) -> State:
-        """As `add`, with the record's timestamp, for the aggregations that go by it."""
+        """As `add`, with the record's timestamp, for aggregations that depend on it."""
         return self.add(state, value)
 
     def copy(self, state: State) -> State:
-        """The state for another window to go on from: one that `add` on the other does not change."""
+        """Return a state from which another window can continue; `add` on either does not change the other."""
         return self.from_columns(self.to_columns(state)) if self.in_place else state
 
     @abstractmethod
     def merge(self, earlier: State, later: State) -> State:
-        """The state of both, which are left as they were."""
+        """Return the merged state of both, which are unchanged."""
 
     @abstractmethod
     def to_columns(self, state: State) -> tuple[ColumnValue, ...]:
-        """The state as column values."""
+        """Return the state as column values."""
 
     @abstractmethod
     def from_columns(self, columns: Sequence[Any]) -> State:
-        """The state from column values."""
+        """Return the state from column values."""
 
     @abstractmethod
     def result(self, state: State) -> Any:
-        """What is forwarded."""
+        """Return the result that is forwarded."""
 
 
 class Count(Aggregation[int]):
@@ -159,7 +159,7 @@ class OfField(Aggregation[State]):
         return bound
 
     def _bind_field(self, hint: Any) -> None:
-        """Take the field's annotated type in."""
+        """Set the type from the field's annotation."""
 
     def _value(self, value: Any) -> Any:
         try:
@@ -168,7 +168,7 @@ class OfField(Aggregation[State]):
             raise DataError(f"{self.function}({self.field!r}): the value has no field {self.field!r}") from None
 
     def _as_number(self, got: Any, type_: NumberType) -> float | int:
-        """A field's value as a number of this type; DataError where it is none."""
+        """Return a field's value as a number of this type. Raises DataError if it is none."""
         if not isinstance(got, int | float):
             raise DataError(f"{self.function}({self.field!r}): {got!r} is not a number")
         if type_ == "float64":
@@ -187,11 +187,11 @@ class OfField(Aggregation[State]):
 
 
 Number = tuple[float | int, int]
-"""A number and how many values it was made of."""
+"""A number and the count of values it was made of."""
 
 
 class _OfNumber(OfField[Number]):
-    """State: a number and the count of values in it, 0 meaning that the number says nothing."""
+    """State: a number and the count of its values; with 0 values the number has no meaning."""
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
@@ -216,11 +216,11 @@ class _OfNumber(OfField[Number]):
         return (0, 0)
 
     def number(self, value: Any) -> float | int | None:
-        """What a record brings, None where it brings nothing; DataError where that is no number."""
+        """Return the record's number, None if it has none. Raises DataError for another type."""
         got = self._value(value)
         if got is None:
             return None
-        return self._as_number(got, self.type) + 0  # there is one zero only: -0.0 becomes 0.0
+        return self._as_number(got, self.type) + 0  # -0.0 becomes 0.0, so that there is one zero
 
     def add(self, state: Number, value: Any) -> Number:
         got = self.number(value)
@@ -259,7 +259,7 @@ class Sum(_OfNumber):
 
 
 class Min(_OfNumber):
-    """The least value of a field; NaN counts as the greatest number, as in Spark."""
+    """The lowest value of a field; NaN counts as the highest number, as in Spark."""
 
     function = "min"
 
@@ -268,7 +268,7 @@ class Min(_OfNumber):
 
 
 class Max(_OfNumber):
-    """The greatest value of a field; NaN counts as the greatest number, as in Spark."""
+    """The highest value of a field; NaN counts as the highest number, as in Spark."""
 
     function = "max"
 
@@ -290,7 +290,7 @@ class Mean(Sum):
 
 
 class CountDistinct(OfField["datasketches.hll_sketch"]):
-    """An estimate of how many different values a field had: an HLL sketch of DataSketches.
+    """The estimated number of different values of a field: an HLL sketch of DataSketches.
 
     Spark's `hll_sketch_estimate` and `hll_union` read the same state. Strings, numbers and booleans count by value.
     """
@@ -301,7 +301,7 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
     result_type = "int64"
 
     def initial(self) -> datasketches.hll_sketch:
-        import datasketches  # here, so that readers of late records and settings do not need the extra
+        import datasketches  # imported here, because readers of late records and settings do not need the extra
 
         return datasketches.hll_sketch(DISTINCT_LG_K)
 
@@ -345,7 +345,7 @@ class CountDistinct(OfField["datasketches.hll_sketch"]):
 class Aggregate(Aggregation[Any]):
     """A user's own initializer, aggregator and merger (Kafka Streams' three); the state is kept as JSON.
 
-    They may change what they are given, and so may those who get the result: each gets a copy.
+    The functions, and users of the result, may change the objects they get, because each gets a copy.
     """
 
     function = "aggregate"
@@ -384,7 +384,7 @@ class Aggregate(Aggregation[Any]):
 
 
 def _is_verbatim(value_type: Any, field: str) -> bool:
-    """Whether JSON has this field under its name, absent or null means None, and its type is not converted."""
+    """Return whether JSON has this field under its name, absent or null means None, and its type is not converted."""
     info = msgspec.inspect.type_info(value_type)
     found = next((f for f in getattr(info, "fields", ()) if f.name == field), None)
     if found is None or found.encode_name != field or getattr(info, "array_like", False):
@@ -401,7 +401,7 @@ _VERBATIM_TYPES = (
 
 
 def types_of(hint: Any) -> set[Any]:
-    """The types that a field may have, None aside.
+    """Return the types that a field may have, except None.
 
     >>> types_of(int | None)
     {<class 'int'>}

@@ -1,9 +1,9 @@
-"""Aggregations that keep values as they are: the first, the last, all of them up to a limit, each once.
+"""Aggregations that keep values unchanged: the first, the last, all values up to a limit, or each value once.
 
-`First` and `Last` go by event time, so they say the same whatever the order of arrival; of several records of one
-moment the first that came is the first, and the last that came the last. Lists are in the order of arrival, an earlier
-session's values before a later one's. Values are kept as JSON; those of `First` and `Last` of a field that is typed
-`int` or `float` are kept as int64 or float64. None is not a value.
+`First` and `Last` depend on event time, so their results do not depend on the order of arrival. Among several records
+with one timestamp, the first to arrive is the first, and the last to arrive is the last. Lists are in order of arrival,
+with an earlier session's values before a later one's. Values are kept as JSON; `First` and `Last` of a field that is
+typed `int` or `float` keep int64 or float64. None is not a value.
 
 >>> last = Last("page").bind(dict)
 >>> state = last.add_at(last.add_at(last.initial(), {"page": "b"}, 20), {"page": "a"}, 10)
@@ -29,21 +29,21 @@ from penstock.shared.streams.aggregations.aggregation import (
     types_of,
 )
 
-COLLECT_LIMIT = 1_000  # values of one window, unless told otherwise: each is written anew with every change
+COLLECT_LIMIT = 1_000  # the default number of values of one window; all of them are written with every change
 
-_decode = msgspec.json.decode  # a Decoder could not travel to Spark's workers
+_decode = msgspec.json.decode  # a Decoder cannot be pickled for Spark's workers
 
 Kept = tuple[int, Any]
-"""A timestamp and the value of that moment; the value is None where there is none yet."""
+"""A timestamp and its value; the value is None if there is none yet."""
 
 
 class _ByTime(OfField[Kept]):
-    """State: one value and when it was. `type` is that of a field of numbers, None where it may be anything."""
+    """State: one value and its time. `type` is that of a field of numbers, None if the field may be anything."""
 
     type: NumberType | None = None
 
     def _bind_field(self, hint: Any) -> None:
-        # A field that may be a bool, or an int as well as a float, is kept as it is: True is not 1, and 3 is not 3.0.
+        # A field that may be a bool, or an int as well as a float, is kept unchanged: True is not 1, and 3 is not 3.0.
         options = types_of(hint)
         self.type = "int64" if options == {int} else "float64" if options == {float} else None
 
@@ -60,14 +60,14 @@ class _ByTime(OfField[Kept]):
         return (-1, None)
 
     def add(self, state: Kept, value: Any) -> Kept:
-        """As if all records were of one moment."""
+        """Add a value as if all records had the same timestamp."""
         return self.add_at(state, value, 0)
 
     def add_at(self, state: Kept, value: Any, timestamp_ms: int) -> Kept:
         return self.merge(state, (timestamp_ms, self._value(value) if self.type is None else self.number(value)))
 
     def number(self, value: Any) -> float | int | None:
-        """What a record brings, where the field is of numbers; DataError where it is something else."""
+        """Return the record's number, for a field of numbers. Raises DataError for another type."""
         got = self._value(value)
         return got if got is None or self.type is None else self._as_number(got, self.type)
 
@@ -112,11 +112,11 @@ class Last(_ByTime):
 
 
 Collected = tuple[tuple[Any, ...], int]
-"""Values in their order, and how many there were to take."""
+"""Values in order, and the number of values that there were."""
 
 
 class _Collect(OfField[Collected]):
-    """State: values up to the limit, and how many there were."""
+    """State: values up to the limit, and the number of all values."""
 
     state_columns = (Column("json", "binary"), Column("n", "int64"))
     result_type = "json"
@@ -125,7 +125,8 @@ class _Collect(OfField[Collected]):
         super().__init__(field)
         if limit < 1:
             raise ConfigError(f"{self.function}({field!r}): the limit must be at least 1, got {limit}")
-        self.limit, self.parameters = limit, (limit,)
+        self.limit = limit
+        self.parameters = (limit,)
 
     def initial(self) -> Collected:
         return ((), 0)
@@ -148,9 +149,9 @@ class _Collect(OfField[Collected]):
 
 
 class CollectList(_Collect):
-    """A field's values in the order in which they came, the first `limit` of them.
+    """A field's values in order of arrival, the first `limit` of them.
 
-    The state's column `n` counts all, so what the limit left out can be told.
+    The state's column `n` counts all values, so it shows how many the limit left out.
     """
 
     function = "collect_list"
@@ -161,9 +162,9 @@ class CollectList(_Collect):
 
 
 class CollectSet(_Collect):
-    """A field's different values, in the order in which each came first, the first `limit` of them.
+    """A field's different values, in the order of their first arrival, the first `limit` of them.
 
-    Values are the same where their JSON is. The state's column `n` counts all records that had a value.
+    Values are equal if their JSON is. The state's column `n` counts all records that had a value.
     """
 
     function = "collect_set"

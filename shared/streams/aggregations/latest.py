@@ -1,6 +1,6 @@
 """The highest timestamp of a window's records: an operator's own aggregation, kept beside the user's.
 
-It is the time of the results of windows of fixed size; a session's is its end, which the session itself knows.
+It is the timestamp of the results of windows of fixed size. A session's result has the session's end instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.shared.streams.aggregations.aggregation import Aggregation, Column
 from penstock.shared.streams.changelog.format import AggregationSchema, StoreSchema
 
 LATEST = "latest_ms"
-"""The name under which it is kept, before all others; no result may have it."""
+"""The name of this aggregation, which comes before all others; no result may have the name."""
 
 
 class Latest(Aggregation[int]):
@@ -45,5 +45,5 @@ class Latest(Aggregation[int]):
 
 
 def shown(store: StoreSchema) -> list[AggregationSchema]:
-    """The aggregations that have a result: not the one that an operator keeps for itself."""
+    """Return the aggregations that have a result, without the operator's own."""
     return [aggregation for aggregation in store.aggregations if aggregation.name != LATEST]

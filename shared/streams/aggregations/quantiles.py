@@ -1,8 +1,8 @@
 """Quantiles of a field, estimated by a KLL sketch of Apache DataSketches.
 
-A sketch takes a few KiB however many values it saw, and two of them merge. Ranks are off by about 1.3 % at most, 99
-times in 100; up to 200 values they are exact. The state has the sketch, and beside it its quantiles as JSON: what reads
-the changelog or the lake needs no sketch library.
+A sketch takes a few KiB, whatever the number of values, and two sketches can be merged. With 99 % confidence a rank is
+off by at most about 1.3 %; up to 200 values it is exact. The state has the sketch, and its quantiles as JSON, so
+readers of the changelog or the lake need no sketch library.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from penstock.shared.streams.aggregations.aggregation import Column, ColumnValue
 if TYPE_CHECKING:
     from datasketches import kll_doubles_sketch as Sketch  # noqa: N812
 
-KLL_K = 200  # 1.3 % of rank, and exact for as many values
+KLL_K = 200  # 1.3 % of rank; exact for up to this number of values
 RANKS = (0.5, 0.9, 0.99)
 
 
 class Quantiles(OfField["Sketch"]):
-    """The values of a number field below which these shares of its values lie, as a list in the order of `ranks`."""
+    """The quantiles of a number field at the given ranks, as a list in the order of `ranks`."""
 
     function = "quantiles"
     in_place = True
@@ -37,7 +37,7 @@ class Quantiles(OfField["Sketch"]):
         self.ranks = self.parameters = tuple(map(float, ranks))
 
     def initial(self) -> Sketch:
-        from datasketches import kll_doubles_sketch  # here, as in aggregations
+        from datasketches import kll_doubles_sketch  # imported here, as in `aggregation`
 
         return kll_doubles_sketch(KLL_K)
 

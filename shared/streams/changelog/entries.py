@@ -1,4 +1,4 @@
-"""Changelog entries on their way out: keys and values of many records, as pairs for whoever looks at single ones.
+"""Changelog entries before they are written: keys and values of many records, readable as pairs.
 
 >>> entries = Entries.of([(b"ann", b"1"), (None, b"2")])
 >>> entries[1], list(entries[:1]), entries == [(b"ann", b"1"), (None, b"2")]
@@ -13,25 +13,26 @@ from typing import overload
 from penstock.shared.common.packed_bytes import PackedBytes
 
 Entry = tuple[bytes | None, bytes]
-"""Key and value."""
+"""A key and a value."""
 
 
 class Entries(Sequence[Entry]):
-    """Changelog records in order: `keys` and `values` of one length, no value is a null."""
+    """Changelog records in order: `keys` and `values` of equal length; no value is null."""
 
     __slots__ = ("keys", "values")
 
     def __init__(self, keys: PackedBytes, values: PackedBytes) -> None:
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Entries:
-        """The same entries in columns."""
+        """Return the same entries in columns."""
         return cls(PackedBytes.of([key for key, _ in entries]), PackedBytes.of([value for _, value in entries]))
 
     @classmethod
     def joined(cls, parts: Sequence[Entries]) -> Entries:
-        """All these, one after the other."""
+        """Return all these entries, in order."""
         parts = [part for part in parts if len(part)]
         return cls(*(PackedBytes.joined([getattr(part, name) for part in parts]) for name in ("keys", "values")))
 

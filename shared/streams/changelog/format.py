@@ -1,4 +1,4 @@
-"""The changelog's bytes, format version 1.
+"""The binary format of the changelog, version 1.
 
 A changelog partition is a write-ahead log with one writer at a time. Every record's value is an envelope and a body;
 all numbers are big-endian:
@@ -6,7 +6,7 @@ all numbers are big-endian:
     offset  size  envelope
     0       1     format version (1)
     1       1     operation: L live session, D deleted, F final, X late record, G progress, T takeover
-    2       1     store number (its place in the progress record's `stores`; 0 for G and T)
+    2       1     store number (its index in the progress record's `stores`; 0 for G and T)
     3       4     owner epoch, int32
     7       8     commit number, int64
     15            body
@@ -18,22 +18,22 @@ all numbers are big-endian:
             one byte (1: a state follows, 0: none), state of this record alone
     G body: JSON, `Progress`        T body: JSON, `Takeover`
 
-`state` is the fixed columns of the store's aggregations in their order (int64 or float64, 8 bytes each), then each
-binary column in its order as a length uint32 and that many bytes. The record's key is the window's key; G and T have
-none. A session is known by (store, key, start): L replaces what was there, D removes it, F removes it and adds one
-immutable closed window.
+`state` is the fixed columns of the store's aggregations in order (int64 or float64, 8 bytes each), then each binary
+column in order, as a uint32 length and that many bytes. The record's key is the window's key; G and T have none. A
+session is identified by (store, key, start): L replaces it, D removes it, F removes it and adds one immutable closed
+window.
 
-The reader's rule. An epoch is in force from its takeover record until one with a higher epoch. An entry counts only if
-it stands where its epoch is in force, and the next progress record of that epoch there has its commit number. Within a
-commit all F and D come before all L, since a key's closed session and its next live one may share a start.
+The reader's rule. An epoch is in force from its takeover record until a takeover with a higher epoch. An entry counts
+only if it lies where its epoch is in force, and the next progress record of that epoch there has its commit number.
+Within a commit all F and D come before all L, since a key's closed session and its next live one may share a start.
 
-Late records. An X says that a record came when windows of it were closed: all of them, or some. It is written where the
+Late records. An X is a record that arrived after windows of it were closed: all of them, or some. It is written if the
 application has a lake, and changes no state.
 
-Foreign records. Anybody who may write to the topic may leave something else in it. The first two bytes are the mark of
-an entry of any version: a version from 1 to VERSIONS_MAX, then a capital letter. JSON, text, protocol buffers and the
-framings of schema registries do not begin like that. A record without the mark is foreign and says nothing; one that
-has the mark and cannot be read is refused, since to leave it out could be to lose state unseen.
+Foreign records. Other clients with write access may write other records to the topic. The first two bytes are the mark
+of an entry of any version: a version from 1 to VERSIONS_MAX, then a capital letter. JSON, text, protocol buffers and
+the framings of schema registries do not begin like that. A record without the mark is foreign and has no meaning. A
+record that has the mark and cannot be decoded is an error, because to skip it could lose state silently.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.streams.aggregations.aggregation import Aggregation, Column, ColumnType, ColumnValue, ResultType
 
 FORMAT_VERSION = 1
-VERSIONS_MAX = 7  # 8 is the first byte with which a protocol buffer can begin
+VERSIONS_MAX = 7  # a protocol buffer can begin with the byte 8 or higher
 MARK_BYTES = 2
 ENVELOPE = struct.Struct(">BcBiq")
 START_END = struct.Struct(">qq")
@@ -58,7 +58,7 @@ TIME_OFFSET_COUNT = struct.Struct(">qqI")
 LENGTH = struct.Struct(">I")
 
 LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = b"L", b"D", b"F", b"X", b"G", b"T"
-EPOCH_MAX = 2**31 - 2  # the highest that an owner takes, and that readers take
+EPOCH_MAX = 2**31 - 2  # the highest epoch that an owner takes and readers accept
 STORES_MAX = 256  # a store's number is one byte
 BODY_BYTES_MIN = {
     LIVE: START_END.size,
@@ -76,10 +76,10 @@ WINDOWED = frozenset(("session", "tumbling", "hopping", "sliding"))
 
 
 class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One aggregation as readers of the changelog need it.
+    """The description of one aggregation for readers of the changelog.
 
-    `verbatim` says that the source's JSON values have the field under its name and as the aggregation takes it.
-    `parameters` are a list's limit and the ranks of quantiles.
+    `verbatim` means that the source's JSON values have the field under this name, and in the form that the aggregation
+    takes. `parameters` are a list's limit and the ranks of quantiles.
     """
 
     name: str
@@ -98,14 +98,14 @@ class AggregationSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One store: how its windows were made and what its state columns are.
+    """One store: the definition of its windows, and its state columns.
 
-    `key` says how the record key reads: `string` is UTF-8, `bytes` is opaque. `source` is the topic whose records
-    were aggregated; `results`, `late` and `dead_letters` are the topics that closed windows, late records and records
-    that could not be decoded or handled went to, None where there is none. `emit` says when results were forwarded.
-    `upstream` names the nodes above the window, the source aside, that may drop, change or add records. `gap_ms` is a
-    session's, `size_ms` and `advance_ms` are those of other windows (of a sliding one, the time difference and 0).
-    The kind `aggregate` is an aggregation without windows, `table` the last value of each key.
+    `key` is the type of the record keys: `string` is UTF-8, `bytes` is opaque. `source` is the topic whose records were
+    aggregated. `results`, `late` and `dead_letters` are the topics for closed windows, late records and records that
+    could not be decoded or processed; None if there is no topic. `emit` is when results were forwarded. `upstream`
+    names the nodes above the window, except the source, that may drop, change or add records. `gap_ms` is a session's;
+    `size_ms` and `advance_ms` are those of other windows (of a sliding one, the time difference and 0). The kind
+    `aggregate` is an aggregation without windows, `table` the last value of each key.
     """
 
     name: str
@@ -125,24 +125,24 @@ class StoreSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_table(self) -> bool:
-        """Whether a key has one row, which no time closes: it starts and ends at 0."""
+        """Whether each key has one row that never closes; its start and end are 0."""
         return self.kind in ("aggregate", "table")
 
     @property
     def patience_ms(self) -> int:
-        """How much later than its end a window is closed."""
+        """The time after its end at which a window closes, in ms."""
         return self.gap_ms + self.grace_ms
 
     def state_columns(self) -> tuple[Column, ...]:
-        """All aggregations' columns, each named `<aggregation>_<column>`, in the body's order of fields."""
+        """Return all aggregations' columns, each named `<aggregation>_<column>`, in the order of the body."""
         return tuple(Column(f"{a.name}_{name}", type_) for a in self.aggregations for name, type_ in a.state)
 
 
 class BatchInput(msgspec.Struct, frozen=True):
-    """How far history in files is read, by a batch: `rows` of the partition's, all of them once it `is_done`.
+    """How far a batch has read history in files: `rows` of the partition's; all of them if `is_done`.
 
-    `fingerprint` tells these files, read in this way, from others. `live_from` is where the live one begins, by topic
-    and partition, of all partitions: an attempt that follows begins there too, whatever was written meanwhile.
+    `fingerprint` identifies these files and the way they are read. `live_from` is where the live history begins, by
+    topic and partition, for all partitions. A repeated batch begins there too, whatever was written meanwhile.
     """
 
     fingerprint: str
@@ -152,15 +152,15 @@ class BatchInput(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What ends every commit: how far the task is, and all that a restart needs beside the windows.
+    """The record that ends every commit: the task's progress, and all that a restart needs besides the windows.
 
-    `sources` maps each source topic to the next offset to read in this partition; `stream_time_ms` is the task's,
-    `operator_times_ms` that of each store's operator, -1 where no record came yet; `close_times_ms` the watermark by
-    which each store's windows were closed, none where no record came yet; `grids_ms` the next due time of each
-    named punctuation schedule (see `task_schedules`); `guarantee` is the processing guarantee of the owner; `wall_ms`
-    is when the commit was made. `source_ids` are the ids of the source topics that the offsets belong to; a topic
-    without one was not recorded. `idle_ms` is by how much time was ever moved on without a record. `input` is there
-    where a batch read history from files; until that is done there are no `sources`.
+    `sources` maps each source topic to the next offset to read in this partition. `stream_time_ms` is the task's.
+    `operator_times_ms` has that of each store's operator, -1 before its first record. `close_times_ms` has the
+    watermark by which each store's windows were closed, absent before the first record. `grids_ms` has the next due
+    time of each named punctuation schedule (see `schedules`). `guarantee` is the owner's processing guarantee.
+    `wall_ms` is the time of the commit. `source_ids` are the ids of the source topics that the offsets belong to; an
+    absent topic was not recorded. `idle_ms` is the total by which time has advanced without a record. `input` is
+    present if a batch read history from files; until that is done there are no `sources`.
     """
 
     application: str
@@ -179,7 +179,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Takeover(msgspec.Struct, frozen=True):
-    """What a new owner writes first: from here on only its epoch counts."""
+    """The first record of a new owner: from here on only its epoch counts."""
 
     application: str
     instance: str
@@ -188,7 +188,7 @@ class Takeover(msgspec.Struct, frozen=True):
 
 
 class Entry(NamedTuple):
-    """One decoded changelog record. `body` is what follows the envelope."""
+    """One decoded changelog record; `body` follows the envelope."""
 
     operation: bytes
     store: int
@@ -209,7 +209,7 @@ class StateCodec:
         self._all_fixed = not self.binary
 
     def pack(self, values: Sequence[ColumnValue]) -> bytes:
-        """The state's bytes from its column values in declared order."""
+        """Return the state's bytes from its column values in declared order."""
         if self._all_fixed:
             return self._struct.pack(*values)
         parts = [self._struct.pack(*(values[i] for i in self.fixed))]
@@ -220,7 +220,7 @@ class StateCodec:
         return b"".join(parts)
 
     def unpack(self, data: bytes, at: int = 0) -> list[ColumnValue]:
-        """Column values in declared order; CorruptRecord where `data` is not exactly one state from `at` on."""
+        """Return column values in declared order. Raises CorruptRecord unless `data` from `at` is exactly one state."""
         try:
             values: list[ColumnValue] = [0] * len(self.columns)
             for i, value in zip(self.fixed, self._struct.unpack_from(data, at), strict=True):
@@ -268,7 +268,7 @@ def encode_takeover(epoch: int, takeover: Takeover) -> bytes:
 
 
 def is_foreign(value: bytes | None) -> bool:
-    """Whether a record's value lacks the mark that entries of every format version begin with.
+    """Return whether a record's value lacks the mark that entries of every format version begin with.
 
     >>> is_foreign(b'{"carrier":"UA"}'), is_foreign(None), is_foreign(b"\\x02Lwhatever comes next")
     (True, True, False)
@@ -279,7 +279,7 @@ def is_foreign(value: bytes | None) -> bool:
 
 
 def decode(value: bytes | None) -> Entry:
-    """One record's value. CorruptRecord where it is no entry of this format version."""
+    """Decode one record's value. Raises CorruptRecord if it is no entry of this format version."""
     if value is None or len(value) < ENVELOPE.size:
         raise CorruptRecord(f"a changelog record of {0 if value is None else len(value)} bytes has no envelope")
     version, operation, store, epoch, commit = ENVELOPE.unpack_from(value)
@@ -298,7 +298,7 @@ def decode(value: bytes | None) -> Entry:
         _, _, count = TIME_OFFSET_COUNT.unpack_from(body)
         has_state = TIME_OFFSET_COUNT.size + count * START.size
         if len(body) <= has_state or body[has_state] > 1 or (not body[has_state] and len(body) > has_state + 1):
-            raise CorruptRecord(f"a late record of {len(body)} bytes that says to have missed {count} windows")
+            raise CorruptRecord(f"a late record of {len(body)} bytes has the wrong size to have missed {count} windows")
     return Entry(operation, store, epoch, commit, body)
 
 
@@ -306,14 +306,14 @@ WAYS_OUT = (
     "Put the topic back from a copy, or start afresh (`penstock streams reset`). A newer format version needs the "
     "release that writes it. See docs/changelog-format.md, Foreign and corrupt records"
 )
-"""What a person can do about a record that cannot be read; part of the error's message."""
+"""The remedy for a record that cannot be decoded; part of the error's message."""
 
 
 def without_takeover(epoch: int, in_force: int) -> str:
-    """Why a commit of an epoch above the one in force (0: none is) is refused."""
+    """Return the reason to reject a commit of an epoch above the one in force (0: none is)."""
     return (
-        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): that was damaged "
-        "or lost, and nothing that its owner committed would count"
+        f"a commit of epoch {epoch}, and no takeover record of it (in force is {in_force or 'none'}): the record was "
+        "damaged or lost, and no commit of its owner would count"
     )
 
 
@@ -321,7 +321,7 @@ _decode_progress = msgspec.json.Decoder(Progress).decode
 
 
 def decode_progress(body: bytes) -> Progress:
-    """A progress record's body; CorruptRecord where it is not one."""
+    """Decode a progress record's body. Raises CorruptRecord if it is invalid."""
     try:
         return _decode_progress(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:

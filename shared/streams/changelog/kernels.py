@@ -1,7 +1,7 @@
-"""The changelog's records as numbers, and which of them count: functions over arrays, compiled where numba is.
+"""Kernels that parse changelog records and apply the reader's rule: functions over arrays, compiled with numba.
 
-`parse` reads the envelope of each record of a batch, `settle` carries out the reader's rule over them, `read_states`
-reads the columns of states. None of them makes an array.
+`parse` reads the envelope of each record of a batch. `settle` applies the reader's rule to them. `read_states` reads
+the columns of states. None of them allocates an array.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-untyped-calls=False
@@ -19,20 +19,20 @@ LIVE, DELETED, FINAL, LATE, PROGRESS, TAKEOVER = (
     operation[0] for operation in (fmt.LIVE, fmt.DELETED, fmt.FINAL, fmt.LATE, fmt.PROGRESS, fmt.TAKEOVER)
 )
 FOREIGN = 0
-"""The operation of a record that has no mark of an entry."""
+"""The operation of a record without an entry's mark."""
 
 # --- numbers of a record ---
 OPERATION, STORE, EPOCH, COMMIT, START, END, CLOSED_AT, STATE, STATE_BYTES = range(9)
 NUMBERS = 9
-"""`STATE` is where a state begins in the buffer. Of a late record `START` is its timestamp, `END` its source offset,
-`CLOSED_AT` how many windows it missed, and `STATE_BYTES` NO_STATE where it has no state."""
+"""`STATE` is the offset of a state in the buffer. For a late record, `START` is its timestamp, `END` its source offset,
+`CLOSED_AT` the number of windows it missed, and `STATE_BYTES` is NO_STATE if it has no state."""
 NO_STATE = -1
 
 # --- where a reader is in a batch ---
 AT, FORCE, PENDING, FIRST_PENDING, COMMITS, CONFIRMED, IGNORED, FOREIGN_RECORDS = range(8)
 PLACES = 8
-"""The next record; the epoch in force; how many entries wait for a commit, without those of batches before, and the
-first of them; how many commits and changes were confirmed; how many records count for nobody; how many are foreign."""
+"""The next record; the epoch in force; the number of entries that wait for a commit, without those of earlier batches,
+and the first of them; the numbers of confirmed commits and changes, of ignored records, and of foreign records."""
 
 DONE, BEGINS, LOST = range(3)
 """Why `settle` stopped: all records are settled; the record is a takeover that begins an epoch; the record is a commit
@@ -41,7 +41,7 @@ of an epoch above the one in force."""
 
 @compiled
 def _number(data, at, size):
-    """A big-endian number; one of 8 bytes has a sign."""
+    """Return a big-endian number; one of 8 bytes is signed."""
     number = np.int64(0)
     for i in range(at, at + size):
         number = (number << 8) | np.int64(data[i])
@@ -50,7 +50,7 @@ def _number(data, at, size):
 
 @compiled
 def parse(data, offsets, lengths, key_lengths, numbers):
-    """Read the envelopes of records up to the first that cannot be read; its place, or how many there are."""
+    """Read the envelopes of records up to the first invalid one; return its index, or the number of records."""
     for i in range(len(offsets)):
         at, length = offsets[i], lengths[i]
         if length < 2 or data[at] < 1 or data[at] > VERSIONS_MAX or data[at + 1] < 65 or data[at + 1] > 90:
@@ -97,10 +97,10 @@ def parse(data, offsets, lengths, key_lengths, numbers):
 
 @compiled
 def settle(numbers, count, confirmed, commits, places):
-    """Carry out the reader's rule from `places[AT]` on, up to `count`; see there why it stops.
+    """Apply the reader's rule from `places[AT]` up to `count`; return why it stops.
 
-    The places of confirmed changes go to `confirmed`. Of each commit its progress record's place, and how many changes
-    are confirmed with it and before, go to `commits`.
+    The indexes of confirmed changes go to `confirmed`. For each commit, the index of its progress record and the number
+    of changes confirmed with it and before go to `commits`.
     """
     for i in range(places[AT], count):
         places[AT] = i
@@ -145,9 +145,9 @@ def settle(numbers, count, confirmed, commits, places):
 
 @compiled
 def read_states(data, offsets, lengths, fixed, binary, cells, begins, sizes):
-    """Read states of so many fixed and binary columns; the place of the first that is none, or how many there are.
+    """Read states of `fixed` and `binary` columns; return the index of the first invalid one, or the number of states.
 
-    Fixed columns go to the rows of `cells`, of binary ones the places and sizes to those of `begins` and `sizes`.
+    Fixed columns go to the rows of `cells`; offsets and sizes of binary ones to those of `begins` and `sizes`.
     """
     for i in range(len(offsets)):
         at, end = offsets[i], offsets[i] + lengths[i]

@@ -1,15 +1,15 @@
-"""One owner's hold on one changelog partition: take over, restore, commit.
+"""The ownership of one changelog partition: take over, restore, commit.
 
-Taking over. Under exactly_once the producer's first request fences the former owner and ends its open transaction.
-Then the log is read to its end to learn the highest epoch in it, a takeover record with the next one is written, and
-reading goes on until that record comes by: whatever a zombie wrote before it has been applied by then, whatever it
-writes after it counts for nobody. Should another owner have taken over meanwhile, ours is written anew, one higher.
+Taking over. Under exactly_once the producer's first request fences the former owner and ends its open transaction. The
+new owner reads the log to its end to learn the highest epoch, and writes a takeover record with the next epoch. Then it
+reads on until that record arrives. By then, whatever a zombie wrote before it has been applied; whatever a zombie
+writes after it is ignored. If another owner has taken over meanwhile, the takeover is written again, with an epoch
+above that owner's.
 
-Being taken over. Without transactions nothing keeps an owner from writing on where another one takes the partition over
-that had lost it while it was stopped. Its commits count for no reader then, so none may tell the group how far it is:
-each stands where the one before has ended, or what stands between them is looked at, in transactions that are open too:
-a takeover in one counts from where it stands. Whoever writes in another log than before is no owner, with transactions
-either.
+Being taken over. Without transactions, an owner that was suspended and lost the partition can still write. No reader
+counts its commits, so none of them may move the group's offsets. So the owner checks that each commit begins where the
+previous one ended. If not, it reads the records between them, including those of open transactions, because a takeover
+in one counts from its offset. An owner whose log was replaced by another is no owner, with transactions either.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ log = get_logger(__name__)
 
 PRODUCER_BATCH_BYTES = 256 * 1024
 KEY_BYTES_SHOWN = 100
-SNAPSHOT_ATTEMPTS_MAX = 5  # times a restore that lost the ground under it starts again from a newer snapshot
+SNAPSHOT_ATTEMPTS_MAX = 5  # restores that start again from a newer snapshot, because the log was deleted meanwhile
 TAKEOVER_ATTEMPTS_MAX = 10
 
 
@@ -70,7 +70,7 @@ Bulk = list[ProducerRecord] | RecordColumns
 
 
 class RecordRefused(DataError):
-    """The producer or the broker does not take one of a commit's records, though it was measured."""
+    """The producer or the broker rejects one of a commit's records, although it was measured."""
 
     def __init__(self, record: ProducerRecord, partition: int | None, bytes_max: int, reason: BaseException) -> None:
         size = record_size(record.key, record.value, list(record.headers))
@@ -85,7 +85,7 @@ class RecordRefused(DataError):
 
 
 def _refused(records: Bulk, results: list[RecordMetadata | Exception]) -> tuple[ProducerRecord, Exception] | None:
-    """The one record that explains a refusal: a broker refuses a batch, and the rest of it is innocent."""
+    """Return the record that explains a rejection; a broker rejects a whole batch, of which the rest is valid."""
     pairs = list(zip(records, results, strict=True))
     large = [(r, e) for r, e in pairs if isinstance(e, RecordTooLarge)]
     untimely = [(r, e) for r, e in pairs if isinstance(e, InvalidTimestamp)]
@@ -107,13 +107,16 @@ class ChangelogPartition:
         refusal_bytes_max: int = 0,
         metrics: RestoreMetrics | None = None,
     ) -> None:
-        self._kafka, self._settings, self._instance, self._clock = kafka, settings, instance, clock
+        self._kafka = kafka
+        self._settings = settings
+        self._instance = instance
+        self._clock = clock
         self.topic_partition = TopicPartition(settings.changelog_topic, partition)
         self._place: LogPlace
         self._epoch: int
         self._metrics = metrics
         self.progress: RestoreProgress | None = None
-        """How far the restore is; None before it begins."""
+        """The progress of the restore; None before it begins."""
         self.exactly_once = settings.processing_guarantee == "exactly_once"
         transactional = settings.transactional_id(partition) if self.exactly_once else None
         self._producer = Producer(
@@ -121,7 +124,7 @@ class ChangelogPartition:
             ProducerSettings(
                 transactional_id=transactional,
                 transaction_timeout_ms=settings.transaction_timeout_ms,
-                # Outputs and entries are measured when they are made; a refused record must fit as it came.
+                # Outputs and entries are measured when they are made; a rejected record must fit as it came.
                 max_request_size=max(settings.max_request_size + REFUSAL_BYTES_MAX, refusal_bytes_max),
                 batch_size=PRODUCER_BATCH_BYTES,
                 linger_ms=0,
@@ -135,17 +138,17 @@ class ChangelogPartition:
             await self._producer.init_transactions()
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Close the producer; an open transaction is aborted, for up to `timeout_ms` (None: as long as it takes)."""
+        """Close the producer; an open transaction is aborted within `timeout_ms` (None: no limit)."""
         await self._producer.close(timeout_ms)
 
     async def take_over(
         self, make_task: Callable[[], StreamTask], standby: Restoring | None = None
     ) -> tuple[StreamTask, RestoreReport]:
-        """Restore a task and become its changelog's one writer.
+        """Restore a task and become its changelog's only writer.
 
-        `make_task` gives an empty task; it is called again where a restore has to start afresh. A `standby` is gone on
-        with, if the log does. Raises ChangelogHole, SchemaMismatch or CorruptRecord, naming the place, where the state
-        cannot be had back whole.
+        `make_task` returns an empty task; it is called again if a restore must start again. A `standby` is continued if
+        the log still has what follows it. Raises ChangelogHole, SchemaMismatch or CorruptRecord, with the coordinates,
+        if the state cannot be restored completely.
         """
         started = self._clock.monotonic_ms()
         for attempt in range(1, SNAPSHOT_ATTEMPTS_MAX + 1):
@@ -164,13 +167,13 @@ class ChangelogPartition:
             else:
                 restoring.report.milliseconds = self._clock.monotonic_ms() - started
                 return restoring.task, restoring.report
-        raise ChangelogHole(f"{self.topic_partition}: no restore came to its end in {SNAPSHOT_ATTEMPTS_MAX} attempts")
+        raise ChangelogHole(f"{self.topic_partition}: no restore finished in {SNAPSHOT_ATTEMPTS_MAX} attempts")
 
     async def commit(self, commit: TaskCommit, group: GroupMetadata) -> CommitPlace:
-        """Write one commit and say where it stands; raises where it did not, or may not, hold.
+        """Write one commit and return its place in the log. Raises if the commit did not, or may not, take effect.
 
-        Then the task must be discarded. ProducerFenced where another owner has taken the partition over, LogReplaced
-        where the changelog is another than before.
+        After an error the task must be discarded. ProducerFenced means that another owner has taken over the partition,
+        LogReplaced that the changelog is another topic than before.
         """
         partition = self.topic_partition.partition
         offsets = {TopicPartition(topic, partition): own_offset(at) for topic, at in commit.sources.items()}
@@ -187,9 +190,9 @@ class ChangelogPartition:
         else:
             if len(entries) or outputs:
                 before = await self._write(*outputs, entries)
-                if len(entries):  # in another log nothing is confirmed
+                if len(entries):  # in a replaced log nothing may be confirmed
                     self._others(len(entries) - 1, before)
-            last = await self._write(progress)  # it confirms the entries: only when all are written
+            last = await self._write(progress)  # it confirms the entries, so all of them must be written before
             await self._require_in_force(self._others(len(entries), last))
         return self._place.written(len(entries), last.offset)
 
@@ -216,16 +219,16 @@ class ChangelogPartition:
         self._place = LogPlace(restoring.topic_id, metadata.offset + 1 + marks, marks)
 
     def _others(self, entries: int, last: RecordMetadata) -> range:
-        """At which offsets others may have written before a commit; LogReplaced where it shows another log."""
+        """Return the offsets at which others may have written before a commit. Raises LogReplaced for another log."""
         try:
             return self._place.between(entries, last.offset)
         except LogReplaced as e:
             raise LogReplaced(f"{self.topic_partition}: {e}") from None
 
     async def _require_in_force(self, others: range) -> None:
-        """ProducerFenced where another owner's takeover is among the offsets at which others have written.
+        """Raise ProducerFenced if another owner's takeover is at one of the offsets that others have written.
 
-        LogReplaced where they are in another topic of that name.
+        Raises LogReplaced if they are in another topic of that name.
         """
         if not others:
             return
@@ -252,7 +255,7 @@ class ChangelogPartition:
         return RecordColumns(topic, entries.keys, entries.values, None, partition)
 
     async def _write(self, *bulks: Bulk) -> RecordMetadata:
-        """Write all of it: where the last record is; raises what explains why some of it was not."""
+        """Write all records and return the last one's metadata; raises the error that explains a failure."""
         deliveries = [(bulk, await self._producer.send_many(bulk)) for bulk in bulks if len(bulk)]
         errors = [await delivery.first_error() for _, delivery in deliveries]
         for (bulk, delivery), error in zip(deliveries, errors, strict=True):
@@ -271,7 +274,7 @@ class ChangelogPartition:
 
 
 def _in_bulk(outputs: TaskOutputs) -> list[Bulk]:
-    """The outputs in their order, records that follow each other as one list."""
+    """Return the outputs in order, with consecutive records as one list."""
     bulks: list[Bulk] = []
     for item in outputs.items:
         if isinstance(item, OutputColumns):

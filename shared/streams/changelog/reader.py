@@ -1,8 +1,8 @@
-"""The one reader of a changelog partition: which entries count, and what they do to the stores.
+"""The only reader of a changelog partition: it decides which entries count, and applies them to the stores.
 
-Feed it every record from the covered offset on, in batches of columns; what a progress record confirms is handed out,
-the rest is forgotten. See `format` for the rule, and for which records are foreign: those are counted and passed over.
-A commit may span batches; its entries are held until it is confirmed.
+Feed it every record from the covered offset on, in batches of columns. Changes that a progress record confirms are
+applied, others are dropped. `format` has the rule, and defines foreign records, which are counted and skipped. A commit
+may span batches; its entries are held until it is confirmed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from penstock.shared.streams.changelog.format import Progress, StoreSchema
 from penstock.shared.streams.changelog.states import unpack_many
 
 NO_EPOCH = 0
-"""Before the first takeover record, and in none: what says to be of it never counts."""
+"""The epoch before the first takeover record. No takeover record has it, and entries with it never count."""
 
 ROWS = frozenset(("table", "join"))
-"""Kinds of stores whose rows are values of the user's, not aggregations."""
+"""The kinds of stores whose rows are values of the user instead of aggregations."""
 
 
 class Change(NamedTuple):
     """One confirmed change of a store: `operation` is LIVE, DELETED or FINAL; DELETED has no `end` and no `state`.
 
-    `written_as` is what the store was when the change was written.
+    `written_as` is the store's schema when the change was written.
     """
 
     operation: bytes
@@ -47,9 +47,9 @@ class Change(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A commit that counts: where its progress record is, its epoch, and what it says.
+    """A commit that counts: the offset of its progress record, its epoch, and its progress.
 
-    `changes` is how many changes of the same `Confirmed` belong to it and to those before it there.
+    `changes` is the number of changes of the same `Confirmed` that belong to it and to the commits before it there.
     """
 
     offset: int
@@ -60,14 +60,13 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """Confirmed changes as columns, in log order, that were written under the same `stores`.
+    """Confirmed changes as columns, in log order, all written under the same `stores`.
 
-    `operations` are bytes as numbers, `numbers` those of the stores, `starts`, `ends` and `closed_at` times in ms; an
-    operation that lacks one has 0 there, and one that lacks a state has an empty one. Of a late record `starts` has the
-    timestamp, `ends` the source offset (-1: none), `closed_at` how many windows it missed (`missed` has their starts),
-    and its state is null where there is none; it is no change of a window. `offsets` say where the entries
-    are. `commits` are those that end here, in order: one that was read in several batches is handed out in several
-    parts, the last of which has it.
+    `operations` are bytes as numbers, `numbers` those of the stores, `starts`, `ends` and `closed_at` times in ms. An
+    operation that lacks one has 0 there, and one that lacks a state has an empty one. A late record is no change of a
+    window: `starts` has its timestamp, `ends` the source offset (-1: none), `closed_at` the number of windows it missed
+    (`missed` has their starts), and its state may be null. `offsets` are those of the entries. `commits` are those that
+    end here, in order: a commit that was read in several batches comes in several parts, and the last part has it.
     """
 
     operations: Int64Array
@@ -85,7 +84,7 @@ class Confirmed:
         return len(self.offsets)
 
     def at(self, places: NDArray[np.int64] | NDArray[np.bool_]) -> Confirmed:
-        """The changes in these places, without the commits."""
+        """Return the changes at these indexes, without the commits."""
         return Confirmed(
             self.operations[places],
             self.numbers[places],
@@ -100,17 +99,17 @@ class Confirmed:
 
     @property
     def missed(self) -> PackedBytes:
-        """The starts of the windows that late records missed, each a big-endian int64; of these rows alone."""
+        """Return the starts of the windows that late records missed, each a big-endian int64; of these rows only."""
         sizes = self.closed_at * fmt.START.size
         return PackedBytes(self.states.data, self.states.offsets - 1 - sizes, sizes)
 
     def of_windows(self) -> Confirmed:
-        """What changes windows: all but late records."""
+        """Return the changes of windows: all but late records."""
         is_late = self.operations == k.LATE
         return self.at(~is_late) if is_late.any() else self
 
     def changes(self) -> Iterator[tuple[int, Change]]:
-        """The changes of windows one by one, each with its offset."""
+        """Yield the changes of windows one by one, each with its offset."""
         if (self.operations == k.LATE).any():
             yield from self.of_windows().changes()
             return
@@ -125,7 +124,7 @@ Apply = Callable[[Confirmed], None]
 
 
 def one_by_one(apply: Callable[[Change], None]) -> Apply:
-    """Apply changes one by one; a CorruptRecord that this raises becomes the CorruptEntry of the change's record."""
+    """Return a function that applies changes one by one; a CorruptRecord becomes the CorruptEntry of its record."""
 
     def apply_all(confirmed: Confirmed) -> None:
         for offset, change in confirmed.changes():
@@ -138,22 +137,25 @@ def one_by_one(apply: Callable[[Change], None]) -> Apply:
 
 
 def ignore(confirmed: Confirmed) -> None:
-    """Do nothing with changes: for a reader of progress alone."""
+    """Do nothing with changes; for a reader of progress alone."""
 
 
 class CorruptEntry(CorruptRecord):
-    """The record at `offset` claims to be an entry and cannot be read; `reason` says why."""
+    """The record at `offset` has an entry's mark and cannot be decoded; `reason` says why."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"offset {offset}: {reason}")
-        self.offset, self.reason = offset, reason
+        self.offset = offset
+        self.reason = reason
 
 
 class _Batch:
-    """Records as numbers, up to the first that cannot be read (`error` at place `count`)."""
+    """Parsed records, up to the first that cannot be decoded (`error` at index `count`)."""
 
     def __init__(self, offsets: Int64Array, keys: PackedBytes, values: PackedBytes) -> None:
-        self.offsets, self.keys, self.values = offsets, keys, values
+        self.offsets = offsets
+        self.keys = keys
+        self.values = values
         self.numbers = np.zeros((len(offsets), k.NUMBERS), np.int64)
         places = (values.data, values.offsets, values.lengths)
         self.count = int(k.parse(*places, keys.lengths, self.numbers))
@@ -162,18 +164,18 @@ class _Batch:
         if self.count < len(offsets):
             self.error = CorruptEntry(int(offsets[self.count]), self._reason(self.count))
         for place in np.flatnonzero(self.numbers[: self.count, k.OPERATION] == k.PROGRESS).tolist():
-            try:  # whether it counts or not, as with every other record
+            try:  # decoded whether it counts or not, as every other record is
                 self.progress[place] = fmt.decode_progress(self.body(place))
             except CorruptRecord as e:
                 self.count, self.error = place, CorruptEntry(int(offsets[place]), str(e))
                 break
 
     def body(self, place: int) -> bytes:
-        """What follows the envelope."""
+        """Return the bytes after the envelope."""
         return (self.values[place] or b"")[fmt.ENVELOPE.size :]
 
     def confirmed(self, rows: Int64Array, stores: tuple[StoreSchema, ...], commits: tuple[Commit, ...]) -> Confirmed:
-        """The entries in these places."""
+        """Return the entries at these indexes."""
         n = self.numbers[rows].T.copy()
         return Confirmed(
             n[k.OPERATION],
@@ -189,7 +191,7 @@ class _Batch:
         )
 
     def of_epoch(self, epoch: int, first: int) -> tuple[Int64Array, Int64Array]:
-        """The places of the epoch's entries from `first` on, and their commit numbers."""
+        """Return the indexes of the epoch's entries from `first` on, and their commit numbers."""
         own = self.numbers[first : self.count]
         is_entry = np.isin(own[:, k.OPERATION], (k.LIVE, k.DELETED, k.FINAL, k.LATE))
         rows = np.flatnonzero(is_entry & (own[:, k.EPOCH] == epoch))
@@ -206,9 +208,9 @@ class _Batch:
 class ChangelogReader:
     """Reads one partition; `apply` is called with confirmed changes in log order.
 
-    Where `stores` says what the reader's own topology has, a commit that was written under another raises
-    SchemaMismatch before any of its changes is applied. If two owners declare the same epoch, the one whose record is
-    at `takeover_offset` has it. Records below `covered_offset` are applied or ignored for good.
+    `stores` are the stores of the reader's own topology. With them, a commit that was written under another raises
+    SchemaMismatch before any of its changes is applied. If two owners declare the same epoch, it belongs to the one
+    whose record is at `takeover_offset`. Records below `covered_offset` are finally applied or ignored.
     """
 
     def __init__(
@@ -219,7 +221,9 @@ class ChangelogReader:
         progress: Progress | None = None,
         stores: tuple[StoreSchema, ...] | None = None,
     ) -> None:
-        self._apply, self._stores, self.epoch = apply, stores, epoch
+        self._apply = apply
+        self._stores = stores
+        self.epoch = epoch
         self.takeover_offset: int | None = None
         self.progress = progress
         self.next_offset: int | None = None
@@ -236,9 +240,9 @@ class ChangelogReader:
 
     @property
     def next_epoch(self) -> int:
-        """What the next owner takes.
+        """Return the epoch of the next owner.
 
-        CorruptRecord where there is none any more: CorruptEntry where it is known which record says so.
+        Raises CorruptRecord if there is none above the current one; CorruptEntry if the record with it is known.
         """
         if self.epoch < fmt.EPOCH_MAX:
             return self.epoch + 1
@@ -246,14 +250,14 @@ class ChangelogReader:
         raise CorruptRecord(f"what came before has {said}") if offset is None else CorruptEntry(offset, said)
 
     def feed_record(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        """As `feed`, of one record."""
+        """As `feed`, for one record."""
         self.feed(np.array([offset]), [key], [value])
 
     def feed(self, offsets: Int64Array, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
-        """Take the next records. CorruptEntry names one that cannot be read; what those before it confirm is applied.
+        """Take the next records. CorruptEntry names an invalid one; changes confirmed before it are applied.
 
-        Steps: 1. Read the envelopes, up to a record that cannot be read. 2. Settle what counts, from one takeover to
-        the next. 3. Hand out what was confirmed, with what was held of its commit. 4. Hold what is not confirmed yet.
+        Steps: 1. Read the envelopes, up to an invalid record. 2. Settle the entries that count, from one takeover to
+        the next. 3. Apply what was confirmed, with the held entries of its commit. 4. Hold what is not confirmed yet.
         """
         if not len(offsets):
             return
@@ -296,7 +300,7 @@ class ChangelogReader:
     def _hand_out(
         self, batch: _Batch, confirmed: Int64Array, ends: Int64Array, held: list[tuple[Confirmed, Int64Array]]
     ) -> None:
-        """Apply the commits that end in the batch; those in a row that were written under the same stores at once."""
+        """Apply the commits that end in the batch; consecutive ones under the same stores are applied at once."""
         first, commits = 0, list[Commit]()
         for number, (place, end) in enumerate(ends.tolist()):
             progress, epoch = batch.progress[place], int(batch.numbers[place, k.EPOCH])
@@ -318,7 +322,7 @@ class ChangelogReader:
     def _of_commit(
         self, held: list[tuple[Confirmed, Int64Array]], commit: int, stores: tuple[StoreSchema, ...]
     ) -> list[Confirmed]:
-        """What is held of this commit, as it was written; the rest of it counts for nobody."""
+        """Return the held entries of this commit, as they were written; the other held entries never count."""
         parts = []
         for entries, numbers in held:
             own = entries.at(np.flatnonzero(numbers == commit))
@@ -329,7 +333,7 @@ class ChangelogReader:
         return parts
 
     def _apply_commits(self, batch: _Batch, rows: Int64Array, commits: list[Commit]) -> None:
-        """Those before the first that has an entry of a store which there is not are applied; that one is refused."""
+        """Apply the commits before the first that has an entry of an unknown store; that one is an error."""
         stores = commits[0].progress.stores
         unknown = np.flatnonzero(batch.numbers[rows, k.STORE] >= len(stores))
         if not len(unknown):
@@ -361,48 +365,48 @@ class ChangelogReader:
 
 
 def _require_stores(numbers: Int64Array, offsets: Int64Array, stores: tuple[StoreSchema, ...]) -> None:
-    """Raise CorruptEntry for the first entry whose store's number none of the commit's stores has."""
+    """Raise CorruptEntry for the first entry with a store number that the commit's stores do not have."""
     for place in np.flatnonzero(numbers >= len(stores))[:1]:
         raise CorruptEntry(int(offsets[place]), f"an entry for store {numbers[place]}; there are {len(stores)} stores")
 
 
 def compile_kernels() -> None:
-    """Have the kernels compiled that read a changelog."""
+    """Compile the kernels that read a changelog, or load them from numba's cache."""
     nothing = PackedBytes.of([None])
     ChangelogReader(ignore).feed(np.array([0]), nothing, nothing)
     unpack_many(fmt.StateCodec([Column("n", "int64")]), nothing[:0])
 
 
 RENAMED = (
-    "give it the name that it had, and its topic stays the one that it was. Otherwise run the topology as it was until "
-    "all is read, or forget everything with `penstock streams reset`."
+    "give it the name that it had, and its topic stays the same. Otherwise run the topology as it was until everything "
+    "is read, or delete everything with `penstock streams reset`."
 )
 
 
 WAYS_OUT = (
     "Run the topology as it was; or give this one an application_id of its own, which reads the sources from their "
-    "beginning; or stop all instances, forget everything with `penstock streams reset`, and start again, after "
-    "`penstock batch` where the sources do not hold all that there was."
+    "beginning; or stop all instances, delete everything with `penstock streams reset`, and start again, after "
+    "`penstock batch` if the sources no longer have the whole history."
 )
 STORES_STAY = (
-    "An application's stores stay the ones that it began with: a new one would lack every record that was read before, "
-    f"and what is gone could not be had back. {WAYS_OUT}"
+    "An application's stores cannot change: a new one would lack every record that was read before, and a removed "
+    f"one could not be restored. {WAYS_OUT}"
 )
-WINDOWS_STAY = f"What a store's windows are stays as it was: those that there are were made so. {WAYS_OUT}"
+WINDOWS_STAY = f"The definition of a store's windows cannot change: existing windows were made with it. {WAYS_OUT}"
 
 
 AGGREGATIONS_STAY = (
-    "A window may get further aggregations; those that it has stay as they are (docs/changelog-format.md, Versions). "
+    "A window may get further aggregations, but those that it has cannot change (docs/changelog-format.md, Versions). "
     "Run the topology as it was, or give this one an application_id of its own"
 )
 
 
 def check_schema(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...]) -> None:
-    """SchemaMismatch, naming the difference, where state that was written under `stored` cannot be read under `own`.
+    """Raise SchemaMismatch, naming the difference, if state written under `stored` cannot be read under `own`.
 
-    The grace, the emission and the topics that are written to may change: they say what happens from now on. So may
-    windows get aggregations that they did not have. The stores' order, names, keys and source topics, the windows'
-    kind, gap, size and advance, and the aggregations' names, functions and columns may not.
+    The grace, the emission and the output topics may change, because they only affect later records. Windows may get
+    further aggregations. The stores' order, names, keys and source topics, the windows' kind, gap, size and advance,
+    and the aggregations' names, functions and columns may not change.
     """
     if len(stored) != len(own):
         raise SchemaMismatch(f"{_other_stores(stored, own)}. {STORES_STAY}")
@@ -427,9 +431,9 @@ def _other_stores(stored: tuple[StoreSchema, ...], own: tuple[StoreSchema, ...])
 
 
 def changed_aggregations(old: StoreSchema, new: StoreSchema) -> list[str]:
-    """What keeps states of `old` from being read as those of `new`; empty where nothing does.
+    """Return the changes that keep states of `old` from being read as those of `new`; empty if there are none.
 
-    A window may have aggregations more than it had. One that is gone, or is another under its name, is named.
+    A window may get further aggregations. One that is gone, or has changed under its name, is named.
     """
     was = {a.name: (a.function, a.field, a.state) for a in old.aggregations}
     now = {a.name: (a.function, a.field, a.state) for a in new.aggregations}

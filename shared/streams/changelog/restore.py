@@ -1,6 +1,6 @@
-"""Putting a task's state back from what a changelog (and a snapshot before it) confirmed.
+"""Restores a task's state from the confirmed changes of a changelog, and from a snapshot before it.
 
-A window that was written before its store got another aggregation has no state for it: there it begins anew.
+A window that was written before its store got a further aggregation has no state for it. That aggregation begins empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.shared.streams.windows.window_store import WindowStore
 
 
 def restore_progress(task: StreamTask, progress: Progress) -> None:
-    """Check the schema that the state was written under, and take up times, offsets and grids; before `initialize`."""
+    """Check the schema of the stored state, and restore times, offsets and grids; call it before `initialize`."""
     check_schema(progress.stores, task.topology.schemas())
     task.stream_time_ms, task.sources = progress.stream_time_ms, dict(progress.sources)
     task.source_ids = dict(progress.source_ids)
@@ -37,16 +37,16 @@ def restore_progress(task: StreamTask, progress: Progress) -> None:
 
 
 def require_whole_input(task: StreamTask) -> None:
-    """ConfigError where a batch over files did not get to its end: they are to be read first."""
+    """Raise ConfigError if a batch over files did not finish, because its files must be read first."""
     if isinstance(task.input, BatchInput) and not task.input.is_done:
         raise ConfigError(
             f"{task.application}, partition {task.partition}: a batch over files ended after {task.input.rows} rows; "
-            "run `penstock batch` again as it was, which goes on from there, or start afresh (`penstock streams reset`)"
+            "run the same `penstock batch` again, which continues there, or delete the state (`penstock streams reset`)"
         )
 
 
 def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
-    """Put confirmed changes into a task's stores; CorruptEntry names the entry whose key or state cannot be read."""
+    """Apply confirmed changes to a task's stores. Raises CorruptEntry for a key or state that cannot be decoded."""
     confirmed = confirmed.of_windows()
     for number in np.unique(confirmed.numbers).tolist():
         written = confirmed.stores[number]
@@ -58,7 +58,7 @@ def restore_changes(task: StreamTask, confirmed: Confirmed) -> None:
                 _replay(store, schema, own, written)
                 continue
             except (CorruptRecord, ValueError, msgspec.MsgspecError):
-                pass  # one by one, the entry is found that cannot be read
+                pass  # applied one by one, the invalid entry is found
         one_by_one(partial(restore_change, task))(own)
 
 
@@ -70,7 +70,7 @@ def _replay(store: WindowStore, schema: StoreSchema, changes: Confirmed, written
     is_live = changes.operations == LIVE[0]
 
     def read(places: Int64Array) -> list[Any]:
-        all_live = unpack_many(codec, changes.states.at(is_live))  # one that a later one replaces must be a state, too
+        all_live = unpack_many(codec, changes.states.at(is_live))  # a state that a later one replaces must be valid too
         own = np.flatnonzero(is_live).searchsorted(places)
         columns = dict(zip(names, all_live, strict=True))
         return [_chosen(columns[column.name], own) for column in schema.state_columns()]
@@ -83,7 +83,7 @@ def _chosen(column: Any, places: Int64Array) -> Any:
 
 
 def restore_change(task: StreamTask, change: Change) -> None:
-    """Put one confirmed change into a task's store; CorruptRecord where its key or state cannot be read."""
+    """Apply one confirmed change to a task's store. Raises CorruptRecord if its key or state cannot be decoded."""
     written, own = change.written_as, task.topology.stores[change.store].schema
     try:
         if task.local is not None and written.aggregations == own.aggregations:
@@ -100,7 +100,7 @@ def restore_change(task: StreamTask, change: Change) -> None:
 
 
 def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: int, columns: Sequence[Any]) -> None:
-    """Put one live window back from its state's column values; None where an aggregation has no state yet."""
+    """Restore one live window from its state's column values; None for an aggregation that has no state yet."""
     states, at = [], 0
     for aggregation in task.topology.stores[store].aggregations:
         own = columns[at : at + len(aggregation.state_columns)]
@@ -110,10 +110,10 @@ def restore_window(task: StreamTask, store: str, key: bytes, start: int, end: in
 
 
 def restore_windows(task: StreamTask, written: StoreSchema, batch: pa.RecordBatch) -> None:
-    """Replay changes of windows: columns key, start_ms, end_ms, live, then the state columns of `written` by name.
+    """Restore changes of windows: columns key, start_ms, end_ms, live, then the state columns of `written` by name.
 
-    Later rows count, and those before the batch: a row that is not live removes its window. CorruptRecord where a key
-    or a state cannot be read.
+    Later rows replace earlier ones and existing windows; a row that is not live removes its window. Raises
+    CorruptRecord if a key or a state cannot be decoded.
     """
     store, own = task.stores[written.name], task.topology.stores[written.name].schema
     try:
@@ -148,7 +148,7 @@ def _replay_rows(task: StreamTask, store: WindowStore, schema: StoreSchema, batc
 
 
 def _whole(batch: pa.RecordBatch, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]) -> Iterator[pa.Array]:
-    """The state columns of `schema`; where an aggregation has no state yet, that with which it begins."""
+    """Yield the state columns of `schema`; for an aggregation without state in `batch`, its initial state."""
     all_columns = iter(schema.state_columns())
     for aggregation in aggregations:
         own = [next(all_columns) for _ in aggregation.state_columns]
@@ -166,7 +166,7 @@ def _column(batch: pa.RecordBatch, name: str, type_: ColumnType) -> pa.Array:
 
 
 def widened(task: StreamTask, written: StoreSchema, values: Sequence[Any]) -> Sequence[Any]:
-    """State column values as the task's store has its columns; None where `written` had none."""
+    """Return state column values in the columns of the task's store; None for columns that `written` lacks."""
     own = task.topology.stores[written.name].schema
     if written.aggregations == own.aggregations:
         return values

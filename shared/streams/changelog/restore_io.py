@@ -1,8 +1,8 @@
-"""One partition's state on its way into a task that does not run yet: from disk or a snapshot, then from the changelog.
+"""Restores one partition's state into a task that does not run yet: from disk or a snapshot, then from the changelog.
 
-Who takes a partition over reads to the log's end and a little further (`changelog`); who stands by for it goes on
-reading (`standbys`). Both by the reader's rule, so what a standby has is what a new owner would have restored, and the
-owner goes on with it from where the standby is.
+A new owner reads to the log's end and then to its own takeover record (`partition`). A standby continues to read
+(`standbys`). Both follow the reader's rule, so a standby's state is the one that a new owner would have restored. The
+owner continues with it from the standby's position.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ from penstock.shared.streams.task.stream_task import StreamTask
 log = get_logger(__name__)
 
 Isolation = Literal["read_uncommitted", "read_committed"]
-RESTORE_RECORDS_MAX = 2_000  # taken at once, between which the loop goes on
+RESTORE_RECORDS_MAX = 2_000  # applied at once; the event loop runs in between
 RESTORE_POLL_MS = 500
 NEWEST_RECORDS = 1_000
-"""At the changelog's end, looked at before a restore that reads more: the newest commit is among them, unless as many
-owners took over since without one."""
-NEWEST_MS = 2_000  # how long that look may hold up a restore
-RESTORE_IDLE_MS_MAX = 60_000  # no record and no movement for this long while restoring is an error
+"""The records at the changelog's end that are read before a long restore. The newest commit is among them, unless as
+many owners took over since without a commit."""
+NEWEST_MS = 2_000  # the time limit for reading them
+RESTORE_IDLE_MS_MAX = 60_000  # a restore fails if there is no record and no movement for this long
 
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What a restore did; `snapshot_version` is None where there was no snapshot.
+    """The figures of a restore; `snapshot_version` is None if there was no snapshot.
 
-    `changelog_records` are all that were read, takeovers and progress records among them; `changelog_windows` are the
-    changes of windows that were applied. `foreign_records` are no entries and were passed over. Loading the snapshot's
-    windows took `snapshot_milliseconds` of the `milliseconds`. `local_windows` were on the instance's disk,
-    `standby_windows` in its standby; of those the records and windows are what came after them.
+    `changelog_records` are all records read, including takeover and progress records. `changelog_windows` are the
+    applied changes of windows. `foreign_records` are no entries and were skipped. `snapshot_milliseconds` is the part
+    of `milliseconds` that loading the snapshot's windows took. `local_windows` were on the instance's disk,
+    `standby_windows` in its standby; records and windows are then those that came after them.
     """
 
     snapshot_version: int | None = None
@@ -86,7 +86,7 @@ class RestoreReport:
 
 
 def changelog_consumer(kafka: KafkaSettings, isolation_level: Isolation = "read_committed") -> Consumer:
-    """Reads what a changelog partition holds, wherever it is sent to; not open yet."""
+    """Create a consumer for a changelog partition; its caller seeks; it is not open yet."""
     settings = ConsumerSettings(
         isolation_level=isolation_level, auto_offset_reset="none", commit_strategy="none", max_poll_records=None
     )
@@ -96,11 +96,11 @@ def changelog_consumer(kafka: KafkaSettings, isolation_level: Isolation = "read_
 async def find_takeover(
     consumer: Consumer, at: TopicPartition, span: range, epoch: int, timeout_ms: int = RESTORE_IDLE_MS_MAX
 ) -> int | None:
-    """The offset in `span` at which an owner above `epoch` took a changelog partition over; None where none did.
+    """Return the offset in `span` at which an owner above `epoch` took over a changelog partition, or None.
 
-    A consumer that reads what is not committed waits for nobody's transaction, and finds takeovers that were aborted
-    too: to restore for nothing does no harm. What cannot be read is passed over: who restores refuses it.
-    OffsetOutOfRange where it was deleted meanwhile, KafkaTimeout where the records of the span do not come.
+    A read_uncommitted consumer does not wait for open transactions. It also finds takeovers that were aborted, and then
+    a needless restore does no harm. Invalid records are skipped; a restore reports them. Raises OffsetOutOfRange if the
+    span was deleted meanwhile, KafkaTimeout if its records do not come.
     """
     consumer.assign([at])
     consumer.seek(at, span.start)
@@ -117,7 +117,7 @@ async def find_takeover(
 
 
 async def fetch_topic_id(kafka: KafkaSettings, topic: str) -> str | None:
-    """The topic's id now; None of a broker that has none."""
+    """Return the topic's current id; None if the broker has no topic ids."""
     async with Admin(kafka) as admin:
         return (await admin.describe_topics([topic]))[topic].topic_id
 
@@ -131,7 +131,7 @@ def _takeover_in(columns: Columns, span: range, epoch: int) -> int | None:
 
 
 def _newest_progress(columns: Columns) -> Progress | None:
-    """The last progress record of a batch; what cannot be read is passed over."""
+    """Return the last progress record of a batch; records that cannot be decoded are skipped."""
     for value in reversed(columns.values):
         with suppress(CorruptRecord):
             if not is_foreign(value) and (entry := decode(value)).operation == PROGRESS:
@@ -140,11 +140,15 @@ def _newest_progress(columns: Columns) -> Progress | None:
 
 
 class Restoring:
-    """Restores one task, which nobody else uses meanwhile."""
+    """Restores one task, which nothing else uses meanwhile."""
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, task: StreamTask, clock: Clock) -> None:
-        self._kafka, self._settings, self._clock = kafka, settings, clock
-        self.task, self.report, self.progress = task, RestoreReport(), RestoreProgress(task.partition)
+        self._kafka = kafka
+        self._settings = settings
+        self._clock = clock
+        self.task = task
+        self.report = RestoreReport()
+        self.progress = RestoreProgress(task.partition)
         self.at = TopicPartition(settings.changelog_topic, task.partition)
         self.reader = ChangelogReader(partial(restore_changes, task), stores=task.topology.schemas())
         self.topic_id: str | None = None
@@ -155,14 +159,15 @@ class Restoring:
         return f"Restoring({self.at}, {self.reader})"
 
     def consumer(self) -> Consumer:
-        """What it reads with, not open yet."""
+        """Create the consumer that it reads with; not open yet."""
         return changelog_consumer(self._kafka)
 
     async def begin(self, consumer: Consumer) -> int:
-        """Find where to read from, and go there: the log's end at this moment.
+        """Find the start of the restore and seek to it; return the log's current end.
 
-        One that has read before goes on from there; OffsetOutOfRange where the log does not, or where it was deleted
-        while the snapshot before it was loaded, so that a newer one is to be. ChangelogHole where there is none.
+        A restore that has read before continues from its position. Raises OffsetOutOfRange if the log no longer has it.
+        Raises it as well if the log was deleted while the snapshot before it was loaded, and there is a newer snapshot.
+        Raises ChangelogHole if there is no newer one.
         """
         consumer.assign([self.at])
         reader = self.reader
@@ -173,10 +178,11 @@ class Restoring:
         return (await consumer.end_offsets([self.at]))[self.at]
 
     async def compare_newest(self, end: int, consumer: Consumer) -> None:
-        """Look before a long restore whether the newest commit before `end` fits the topology.
+        """Check before a long restore whether the newest commit before `end` fits the topology.
 
-        It tells for all before it: each topology that wrote a changelog has the stores of those before. That it fits is
-        noted (`progress.is_accepted`). That it does not is left to the restore, which knows whether the commit counts.
+        It stands for all commits before it, since each topology that wrote a changelog has the stores of those before.
+        If it fits, `progress.is_accepted` is set. If not, the restore decides, because it knows whether the commit
+        counts.
         """
         start = await consumer.position(self.at)
         if end - start <= NEWEST_RECORDS:
@@ -193,7 +199,7 @@ class Restoring:
                 self.progress.is_accepted = True
 
     async def read_until(self, end: int, consumer: Consumer) -> None:
-        """Take all records up to `end`; KafkaTimeout where none come."""
+        """Read all records up to `end`. Raises KafkaTimeout if none come."""
         position = await consumer.position(self.at)
         moved = self._clock.monotonic_ms()
         self.progress.moved(position, end, moved)
@@ -207,18 +213,18 @@ class Restoring:
                 raise KafkaTimeout(f"{self.at}: restore stands at {position} of {end} for {now - moved} ms")
 
     async def poll(self, consumer: Consumer) -> int:
-        """Take what there is to read, if anything comes soon: how many records. It may be cancelled at any moment."""
-        await asyncio.sleep(0)  # heartbeats, and the tasks that run, do not wait for all that was fetched
+        """Apply the records that come soon, and return their number. It may be cancelled at any moment."""
+        await asyncio.sleep(0)  # heartbeats and running tasks get a turn between the fetched records
         batches = await consumer.poll(RESTORE_POLL_MS, RESTORE_RECORDS_MAX)
         return sum(self._feed(columns) for columns in batches.values())
 
     def write(self) -> None:
-        """Have what was restored on disk, where the state is to be there."""
+        """Write the restored state to disk, if the state is kept there."""
         if self.task.local is not None:
             write_restored(self.reader, self.task.local, self.topic_id)
 
     def finish(self, epoch: int) -> None:
-        """All is read: the task takes up where the last progress record was, as the owner of that epoch."""
+        """Finish the restore: the task continues from the last progress record, as the owner of that epoch."""
         reader, report = self.reader, self.report
         if reader.progress is not None:
             restore_progress(self.task, reader.progress)
@@ -228,7 +234,7 @@ class Restoring:
         report.foreign_records = reader.foreign_records - self._foreign_before
         if report.foreign_records:
             log.warning(
-                "records that are no changelog entries were passed over",
+                "records that are no changelog entries were skipped",
                 topic=self.at.topic,
                 partition=self.at.partition,
                 first_offset=reader.first_foreign_offset,
@@ -236,7 +242,7 @@ class Restoring:
             )
 
     def next_epoch(self) -> int:
-        """What the next owner takes; CorruptRecord where there is none any more."""
+        """Return the epoch of the next owner. Raises CorruptRecord if there is none left."""
         try:
             return self.reader.next_epoch
         except CorruptEntry as e:
@@ -278,7 +284,7 @@ class Restoring:
             newest = await self._newest_snapshot()
             if (None if newest is None else newest[1].covered_offset) == covered:
                 raise
-            # While the snapshot was loaded two compactions ended, of which the second deleted what comes after it.
+            # Two compactions ended while the snapshot was loaded. The second deleted the changelog after the snapshot.
             raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
 
     async def _go_on(self, consumer: Consumer) -> int:
@@ -294,7 +300,7 @@ class Restoring:
         return start
 
     async def _take_up_local(self, consumer: Consumer) -> Checkpoint | None:
-        """Go on from what is on disk: up to where that is the state; None where it is not, or there is none."""
+        """Continue from the state on disk, and return its checkpoint; None if there is none or it is not valid."""
         task, reader = self.task, self.reader
         if (local := task.local) is None:
             return None
@@ -310,7 +316,7 @@ class Restoring:
         return found
 
     async def _newest_snapshot(self) -> tuple[int, lake.PartitionSnapshot] | None:
-        """The table's version, and how far it covers this partition; None where no snapshot does."""
+        """Return the table's version and this partition's coverage in it; None if no snapshot covers it."""
         settings, own = self._settings, self.at.partition
         if settings.lake is None:
             return None
@@ -319,7 +325,7 @@ class Restoring:
         return None if found is None or own not in found.partitions else (found.version, found.partitions[own])
 
     async def _load_snapshot(self) -> int | None:
-        """Load this partition's rows and return the offset from which the changelog goes on; None without snapshot."""
+        """Load this partition's rows, and return the offset at which the changelog continues; None without snapshot."""
         settings = self._settings
         if (found := await self._newest_snapshot()) is None:
             return None
@@ -341,7 +347,7 @@ class Restoring:
             newest = await self._newest_snapshot()
             if newest is None or newest[0] == version:
                 raise
-            # Upkeep has taken a file of that version while it was read.
+            # Maintenance has deleted a file of that version while it was read.
             raise OffsetOutOfRange(f"{e}; there is a newer snapshot now") from e
         if self.task.local is not None:
             self.task.local.write(None)
@@ -352,7 +358,7 @@ class Restoring:
         return snapshot.covered_offset
 
     async def _load_windows(self, schema: StoreSchema, version: int) -> None:
-        """Replay what a version of the snapshot has of one store."""
+        """Restore one store's windows from a version of the snapshot."""
         settings, local = self._settings, self.task.local
         assert settings.lake is not None
         columns = [column.name for column in schema.state_columns()]
@@ -365,9 +371,9 @@ class Restoring:
 
 
 def checked_start(at: TopicPartition, covered: int | None, first: int, end: int, lake: str | None = None) -> int:
-    """Where to read from, of a log from `first` to `end` and a snapshot up to `covered` in that lake.
+    """Return the offset to read from, for a log from `first` to `end` and a snapshot up to `covered` in that lake.
 
-    Raises ChangelogHole between them.
+    Raises ChangelogHole if offsets between them are missing.
     """
     if covered is None:
         if first > 0:

@@ -1,7 +1,7 @@
-"""How far a restore is: what it still has to read of the changelog, how fast it reads, and when it will be done.
+"""The progress of a restore: the rest of the changelog to read, the rate, and the estimated time.
 
-Records are counted by offsets, so the marks of transactions count too. The rate is that of the whole restore, from when
-the first record was asked for: a snapshot is loaded before that and is no part of it.
+Records are counted by offsets, so transaction markers count too. The rate is that of the whole restore since its first
+poll. A snapshot is loaded before that and does not count.
 
 >>> progress = RestoreProgress(0)
 >>> progress.moved(1_000, 5_000, now_ms=0)
@@ -25,23 +25,24 @@ SAY_INTERVAL_MS = 5_000
 
 
 class RestoreProgress:
-    """One partition's; all None as long as nothing is read of the changelog."""
+    """The progress for one partition; all fields are None until something is read of the changelog."""
 
     def __init__(self, partition: int, metrics: RestoreMetrics | None = None) -> None:
-        self._partition, self._metrics = partition, metrics
+        self._partition = partition
+        self._metrics = metrics
         self._first: tuple[int, int] | None = None
         self._said_ms = 0
         self.remaining_records: int | None = None
         self.records_per_second: int | None = None
         self.eta_ms: int | None = None
         self.is_accepted = False
-        """Whether the newest commit is known to fit the topology, before all that led to it is read."""
+        """Whether the newest commit is known to fit the topology, before the commits that precede it are read."""
 
     def __repr__(self) -> str:
         return f"RestoreProgress(partition {self._partition}, {self.describe()})"
 
     def moved(self, position: int, end: int, now_ms: int) -> None:
-        """The next record to read is at `position`, and `end` is where it will be all; `now_ms` is monotonic."""
+        """Set the next offset to read, `position`, and the offset of completion, `end`; `now_ms` is monotonic."""
         if self._first is None:
             self._first, self._said_ms = (position, now_ms), now_ms
         first, since_ms = self._first
@@ -58,7 +59,7 @@ class RestoreProgress:
             log.info("state is being restored", partition=self._partition, position=position, **self.describe())
 
     def describe(self) -> dict[str, int | None]:
-        """What is left, the rate so far and the time that it will take, as plain values."""
+        """Return the remaining records, the rate and the estimated time as plain values."""
         return {
             "remaining_records": self.remaining_records,
             "records_per_second": self.records_per_second,

@@ -1,4 +1,4 @@
-"""States of many windows as columns, out of the bytes of their changelog entries."""
+"""Decodes states of many windows into columns, from the bytes of their changelog entries."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.shared.streams.changelog.format import StateCodec
 
 
 def packed_columns(codec: StateCodec, states: PackedBytes) -> list[Any]:
-    """The columns of many states in declared order: arrays of numbers, and PackedBytes over the states' own buffer.
+    """Return the columns of states in declared order: arrays of numbers, and PackedBytes over the states' own buffer.
 
-    CorruptRecord says of the first that is no state what is wrong with it.
+    Raises CorruptRecord with the error of the first invalid state.
     """
     count, fixed, binary = len(states), codec.fixed, codec.binary
     cells = np.empty((len(fixed), count), np.int64)

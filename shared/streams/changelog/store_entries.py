@@ -1,4 +1,4 @@
-"""A store's changes as the changelog entries of one commit, in the order that readers rely on."""
+"""Encodes a store's changes as the changelog entries of one commit, in the order that readers rely on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock.shared.streams.windows.window_store import WindowStore
 
 
 def encode_rows(builder: StoreBuilder, number: int, changes: Changes, epoch: int, commit: int) -> Entries:
-    """Deletions, then live rows, of a table or a join. ProcessingFailed names the row that cannot be encoded."""
+    """Encode deletions, then live rows, of a table or a join. ProcessingFailed names a row that cannot be encoded."""
     codec = StateCodec(builder.schema.state_columns())
 
     def state(row: LiveRow) -> bytes:
@@ -54,7 +54,7 @@ def _key(key: str | bytes) -> bytes:
 def encode_stores(
     builders: Mapping[str, StoreBuilder], stores: Mapping[str, StateStore], epoch: int, commit: int
 ) -> tuple[Entries, int]:
-    """The entries of all stores' changes, and how many finals are among them."""
+    """Return the entries of all stores' changes, and the number of finals among them."""
     parts: list[Entries] = []
     closed = 0
     for number, (name, store) in enumerate(stores.items()):
@@ -69,7 +69,7 @@ def encode_stores(
 
 
 def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> tuple[Entries, int]:
-    """Finals and deletions, then live windows: the entries, and how many of them are finals."""
+    """Return the entries of finals and deletions, then live windows, and the number of finals."""
     finals, live = store.finals(), store.live()
     keys, starts = store.deleted()
     parts = []
@@ -85,7 +85,7 @@ def encode_columns(store: WindowStore, number: int, epoch: int, commit: int) -> 
 
 
 def _states(store: WindowStore, windows: Windows) -> Sequence[ChangelogColumn]:
-    """The state columns of windows; ProcessingFailed names the window whose state cannot be encoded."""
+    """Return the state columns of windows. ProcessingFailed names a window whose state cannot be encoded."""
     columns = store.columns
     try:
         return columns.to_changelog(windows.columns)
@@ -104,7 +104,7 @@ def _encoding_error(store: str, key: Any, start: int, end: int, error: Exception
 
 
 def _packed(head: bytes, bounds: Sequence[Int64Array], states: Sequence[ChangelogColumn]) -> PackedBytes:
-    """One value a window: what has one length in all of them is made as one array, other states follow it."""
+    """Return one value a window: fields of equal size are packed in one array, other states follow."""
     columns = [*bounds, *(column for column in states if isinstance(column, np.ndarray))]
     count = len(bounds[0])
     fields = [(f"f{i}", column.dtype.newbyteorder(">")) for i, column in enumerate(columns)]

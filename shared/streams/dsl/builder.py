@@ -1,4 +1,4 @@
-"""The DSL: a topology written as a chain of calls.
+"""The DSL: defines a topology by chained calls.
 
 >>> import msgspec
 >>> from datetime import timedelta
@@ -76,20 +76,20 @@ from penstock.shared.streams.windows.window_aggregate import WindowAggregate
 __all__ = ["GlobalTable", "Stream", "StreamsBuilder", "Table"]
 
 AnyJson = type[dict[Any, Any]] | UnionType
-"""A `value` whose type a type checker cannot carry on: `dict` is any JSON, and `A | B` is no class."""
+"""A `value` whose type a type checker cannot infer: `dict` is any JSON, and `A | B` is no class."""
 ValueType = type[V] | Deserializer[V | None]
-"""A `value` that is a class, or a deserializer."""
+"""A `value` that is a class or a deserializer."""
 
 
 class StreamsBuilder:
-    """Collects the streams of one application."""
+    """Defines the streams of one application."""
 
     def __init__(self) -> None:
         self._topology = Topology()
         self._named = 0
         self._repartitioned: dict[str, Stream] = {}
         self._null_kept: set[str] = set()
-        self._silent: dict[str, None] = {}  # aggregates that say nothing yet: neither on_close() nor on_update()
+        self._silent: dict[str, None] = {}  # aggregates without on_close() or on_update() so far
 
     @overload
     def stream(
@@ -144,12 +144,12 @@ class StreamsBuilder:
         dead_letters: str | None = None,
         late: str | None = None,
     ) -> Stream[Any, Any]:
-        """A topic's records, with values decoded as `value`.
+        """Read a topic, with values decoded as `value`.
 
         `value` is a msgspec struct or any other type that msgspec decodes (JSON, checked field by field), `dict` (any
-        JSON), `bytes` (as they are), or a deserializer, whose values are taken for dicts until a `map_values` says
-        otherwise. What cannot be decoded goes to `dead_letters` (default `<topic>-dlq`), what comes after its
-        window was closed to `late` (default `<topic>-late`).
+        JSON), `bytes` (as they are), or a deserializer. A deserializer's values are taken for dicts until a
+        `map_values` declares another type. Records that cannot be decoded go to `dead_letters` (default
+        `<topic>-dlq`). Records that arrive after their window has closed go to `late` (default `<topic>-late`).
         """
         source = self._source(topic, value, key, dead_letters, late)
         return Stream(self, source.name, Flow(source, value if is_type(value) else dict, key, origin=topic))
@@ -207,9 +207,9 @@ class StreamsBuilder:
         name: str | None = None,
         dead_letters: str | None = None,
     ) -> Table[Any, Any]:
-        """The last value of each key of a topic, kept in a store of that name (default: the topic's).
+        """Read a topic as a table: the last value of each key, kept in a store of this name (default: the topic's).
 
-        A record without a value deletes its row. The topic should be compacted; `value` is as for `stream`.
+        A record without a value deletes its row. The topic should be compacted. `value` is as for `stream`.
         """
         require_name("table: name", name)
         source = self._source(topic, value, key, dead_letters, None)
@@ -261,10 +261,10 @@ class StreamsBuilder:
     def global_table(
         self, topic: str, value: Any = dict, *, key: KeyType = "string", name: str | None = None
     ) -> GlobalTable[Any, Any]:
-        """All partitions of a topic as one table in every instance, under that name (default: the topic's).
+        """Read all partitions of a topic as one table in every instance, under this name (default: the topic's).
 
-        It is read to its end before the first record is processed, and then along with the other topics. What cannot
-        be decoded is counted, logged and left out.
+        The topic is read to its end before the first record is processed, and from then on along with the other topics.
+        Records that cannot be decoded are counted, logged and left out.
         """
         require_topic("global_table: topic", topic)
         require_key_type("global_table: key", key)
@@ -274,7 +274,7 @@ class StreamsBuilder:
         return GlobalTable(table.name, self)
 
     def add_store(self, name: str, value: Any = dict, *, key: KeyType = "string") -> str:
-        """A key-value store for processors of your own, with values of that type; its name, for `process`."""
+        """Add a key-value store with values of this type for your own processors. Return its name, for `process`."""
         require_key_type("add_store: key", key)
         require_name("add_store: name", name)
         if name is None:
@@ -283,12 +283,12 @@ class StreamsBuilder:
         return name
 
     def build(self) -> Topology:
-        """The topology; ConfigError where nothing was defined, an aggregate is not forwarded, or records loop."""
+        """Return the topology. Raises ConfigError if it lacks streams or an output, or if records loop."""
         if not self._topology.nodes:
             raise ConfigError("topology: no stream was defined")
         if self._silent:
             name = next(iter(self._silent))
-            raise ConfigError(f"aggregate({name!r}): say when its results go out: .on_close() or .on_update()")
+            raise ConfigError(f"aggregate({name!r}): say when to forward its results: .on_close() or .on_update()")
         refuse_loops(self._topology)
         return self._topology
 
@@ -341,45 +341,47 @@ class StreamsBuilder:
 
 KR = TypeVar("KR")
 VR = TypeVar("VR")
-"""The keys and values of a result."""
+"""The types of a result's keys and values."""
 KO = TypeVar("KO")
 VO = TypeVar("VO")
-"""The keys and values of the other side, and of a join's row."""
+"""The types of the other side's values, and of a join's row."""
 
 
 class Stream(Generic[K, V]):
-    """Records flowing from a node.
+    """The records that a node forwards.
 
-    The type parameters are those of the records that have a key and a value. As in Kafka Streams each record of a topic
-    may lack either, and then it is None.
+    The type parameters are those of the records that have a key and a value. As in Kafka Streams, each record of a
+    topic may lack either, and then it is None.
     """
 
     def __init__(self, builder: StreamsBuilder, node: str, flow: Flow) -> None:
-        self._builder, self._node, self._flow = builder, node, flow
+        self._builder = builder
+        self._node = node
+        self._flow = flow
 
     def filter(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
-        """Only the records for which `predicate` is true."""
+        """Keep only the records for which `predicate` is true."""
         predicate = plain("filter: predicate", predicate)
         return self._each(
             "filter", lambda record, forward: forward(record) if predicate(record) else None, at_most_once=True
         )
 
     def filter_not(self, predicate: Callable[[Record[K, V]], bool]) -> Stream[K, V]:
-        """Only the records for which `predicate` is false."""
+        """Keep only the records for which `predicate` is false."""
         predicate = plain("filter_not: predicate", predicate)
         return self._each(
             "filter_not", lambda record, forward: None if predicate(record) else forward(record), at_most_once=True
         )
 
     def map_values(self, mapper: Callable[[V], VR], value: Any = dict) -> Stream[K, VR]:
-        """Each value replaced by `mapper(value)`; `value` says what type comes out, for typed aggregations."""
+        """Replace each value by `mapper(value)`; `value` is the type of the results, for typed aggregations."""
         mapper = plain("map_values: mapper", mapper)
         return self._each(
             "map_values", lambda r, forward: forward(r._replace(value=mapper(r.value))), value, at_most_once=True
         )
 
     def flat_map_values(self, mapper: Callable[[V], Iterable[VR]], value: Any = dict) -> Stream[K, VR]:
-        """Each value replaced by the values of `mapper(value)`."""
+        """Replace each value by the values of `mapper(value)`."""
         mapper = plain("flat_map_values: mapper", mapper, may_yield=True)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
@@ -396,7 +398,7 @@ class Stream(Generic[K, V]):
         key: KeyType = "string",
         name: str | None = None,
     ) -> Stream[KR, VR]:
-        """Each record replaced by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
+        """Replace each record by `mapper(record)`: key, value, timestamp and headers. For `key`, `name`: `key_by`."""
         mapper = plain("map: mapper", mapper)
         return self._rekeyed("map", lambda record, forward: forward(mapper(record)), value, key, name)
 
@@ -408,7 +410,7 @@ class Stream(Generic[K, V]):
         key: KeyType = "string",
         name: str | None = None,
     ) -> Stream[KR, VR]:
-        """Each record replaced by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
+        """Replace each record by the records of `mapper(record)`. For `key`, `name`: `key_by`."""
         mapper = plain("flat_map: mapper", mapper, may_yield=True)
 
         def each(record: Record, forward: Callable[[Record], None]) -> None:
@@ -420,11 +422,11 @@ class Stream(Generic[K, V]):
     def key_by(
         self, selector: Callable[[Record[K, V]], KR], *, key: KeyType = "string", name: str | None = None
     ) -> Stream[KR, V]:
-        """Each record under the key `selector(record)`, text or bytes as `key` says.
+        """Replace each record's key by `selector(record)`; `key` is its type, text or bytes.
 
-        Before it is grouped or joined by that key, the stream goes through a topic of the application's own,
-        `<application>-<name>-repartition`, so that all records of a key come to one task. Give it a `name` to keep the
-        topic when the topology around it changes. A record without a key is skipped there, and counted.
+        Before the stream is grouped or joined by that key, it passes through a topic of the application itself:
+        `<application>-<name>-repartition`. So all records of a key come to one task. A `name` keeps the topic when
+        the topology around it changes. A record without a key is skipped there and counted.
         """
         selector = plain("key_by: selector", selector)
 
@@ -446,12 +448,12 @@ class Stream(Generic[K, V]):
         return self._each("peek", each, passes_all=True, at_most_once=True)
 
     def foreach(self, action: Callable[[Record[K, V]], None]) -> None:
-        """Call `action` for each record; nothing comes after it."""
+        """Call `action` for each record and forward nothing."""
         action = plain("foreach: action", action)
         self._each("foreach", lambda record, forward: action(record))
 
     def branch(self, *predicates: Callable[[Record[K, V]], bool]) -> list[Stream[K, V]]:
-        """One stream a predicate; a record goes to the first that is true of it, to none where none is."""
+        """Return one stream a predicate. A record goes to the first stream whose predicate is true, or to none."""
         if not predicates:
             raise ConfigError("branch: at least one predicate is needed")
         checked = [plain("branch: predicate", predicate) for predicate in predicates]
@@ -465,10 +467,10 @@ class Stream(Generic[K, V]):
         return [Stream(self._builder, name, self._flow) for name in names]
 
     def merge(self, other: Stream[KO, VO]) -> Stream[K | KO, V | VO]:
-        """The records of both streams; ConfigError where one has text as keys and the other bytes.
+        """Merge two streams. Raises ConfigError if the keys of one are text and those of the other bytes.
 
-        Streams with values of different types can be merged, and their records counted; to go through a topic, into a
-        join or an aggregation of a field they need one type, which `map_values` says.
+        Streams with values of different types can be merged and their records counted. A repartition topic, a join or
+        the aggregation of a field needs one type; `map_values` defines it.
         """
         require_same_builder("merge", self._builder, other._builder)
         if self._flow.key != other._flow.key:
@@ -496,10 +498,10 @@ class Stream(Generic[K, V]):
         value: Any = dict,
         key: KeyType | None = None,
     ) -> Stream[KR, VR]:
-        """What a processor of your own forwards, with values of type `value`; it may use the stores named.
+        """Return the records that your own processor forwards, with values of type `value`; it may use these stores.
 
-        It may give its records any key, text or bytes as `key` says (default: as they are). So they go through a
-        repartition topic before they are grouped or joined, as after `key_by`; `process_values` spares them that.
+        The processor may change keys; `key` is their type, text or bytes (default: as before). So the records pass
+        through a repartition topic before they are grouped or joined, as after `key_by`. `process_values` avoids that.
         """
         if key is not None:
             require_key_type("process: key", key)
@@ -514,10 +516,10 @@ class Stream(Generic[K, V]):
         name: str | None = None,
         value: Any = dict,
     ) -> Stream[K, VR]:
-        """As `process`, by a processor that leaves the keys as they are: the records stay in their partition.
+        """As `process`, with a processor that does not change keys, so the records stay in their partition.
 
-        ConfigError ends the worker where it forwards another key than that of the record it processes. What it
-        forwards in a punctuation or a commit has the key of a record that came to it before; that is not checked.
+        A ConfigError ends the worker if the processor forwards a key other than that of the record it processes. A
+        record forwarded in a punctuation or a commit must have the key of an earlier record; that is not checked.
         """
         node = self._processed("process_values", lambda: SameKey(supplier()), stores, name, supplier)
         return Stream(self._builder, node, replace(self._flow, value=value, mixed=()))
@@ -556,10 +558,11 @@ class Stream(Generic[K, V]):
         value: Any = dict,
         name: str | None = None,
     ) -> Stream[K, Any]:
-        """The records that the other side has a match for, with the value `joiner(own value, other value)`.
+        """Return the records that match the other side, with the value `joiner(own value, other value)`.
 
-        Another stream: records of one key within `windows`. A table: the row of the record's key. A global table: the
-        row of the key `key(record)`. `value` says what type comes out; `name` names the stores of a stream's join.
+        With another stream, records of one key within `windows` match. With a table, the row of the record's key
+        matches; with a global table, the row of the key `key(record)`. `value` is the type of the results; `name` names
+        the stores of a join with a stream.
         """
         return join(self, other, joiner, Joining(windows, key, value, name, left=False))
 
@@ -599,7 +602,7 @@ class Stream(Generic[K, V]):
         value: Any = dict,
         name: str | None = None,
     ) -> Stream[K, Any]:
-        """As `join`, but a record without a match goes on as `joiner(own value, None)`, as does one without a key."""
+        """As `join`, but a record without a match, or without a key, is forwarded as `joiner(own value, None)`."""
         return join(self, other, joiner, Joining(windows, key, value, name, left=True))
 
     def to(self, topic: str, encode: Callable[[Record[K, V]], tuple[bytes | None, bytes | None]] | None = None) -> None:
@@ -610,12 +613,12 @@ class Stream(Generic[K, V]):
         sink = SinkNode(self._builder._name("sink"), topic, encode or self._flow.encode)
         self._builder._add(sink, (self._node,))
         stores = self._builder._topology.stores
-        if self._node in stores and encode is None:  # what is encoded otherwise cannot be compared
+        if self._node in stores and encode is None:  # results of a custom encoder cannot be compared
             builder = stores[self._node]
             stores[self._node] = replace(builder, schema=msgspec.structs.replace(builder.schema, results=topic))
 
     def repartition(self) -> Stream[K, V]:
-        """The stream by way of a topic of the application's own, with all records of a key in one partition."""
+        """Pass the stream through a topic of the application itself, so that a key's records are in one partition."""
         require_groupable("repartition", self._flow)
         require_one_type("repartition", self._flow)
         builder, flow, topic = self._builder, self._flow, self._node + REPARTITION_SUFFIX
@@ -625,10 +628,10 @@ class Stream(Generic[K, V]):
         return builder._repartitioned[topic]
 
     def group_by_key(self: Stream[KR | None, V]) -> GroupedStream[KR, V]:
-        """The stream grouped by the key its records have.
+        """Group the stream by its records' keys.
 
-        A record without a value that tells of a retracted window or a deleted row is no event to aggregate: it is
-        skipped, and counted.
+        A record without a value that stands for a retracted window or a deleted row cannot be aggregated. It is skipped
+        and counted.
         """
         require_groupable("group_by_key", self._flow)
         keyed = self._by_key()
@@ -641,7 +644,7 @@ class Stream(Generic[K, V]):
     def group_by(
         self, selector: Callable[[Record[K, V]], KR | None], *, key: KeyType = "string", name: str | None = None
     ) -> GroupedStream[KR, V]:
-        """The stream grouped by the key that `key_by` gives its records."""
+        """Group the stream by the key that `key_by` with this selector sets."""
         return self.key_by(selector, key=key, name=name).group_by_key()
 
     def _by_key(self, *, keeps_null: bool = False) -> Stream[K, V]:
@@ -703,43 +706,43 @@ class Stream(Generic[K, V]):
 # --- grouped streams and windows ---
 
 RESERVED_RESULTS = frozenset(("partition", "key", "start", "end", LATEST))
-"""What rows and results of windows have beside the results of aggregations."""
+"""The fields of windows' rows and results besides the results of aggregations."""
 
 
 class GroupedStream(Generic[K, V]):
-    """A stream whose records of one key belong together; durations are timedelta or ms."""
+    """A stream grouped by key; durations are timedelta or ms."""
 
     def __init__(self, stream: Stream[K | None, V]) -> None:
         self._stream = stream
 
     def session_window(self, gap: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
-        """Sessions that a gap of inactivity ends."""
+        """Group into sessions, which end after a gap of inactivity."""
         return WindowedGroup(self._stream, Rule("session", interval_ms(gap, "session_window: gap"), _grace_ms(grace)))
 
     def tumbling_window(self, size: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
-        """Windows of one size, each beginning where the one before ends."""
+        """Group into windows of one size; each begins where the previous one ends."""
         size_ms = interval_ms(size, "tumbling_window: size")
         return WindowedGroup(self._stream, Rule("tumbling", size_ms, _grace_ms(grace), size_ms))
 
     def hopping_window(
         self, size: timedelta | int, advance: timedelta | int, grace: timedelta | int = 0
     ) -> WindowedGroup[K, V]:
-        """Windows of one size that begin every `advance`, and so overlap."""
+        """Group into windows of one size that begin every `advance`, and so overlap."""
         size_ms, advance_ms = interval_ms(size, "hopping_window: size"), interval_ms(advance, "hopping_window: advance")
         return WindowedGroup(self._stream, hopping_windows(size_ms, advance_ms, _grace_ms(grace)))
 
     def sliding_window(self, difference: timedelta | int, grace: timedelta | int = 0) -> WindowedGroup[K, V]:
-        """Windows that hold records no further apart than `difference`; see `sliding_windows`."""
+        """Group into windows whose records are at most `difference` apart; see `sliding_windows`."""
         difference_ms = interval_ms(difference, "sliding_window: difference", 0)
         return WindowedGroup(self._stream, Rule("sliding", difference_ms, _grace_ms(grace)))
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> Table[K, dict[str, Any]]:
-        """The named results of each key over all its records: a table, kept in a store of this name.
+        """Aggregate all records of each key into a table, kept in a store of this name.
 
-        A row is a dict of `key` (base64 of keys of bytes) and the results by name, as JSON has it. Each change goes on
-        as a record with the row as value, at the time of the key's latest record; a worker sends the last of a commit.
-        Without a name the store is named after the topic where the records entered the topology, such as
-        `clicks-aggregate`.
+        A row is a dict of `key` (base64 if keys are bytes) and the results by name, as in JSON. Each change is
+        forwarded as a record with the row as value and the timestamp of the key's latest record. A worker forwards only
+        the last change of a commit. Without a name, the store is named after the topic where the records entered the
+        topology, such as `clicks-aggregate`.
         """
         stream = self._stream
         name, bound = _bound(stream, name, "aggregate", aggregations)
@@ -759,7 +762,7 @@ Bound = Mapping[str, Aggregation[Any]]
 def _bound(
     stream: Stream, name: str | None, kind: str, aggregations: Mapping[str, Aggregation[Any]]
 ) -> tuple[str, Bound]:
-    """The store's name, and the aggregations as they are of the stream's values."""
+    """Return the store's name, and the aggregations bound to the type of the stream's values."""
     flow = stream._flow
     if name is None:
         name = f"{flow.origin or flow.source.topic}-{kind}"
@@ -806,16 +809,18 @@ def _add_store(stream: Stream, schema: StoreSchema, bound: Bound) -> None:
 
 
 class WindowedGroup(Generic[K, V]):
-    """A grouped stream cut into windows."""
+    """A grouped stream divided into windows."""
 
     def __init__(self, stream: Stream[K | None, V], rule: Rule) -> None:
-        self._stream, self._rule = stream, rule
+        self._stream = stream
+        self._rule = rule
 
     def aggregate(self, name: str | None = None, /, **aggregations: Aggregation[Any]) -> WindowedTable[K]:
-        """The named results of each window, kept in a store of this name.
+        """Aggregate each window, with the results kept in a store of this name.
 
-        Without one the store is named after the topic where the records entered the topology and the kind of window,
-        such as `clicks-session`: the name stays when what lies between is changed. Two stores of one name are refused.
+        Without a name, the store is named after the topic where the records entered the topology and the kind of
+        window, such as `clicks-session`. So the name stays when nodes between them change. Two stores of one name are
+        an error.
         """
         name, bound = _bound(self._stream, name, self._rule.kind, aggregations)
         if self._rule.kind != "session":
@@ -825,17 +830,20 @@ class WindowedGroup(Generic[K, V]):
 
 
 class WindowedTable(Generic[K]):
-    """Windowed results; say when they are forwarded."""
+    """Windowed results; `on_close` or `on_update` decides when they are forwarded."""
 
     def __init__(self, stream: Stream[K | None, Any], name: str, rule: Rule, bound: Bound) -> None:
-        self._stream, self._name, self._rule, self._bound = stream, name, rule, bound
+        self._stream = stream
+        self._name = name
+        self._rule = rule
+        self._bound = bound
 
     def on_close(self) -> Stream[WindowKey[K], WindowResult[K]]:
-        """Each window once, when it is closed: a record's key is a `WindowKey`, its value a `WindowResult`."""
+        """Forward each window once, when it closes: a record's key is a `WindowKey`, its value a `WindowResult`."""
         return self._emit("on_close")
 
     def on_update(self) -> Stream[WindowKey[K], WindowResult[K] | None]:
-        """Each window's last result of every commit, and None for a window that was merged into another."""
+        """Forward each window's last result of every commit, and None for a window that was merged into another."""
         return self._emit("on_update")
 
     def _emit(self, emit: Emit) -> Stream:
@@ -856,26 +864,26 @@ class WindowedTable(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class Table(Generic[K, V]):
-    """The last value of each key; `store` is where it is kept."""
+    """The last value of each key; `store` is the name of its store."""
 
     stream: Stream[K, V | None]
     store: str
 
     def to_stream(self) -> Stream[K, V | None]:
-        """Each change of a row as a record; one without a value is a deletion."""
+        """Return each change of a row as a record; a record without a value is a deletion."""
         return self.stream
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalTable(Generic[K, V]):
-    """A table that every instance has whole."""
+    """A table of which every instance has all rows."""
 
     name: str
     builder: StreamsBuilder | None = field(default=None, repr=False, compare=False)
 
 
 class Joining(NamedTuple):
-    """What `Stream.join` and `Stream.left_join` were told."""
+    """The arguments of `Stream.join` and `Stream.left_join`."""
 
     windows: JoinWindows | None
     key: Callable[[Record], Any] | None
@@ -885,7 +893,7 @@ class Joining(NamedTuple):
 
 
 def join(stream: Stream, other: Stream | Table | GlobalTable, joiner: Joiner, how: Joining) -> Stream:
-    """The joined stream; ConfigError where the other side and what was said do not fit."""
+    """Return the joined stream. Raises ConfigError if the arguments do not fit the other side."""
     joiner = plain("join: joiner", joiner)
     require_name("join: name", how.name)
     if how.windows is not None and not isinstance(how.windows, JoinWindows):
@@ -973,7 +981,7 @@ def _join_store(name: str, windows: JoinWindows, flow: Flow) -> StoreBuilder:
 
 
 class _DropNullKeys(Processor):
-    """Nothing can be grouped or joined by no key; what is left joined goes on without a match."""
+    """Drops records without a key, which cannot be grouped or joined. A left join's are forwarded without a match."""
 
     sees_time = False
 
@@ -988,13 +996,13 @@ class _DropNullKeys(Processor):
 
 
 def repartitioned(builder: StreamsBuilder, parent: str, flow: Flow, topic: str) -> tuple[str, Flow]:
-    """The source of, and what comes back from, an internal topic that takes the records of `parent` by their keys."""
-    # Asked only when a task is made: a left join may come after a grouping of the same stream.
+    """Add an internal topic that repartitions the records of `parent` by key; return its source and flow."""
+    # `_null_kept` is read when a task is made: a left join may come after a grouping of the same stream.
     keyed = ProcessorNode(builder._name("keyed"), lambda: _DropNullKeys(topic in builder._null_kept))
     builder._add(keyed, (parent,))
     encode = _encode_bytes_keys if flow.key == "bytes" else _encode_text_keys
     builder._add(SinkNode(builder._name("sink"), topic, encode, is_internal=True), (keyed.name,))
-    is_result = flow.value is WindowResult  # written flat, as everywhere, so no struct can read it
+    is_result = flow.value is WindowResult  # results are always written as flat objects, which no struct can read
     is_json = flow.value is not bytes and not is_result
     source = SourceNode(
         builder._name("source"),

@@ -1,8 +1,8 @@
-"""What stores and aggregations may be called where there is a lake: each is a column beside the tables' own.
+"""Checks of the names of stores and aggregations for the lake, where each is a column beside the tables' own.
 
-In `state` every store is a column, in `closed/<store>` and `late/<store>` every aggregation. Delta tells names apart
-without regard to case, and takes no blanks and few signs in them. The aggregator holds a topology to it when it starts,
-the Spark jobs before they write.
+In `state` every store is a column, in `closed/<store>` and `late/<store>` every aggregation. Delta compares names
+without regard to case, and rejects blanks and some punctuation. The aggregator checks its topology when it starts, the
+Spark jobs before they write.
 
 >>> require_column_names("store 'visits': aggregation", ["n", "State"], CLOSED_COLUMNS, "closed/visits")
 Traceback (most recent call last):
@@ -33,7 +33,7 @@ def require_lake_names(stores: Sequence[StoreSchema]) -> None:
 
 
 def require_column_names(what: str, names: Iterable[str], own: Iterable[str], table: str) -> None:
-    """Raise ConfigError unless `names` can be columns of the lake's `table`, which has those of its `own`."""
+    """Raise ConfigError unless `names` can be columns of the lake's `table`, which has the columns `own` already."""
     reserved = {name.lower(): name for name in own}
     seen: dict[str, str] = {}
     for name in names:

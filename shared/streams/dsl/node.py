@@ -1,4 +1,4 @@
-"""What flows between two nodes of the DSL: where it came from, its types, and how it is written."""
+"""The description of the records between two nodes of the DSL: their origin, types and encoding."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from penstock.shared.streams.topology import Encoder, KeyType, SourceNode
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """`value` is the type of the values, `is_rekeyed` says that records of one key may be in several partitions.
+    """`value` is the type of the values. `is_rekeyed` means that records of one key may be in several partitions.
 
-    `is_windowed` says that the keys are windows, `window_key` what those windows' own keys are. `mixed` names the types
-    of the values where merged streams have different ones, `origin` the topic where the records entered the topology.
-    `has_deletions` says that a record without a value may tell of a window that was retracted or a row that is gone.
+    `is_windowed` means that the keys are windows; `window_key` is the type of those windows' own keys. `mixed` names
+    the types of the values if merged streams have different ones. `origin` is the topic where the records entered the
+    topology. `has_deletions` means that a record without a value may stand for a retracted window or a deleted row.
     """
 
     source: SourceNode
@@ -40,17 +40,17 @@ class Flow:
 
 
 def type_name(value: Any) -> str:
-    """A type as a message names it."""
+    """Return a type's name for a message."""
     return getattr(value, "__name__", None) or repr(value)
 
 
 def is_type(value: Any) -> bool:
-    """Whether it is a type that msgspec may decode to, and no deserializer."""
+    """Return whether this is a type that msgspec may decode to, and not a deserializer."""
     return isinstance(value, type) or typing.get_origin(value) is not None
 
 
 def deserializer_of(value: Any) -> Deserializer:
-    """How values of a type are read; a deserializer is its own. ConfigError for anything else."""
+    """Return the deserializer for a type; a deserializer is returned as it is. Raises ConfigError for anything else."""
     if value is dict:
         return json_deserializer
     if value is bytes:

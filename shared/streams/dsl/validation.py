@@ -1,6 +1,6 @@
-"""What the DSL refuses while a topology is written, each in words that name the argument and the way out.
+"""Validation of a topology while it is defined. Each error names the argument and the remedy.
 
-A mistake that is found here costs a look at one line; found by a task it costs the task, and what it has done by then.
+A mistake found here costs a look at one line. A mistake found by a task costs the task and its uncommitted work.
 
 >>> require_key_type("stream: key", "int")
 Traceback (most recent call last):
@@ -24,13 +24,13 @@ AGGREGATION_METHODS = ("initial", "add", "add_at", "merge", "to_columns", "from_
 
 
 def require_key_type(argument: str, key: Any) -> None:
-    """ConfigError for a kind of keys that there is not."""
+    """Raise ConfigError unless `key` is a known type of keys."""
     if key not in get_args(KeyType):
         raise ConfigError(f'{argument} must be "string" or "bytes", got {repr(key)[:SHOWN_MAX]}')
 
 
 def require_topic(argument: str, topic: Any) -> None:
-    """ConfigError for what no topic can be called."""
+    """Raise ConfigError unless `topic` is a valid topic name."""
     if not is_topic_name(topic):
         raise ConfigError(
             f"{argument} must be a topic's name, 1 to {TOPIC_NAME_MAX} of a-z, A-Z, 0-9, '.', '_' and '-', "
@@ -39,13 +39,13 @@ def require_topic(argument: str, topic: Any) -> None:
 
 
 def require_name(argument: str, name: Any) -> None:
-    """ConfigError for what is no name; None leaves it to the builder."""
+    """Raise ConfigError unless `name` is text, or None, which lets the builder choose a name."""
     if name is not None and (not isinstance(name, str) or not name):
         raise ConfigError(f"{argument} must be text, got {repr(name)[:SHOWN_MAX]}")
 
 
 def require_repartition_topic(node: str, topic: str) -> None:
-    """ConfigError where no application could have this topic: one is named `<application>-<node>-repartition`."""
+    """Raise ConfigError unless `<application>-<node>-repartition` can be a topic name for some application."""
     if not is_topic_name(f"a-{topic}"):
         longest = TOPIC_NAME_MAX - len("a-") - (len(topic) - len(node))
         raise ConfigError(
@@ -55,7 +55,7 @@ def require_repartition_topic(node: str, topic: str) -> None:
 
 
 def require_aggregation(argument: str, aggregation: Any) -> None:
-    """ConfigError for what is no aggregation, such as a class of them."""
+    """Raise ConfigError unless this is an aggregation; a class of aggregations is none."""
     if isinstance(aggregation, Aggregation):
         require_plain_methods(argument, aggregation, AGGREGATION_METHODS)
         return
@@ -66,13 +66,13 @@ def require_aggregation(argument: str, aggregation: Any) -> None:
 
 
 def require_same_builder(what: str, own: object, other: object) -> None:
-    """ConfigError where the two sides are parts of two topologies."""
+    """Raise ConfigError if the two sides belong to different topologies."""
     if own is not other:
         raise ConfigError(f"{what}: the two sides are of two StreamsBuilders; a topology is built by one")
 
 
 def require_groupable(what: str, flow: Flow) -> None:
-    """ConfigError where the records have no key to go by: a window's is no record's."""
+    """Raise ConfigError if the keys are windows, because those cannot group records."""
     if flow.is_windowed:
         raise ConfigError(
             f"{what}: the keys are windows (WindowKey); key_by(lambda record: record.key.key, name=...) before it "
@@ -81,7 +81,7 @@ def require_groupable(what: str, flow: Flow) -> None:
 
 
 def require_one_type(what: str, flow: Flow) -> None:
-    """ConfigError where the values are of several types, and something has to read them as one."""
+    """Raise ConfigError if the values are of several types, because the next node must read them as one."""
     if flow.mixed:
         raise ConfigError(
             f"{what}: the merged streams have values of different types ({', '.join(flow.mixed)}), and no state or "
@@ -90,9 +90,9 @@ def require_one_type(what: str, flow: Flow) -> None:
 
 
 def refuse_loops(topology: Topology) -> None:
-    """ConfigError for records that come back to where they came from: what is written to a topic is read again.
+    """Raise ConfigError if records come back to their topic, because a topic is both written and read.
 
-    So may results be, late records and dead letters, and by way of other topics that the topology reads.
+    That includes results, late records and dead letters, and loops through other topics that the topology reads.
     """
     writes = {source.topic: _written_from(topology, source) for source in topology.sources()}
     for topic in writes:
@@ -108,7 +108,7 @@ def refuse_loops(topology: Topology) -> None:
 
 
 def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
-    """The topics that a source's records may be written to, each with the argument that says so."""
+    """Return the topics that a source's records may be written to, each with the argument that names it."""
     below, is_windowed = [source.name], False
     for name in below:
         below += [child for child in topology.children[name] if child not in below]
@@ -123,7 +123,7 @@ def _written_from(topology: Topology, source: SourceNode) -> dict[str, str]:
 
 
 def _way_back(writes: Mapping[str, Mapping[str, str]], topic: str) -> list[str] | None:
-    """The shortest way on which records of a topic come back to it, both ends included; None where there is none."""
+    """Return the shortest path on which records of a topic come back to it, with both ends; None if there is none."""
     ways, seen = [[topic]], set()
     for way in ways:
         for following in writes.get(way[-1], ()):

@@ -1,4 +1,4 @@
-"""The DSL's processors without a store: functions of a record, ways to choose from, keys that stay."""
+"""The DSL's processors without a store: functions of a record, branches, and the check that keys are unchanged."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from penstock.shared.streams.record import Record
 from penstock.shared.streams.task.user_functions import plain, require_plain_methods
 
 EachFunction = Callable[[Record, Callable[[Record], None]], None]
-"""Takes a record and what forwards."""
+"""Takes a record and the function that forwards records."""
 
 _ANY_KEY = object()
 
 
 class Each(Processor):
-    """A processor without state: a function of the record and of what forwards.
+    """A processor without state: a function of the record and of `forward`.
 
-    With `at_most_once` it forwards the record or nothing, if with another value, under its key and at its time.
+    With `at_most_once` it forwards the record or nothing. The value may change, but not the key and the timestamp.
     """
 
     sees_time = False
 
     def __init__(self, each: EachFunction, *, at_most_once: bool = False) -> None:
-        self._each, self.at_most_once = each, at_most_once
+        self._each = each
+        self.at_most_once = at_most_once
 
     def process(self, record: Record) -> None:
         self._each(record, self.context.forward)
 
 
 def pass_on(record: Record, forward: Callable[[Record], None]) -> None:
-    """Forward a record as it is."""
+    """Forward a record unchanged."""
     forward(record)
 
 
 class Split(Processor):
-    """Forwards a record to the child whose predicate is the first to be true of it; none is called after that one."""
+    """Forwards a record to the child of the first predicate that is true; later predicates are not called."""
 
     sees_time = False
 
@@ -52,7 +53,7 @@ class Split(Processor):
 
 
 class DropDeletions(Processor):
-    """What has no value tells of a retracted window or a deleted row: no aggregation counts it."""
+    """Drops records without a value. They stand for retracted windows or deleted rows, which no aggregation counts."""
 
     sees_time = False
 
@@ -64,7 +65,7 @@ class DropDeletions(Processor):
 
 
 class _SameKeyContext:
-    """A context that forwards only records with the key of the one being processed."""
+    """A context that forwards only records with the key of the current record."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context
@@ -83,19 +84,15 @@ class _SameKeyContext:
 
 
 class SameKey(Processor):
-    """Runs a processor that may not change keys."""
+    """Runs a processor that must not change keys."""
 
     def __init__(self, processor: Processor) -> None:
         name = type(processor).__name__
         require_plain_methods(name, processor, PROCESSOR_METHODS)
-        self._init, self._process = (
-            plain(f"{name}.init()", processor.init),
-            plain(f"{name}.process()", processor.process),
-        )
-        self._commit, self._close = (
-            plain(f"{name}.commit()", processor.commit),
-            plain(f"{name}.close()", processor.close),
-        )
+        self._init = plain(f"{name}.init()", processor.init)
+        self._process = plain(f"{name}.process()", processor.process)
+        self._commit = plain(f"{name}.commit()", processor.commit)
+        self._close = plain(f"{name}.close()", processor.close)
         self._own: _SameKeyContext
 
     def init(self, context: ProcessorContext) -> None:

@@ -1,14 +1,14 @@
-"""Joining two streams: records of one key that lie no further apart than the window says.
+"""Joins of two streams: records of one key whose timestamps are within the join window.
 
-A left record at `ts` is joined with every right record of its key from `ts - before_ms` to `ts + after_ms`; each pair
-is forwarded once, when the later of the two comes, with the higher of their timestamps. A left record whose window and
-grace have passed, by the stream time of both sides together, is late, and so is a right one that only such records
-could be joined with.
+A left record at `ts` is joined with every right record of its key from `ts - before_ms` to `ts + after_ms`. Each pair
+is forwarded once, when the later of the two arrives, with the higher of their timestamps. A left record is late if its
+window and grace have passed, by the stream time of both sides together. A right record is late if it could only be
+joined with late left records.
 
-In a left join a left record that was joined with nothing is forwarded with None once its window and the grace have
-passed: nothing can come then that would make it untrue. One without a key is forwarded so at once, and moves no time.
-Both go by the close time, which is stream time less the grace and never goes back: under a longer grace a record that
-would need what is settled is late.
+In a left join, a left record without a match is forwarded with None once its window and the grace have passed, because
+no match can arrive any more. A left record without a key is forwarded with None at once, and advances no time. Both
+follow the close time, which is stream time minus the grace and never goes back. So with a longer grace, a record is
+late if it would match a record that is already forwarded.
 
 >>> JoinWindows.of(10, grace=5)
 JoinWindows(before_ms=10, after_ms=10, grace_ms=5)
@@ -43,7 +43,7 @@ LEFT, RIGHT = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class JoinWindows:
-    """How far before and after a left record its right ones may lie, and the grace period, in ms."""
+    """How far before and after a left record its right ones may be, and the grace period, in ms."""
 
     before_ms: int
     after_ms: int
@@ -64,40 +64,40 @@ class JoinWindows:
 
     @classmethod
     def of(cls, difference: timedelta | int, grace: timedelta | int = 0) -> Self:
-        """Records no further apart than `difference`, whichever comes first; durations are timedelta or ms."""
+        """Return windows of records at most `difference` apart, in either order; durations are timedelta or ms."""
         ms = interval_ms(difference, "JoinWindows: difference", 0)
         return cls(ms, ms, interval_ms(grace, "JoinWindows: grace", 0))
 
     def reach(self, side: int) -> tuple[int, int]:
-        """How far before and after a record of that side the other side's may lie."""
+        """Return how far before and after a record of that side the other side's records may be."""
         return (self.before_ms, self.after_ms) if side == LEFT else (self.after_ms, self.before_ms)
 
     def limit(self, side: int, close_time_ms: int) -> int:
-        """A record of that side which is earlier than this is late, and is remembered no longer.
+        """Return the time below which a record of that side is late and no longer kept.
 
-        A left record counts until its window and the grace have passed, a right one as long as such a left record can
-        be joined with it.
+        A left record counts until its window and the grace have passed. A right one counts as long as such a left
+        record can be joined with it.
         """
         left = close_time_ms - max(0, self.after_ms)
         return left if side == LEFT else left - self.before_ms
 
 
 class Remembered(NamedTuple):
-    """One record of a side, and whether it was joined."""
+    """One record of a side, and whether it has been joined."""
 
     value: Any
     joined: bool
 
 
 class JoinRows(Aggregation[tuple[Remembered, ...]]):
-    """The records of one key and moment, in the order in which they came."""
+    """The records of one key and timestamp, in order of arrival."""
 
     function = "join"
     state_columns = (Column("json", "binary"),)
     result_type = "json"
 
     def __init__(self, value_type: Any, window_key: KeyType = "string") -> None:
-        """`window_key` is what the keys of windows' results are, where the values are such."""
+        """`window_key` is the type of the windows' keys, if the values are windows' results."""
         type_ = Any if value_type is dict else value_type
         self._restored = bytes_keyed if value_type is WindowResult and window_key == "bytes" else None
         self._decode = msgspec.json.Decoder(list[tuple[type_, bool]]).decode  # type: ignore[valid-type]
@@ -125,14 +125,14 @@ class JoinRows(Aggregation[tuple[Remembered, ...]]):
 
 
 class Sided(NamedTuple):
-    """A value on its way into a join, with the side it comes from."""
+    """A value for a join, with its side."""
 
     side: int
     value: Any
 
 
 class JoinSide(Processor):
-    """Says which side of the join a record is of."""
+    """Marks each record with its side of the join."""
 
     def __init__(self, side: int) -> None:
         self._side = side
@@ -142,11 +142,14 @@ class JoinSide(Processor):
 
 
 class StreamJoin(TimedProcessor):
-    """Joins what its two `JoinSide`s forward; `stores` are the left and the right one's names."""
+    """Joins the records that its two `JoinSide`s forward; `stores` are the left and the right store's names."""
 
     def __init__(self, stores: tuple[str, str], windows: JoinWindows, joiner: Joiner, *, left: bool) -> None:
-        self.store_name, self._store_names, self.windows = stores[LEFT], stores, windows
-        self._joiner, self._left = joiner, left
+        self.store_name = stores[LEFT]
+        self._store_names = stores
+        self.windows = windows
+        self._joiner = joiner
+        self._left = left
         self.stream_time_ms = NO_TIME
         self._stores: tuple[JoinStore | PersistentJoinStore, JoinStore | PersistentJoinStore]
 
@@ -157,7 +160,7 @@ class StreamJoin(TimedProcessor):
     def process(self, record: Record) -> None:
         side, value = record.value
         if record.key is None and value is not None and self._left and side == LEFT:
-            self.context.forward(record._replace(value=self._joiner(value, None)))  # no right one can have its key
+            self.context.forward(record._replace(value=self._joiner(value, None)))  # no right record can match
             return
         if record.key is None or value is None:
             self.context.count_skipped("null key" if record.key is None else "null value")
@@ -175,7 +178,7 @@ class StreamJoin(TimedProcessor):
         earliest = max(at - before, self.windows.limit(1 - side, close_time))
         found = self._stores[1 - side].fetch_range(record.key, earliest, at + after)
         joined = [(row.start, other.value) for row in found for other in row.states[0]]
-        remembered = Remembered(detached(value), bool(joined))  # before the joiner, which may change what it is given
+        remembered = Remembered(detached(value), bool(joined))  # before the joiner, which may change its arguments
         results = [
             Record(record.key, self._join(side, detached(value), detached(other)), max(then, at), record.headers)
             for then, other in joined
@@ -202,7 +205,7 @@ class StreamJoin(TimedProcessor):
         return due if known is None or due > known else known
 
     def _settle(self) -> None:
-        """Forward the left records that nothing can be joined with any more; forget what is of no more use."""
+        """Forward the left records that cannot be joined any more, and drop records that have no further use."""
         close_time = self._close_time(self.stream_time_ms)
         if close_time == self.close_time_ms:
             return

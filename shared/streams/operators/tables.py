@@ -1,8 +1,8 @@
-"""Tables: the last value of each key, and streams that look it up.
+"""Tables: the last value of each key, and joins of streams with them.
 
-A table is made from a compacted topic, one row a key; a record without a value deletes its row. A stream that is
-joined with a table looks up its record's key as the table is at that moment: of the two topics' records the one with
-the lower timestamp is taken first (`partition_group`). A global table holds all partitions of its topic in every
+A table is read from a compacted topic, with one row a key; a record without a value deletes its row. A stream that is
+joined with a table looks up its record's key in the table's current state. Of the two topics' records the one with the
+lower timestamp is processed first (`partition_group`). A global table holds all partitions of its topic in every
 instance, so any key can be looked up in it.
 
 Source of the semantics: KTableSource, KStreamKTableJoin and KStreamGlobalKTableJoin.
@@ -23,11 +23,11 @@ from penstock.shared.streams.state.persistent_stores import PersistentKeyValueSt
 from penstock.shared.streams.windows.window_limits import check_key
 
 Joiner = Callable[[Any, Any], Any]
-"""Makes the result's value of the stream's value and the other side's, which is None where a left join found none."""
+"""Returns the result's value from the stream's value and the other side's; a left join without a match has None."""
 
 
 class RowValue(Aggregation[Any]):
-    """A row's value in the changelog: bytes as they are, anything else as JSON that is read back as `value_type`."""
+    """A row's value in the changelog: bytes as they are, anything else as JSON that is decoded as `value_type`."""
 
     function = "value"
     state_columns = (Column("json", "binary"),)
@@ -77,17 +77,17 @@ class TableProcessor(Processor):
 
 
 class Lookup(Protocol):
-    """What a join asks: a table's store, or a global table."""
+    """The lookup of a join: a table's store, or a global table."""
 
     def get(self, key: Any) -> Any:
-        """The row's value, None where there is none."""
+        """Return the row's value, or None."""
         ...
 
 
 class TableJoin(Processor):
-    """Joins each record with the row of its key, or of the key that `key_of` makes of it.
+    """Joins each record with the row of its key, or of the key that `key_of` returns.
 
-    A record without a key or value is skipped and counted; one whose key has no row is dropped. With `left` a record
+    A record without a key or value is skipped and counted. One whose key has no row is dropped. With `left`, a record
     without a key or row is joined with None.
     """
 
@@ -96,7 +96,10 @@ class TableJoin(Processor):
     def __init__(
         self, store_name: str, joiner: Joiner, *, left: bool, key_of: Callable[[Record], Any] | None = None
     ) -> None:
-        self._store_name, self._joiner, self._left, self._key_of = store_name, joiner, left, key_of
+        self._store_name = store_name
+        self._joiner = joiner
+        self._left = left
+        self._key_of = key_of
         self._lookup: Lookup
 
     def init(self, context: ProcessorContext) -> None:

@@ -1,8 +1,8 @@
-"""Commits of one instance's tasks: side by side, each for itself.
+"""Commits of one instance's tasks: concurrent, and independent of each other.
 
-Everything that a commit writes was measured when it was made (`stream_task`). Where the producer or the broker refuses
-a record in spite of that, nothing of the commit holds, and the worker stops with an error that names the record: the
-limit of its topic is lower than that of the application, or its timestamp is none that the topic takes.
+Everything that a commit writes was measured when it was made (`stream_task`). If the producer or the broker still
+rejects a record, nothing of the commit takes effect. The worker then stops with an error that names the record: its
+topic's limit is lower than the application's, or the topic does not accept its timestamp.
 """
 
 from __future__ import annotations
@@ -37,36 +37,37 @@ log = get_logger(__name__)
 
 YIELD_MS = 1
 COMMIT_YIELD_MS = 10
-"""What a worker that has more to do than it has time for leaves the loop after each turn; a commit takes a few."""
+"""The time that a busy worker leaves to the event loop after each turn; a commit takes a few of these."""
 
 Failure = tuple[OwnedTask, BaseException]
 Prepared = tuple[OwnedTask, StreamTask, TaskCommit | Exception]
-"""A task and what its commit is to write, or why that cannot be."""
+"""A task and the content of its commit, or the error that prevents the commit."""
 
 
 class Ended(NamedTuple):
-    """What came of commits: those that hold, and the tasks that have to be discarded, each with its error."""
+    """The outcome of commits: those that succeeded, and the tasks that must be discarded, each with its error."""
 
     held: list[tuple[OwnedTask, TaskCommit]]
     failed: list[Failure]
 
 
 class TaskCommits:
-    """Commits tasks, all at once, and says what came of each."""
+    """Commits tasks concurrently and reports the outcome of each commit."""
 
     def __init__(self, settings: StreamsSettings, clock: Clock, registry: CollectorRegistry) -> None:
-        self._settings, self._clock = settings, clock
+        self._settings = settings
+        self._clock = clock
         self._under_way: asyncio.Task[Ended] | None = None
         self._seconds = histogram(registry, "streams_commit_seconds", "Duration of a commit.")
 
     async def commit(self, owned: Sequence[OwnedTask], consumer: Consumer) -> Ended:
-        """Commit those that have something to, and wait until it is known what came of it."""
+        """Commit the tasks that have something to commit, and wait for the outcome."""
         return await self._write_all(self.prepare(owned), consumer)
 
     def begin(self, owned: Sequence[OwnedTask], consumer: Consumer) -> None:
-        """Have those that have something to commit do so, beside whatever the caller does next; then comes `settle`.
+        """Begin to commit the tasks that have something to commit, in the background; call `settle` afterwards.
 
-        The tasks go on meanwhile. A task has one commit under way at a time.
+        The tasks continue meanwhile. A task has at most one commit in progress.
         """
         assert self._under_way is None, "a commit is under way"
         if prepared := self.prepare(owned):
@@ -74,27 +75,27 @@ class TaskCommits:
 
     @property
     def has_ended(self) -> bool:
-        """Whether a commit that was begun has come to its end."""
+        """Return whether the commit in progress has ended."""
         return self._under_way is not None and self._under_way.done()
 
     async def may_go_on(self) -> None:
-        """Let the loop do what waits in it, and the commit that was begun, if there is one, get further."""
+        """Yield to the event loop, so that waiting work and the commit in progress, if any, can continue."""
         if self._under_way is None:
             await asyncio.sleep(YIELD_MS / 1000)
         else:
             await asyncio.wait({self._under_way}, timeout=COMMIT_YIELD_MS / 1000)
 
     async def settle(self) -> Ended:
-        """Wait for the commit that was begun, if there is one: what came of it."""
+        """Wait for the commit in progress, if any, and return its outcome."""
         if self._under_way is None:
             return Ended([], [])
-        # A transaction that is cancelled halfway can be neither gone on with nor done again.
+        # A transaction that is cancelled midway can be neither continued nor repeated.
         ended = await asyncio.shield(self._under_way)
         self._under_way = None
         return ended
 
     def prepare(self, owned: Sequence[OwnedTask]) -> list[Prepared]:
-        """Take out what there is to write, of those whose commit before this one holds."""
+        """Take the content of the next commit from each task whose previous commit has succeeded."""
         prepared: list[Prepared] = []
         for one in owned:
             task = one.task
@@ -128,9 +129,9 @@ class TaskCommits:
         tasks: Mapping[int, OwnedTask],
         timeout_ms: float,
     ) -> None:
-        """Wait for the last commit of `tasks` (by partition) and, `timeout_ms` later at most, say what it did not do.
+        """Wait at most `timeout_ms` for the last commit of `tasks` (by partition), and log what it did not commit.
 
-        What it raised is in the log line.
+        Its errors are in the log line.
         """
         await asyncio.wait({commit}, timeout=timeout_ms / 1000)
         errors: list[BaseException] = []
@@ -148,7 +149,7 @@ class TaskCommits:
                 owned.refusals.say(owned.task.metrics, self._clock.monotonic_ms(), at_once=True)
         if undone:
             log.error(
-                "the last commit failed: what came since the commit before is processed again at the next start",
+                "the last commit failed: records since the previous commit are processed again at the next start",
                 partitions=sorted(undone),
                 reason="; ".join(dict.fromkeys(f"{type(e).__name__}: {e}" for e in errors)) or "the task has failed",
             )
@@ -170,7 +171,7 @@ class TaskCommits:
         owned.refusals.say(task.metrics, self._clock.monotonic_ms())
 
     async def _commit_group_offsets(self, held: Sequence[tuple[OwnedTask, TaskCommit]], consumer: Consumer) -> None:
-        """For lag to be seen; the task itself resumes from its progress record."""
+        """Commit the group's offsets to show the lag; the task itself resumes from its progress record."""
         offsets = {
             TopicPartition(topic, owned.partition): own_offset(at)
             for owned, commit in held
@@ -181,7 +182,7 @@ class TaskCommits:
         try:
             await consumer.commit(offsets)
         except PenstockError as e:
-            # Carried into a later generation they might tell of commits that a new owner has overtaken.
-            with contextlib.suppress(IllegalState):  # closed, it sends nothing more
+            # In a later generation these offsets might include commits that a new owner has overtaken.
+            with contextlib.suppress(IllegalState):  # a closed consumer sends no offsets any more
                 consumer.forget_commits()
             log.warning("group offsets not committed", reason=str(e))

@@ -1,4 +1,4 @@
-"""What a poll gives a stream worker, on its way to the tasks; and which partitions are fetched from."""
+"""Gives polled records to the tasks of a stream worker, and chooses the partitions to fetch from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.shared.streams.task.idleness import advance_idle
 def make_consumer(
     kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry, assignor: Assignor
 ) -> Consumer:
-    """The application's member of its group, not open yet."""
+    """Create the application's member of its group; it is not open yet."""
     own = ConsumerSettings(
         group_id=settings.application_id,
         group_instance_id=settings.group_instance_id,
@@ -37,9 +37,9 @@ def make_consumer(
 
 
 def poll_ms(settings: StreamsSettings, owned: Ready, commit_due_ms: int) -> int:
-    """How long to wait for records: if there is something to commit, no longer than the time until then.
+    """Return how long to wait for records: at most until the next commit is due, if there is something to commit.
 
-    Not at all where records are at hand that the turn before had no time for.
+    Return 0 if records are left that the previous turn had no time for.
     """
     if any(one.inputs is not None and one.inputs.is_cut for one in owned.values()):
         return 0
@@ -55,8 +55,7 @@ def give_out(
     time: TurnTime,
     bytes_max: int,
 ) -> None:
-    """Add each batch to its task's inputs, and have the tasks process what they have time for; then say what to fetch
-    from, as `regulate`."""
+    """Add each batch to its task's inputs, let the tasks process within the turn's time, and then call `regulate`."""
     for at, columns in batches.items():
         if (owned := ready.get(at.partition)) is not None and owned.inputs is not None:
             owned.inputs.add(columns)
@@ -70,7 +69,7 @@ def give_out(
 
 
 def punctuate_all(running: Iterable[OwnedTask], now_ms: int, slow: SlowSteps, clock: Clock) -> None:
-    """Evaluate the WALL_CLOCK_TIME schedules of tasks that are not paused, and note what took them long this turn."""
+    """Evaluate the WALL_CLOCK_TIME schedules of tasks that are not paused, and record the slowest steps."""
     for owned in running:
         assert owned.task is not None
         assert owned.inputs is not None
@@ -85,10 +84,10 @@ def punctuate_all(running: Iterable[OwnedTask], now_ms: int, slow: SlowSteps, cl
 
 
 def regulate(ready: Ready, consumer: Consumer, bytes_max: int) -> None:
-    """Fetch from the partitions of which there is room, and from no others.
+    """Fetch only from the partitions that have room.
 
-    With more than `bytes_max` bytes of records at hand in all tasks there is room only where none are at hand: others
-    may wait for what comes from there.
+    If all tasks together have more than `bytes_max` bytes of fetched records, only partitions without fetched records
+    have room, because others may wait for their records.
     """
     paused = consumer.paused()
     is_over = sum(owned.inputs.bytes for owned in ready.values() if owned.inputs is not None) > bytes_max
@@ -104,7 +103,7 @@ def regulate(ready: Ready, consumer: Consumer, bytes_max: int) -> None:
 
 
 def advance_all_idle(ready: Ready, consumer: Consumer, now_ms: int, tasks: int) -> None:
-    """Move the times of tasks on that have read everything and are idle for long enough; there are so many `tasks`."""
+    """Advance the times of tasks that have read everything and are idle long enough; `tasks` is the number of tasks."""
     for partition, owned in ready.items():
         if owned.task is None or owned.inputs is None or owned.idle is None or owned.inputs.is_paused:
             continue
@@ -115,9 +114,9 @@ def advance_all_idle(ready: Ready, consumer: Consumer, now_ms: int, tasks: int) 
 
 
 def advance(ready: Ready, consumer: Consumer) -> None:
-    """Take positions that have moved past the marks of transactions, which no poll returns, as progress.
+    """Advance tasks to positions behind transaction markers, which no poll returns.
 
-    Otherwise they would look like unread records once the topic's retention has deleted them.
+    Otherwise the markers would look like unread records once the topic's retention has deleted them.
     """
     for at in consumer.assignment():
         owned = ready.get(at.partition)

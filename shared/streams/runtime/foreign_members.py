@@ -17,12 +17,12 @@ UNDECIDED = ""
 
 
 def is_foreign(group: GroupDescription) -> bool:
-    """Whether the group's members are known to be other consumers than an application's instances."""
+    """Return whether the group's members are known to be other consumers than an application's instances."""
     return bool(group.members) and group.protocol != UNDECIDED and not group.protocol.startswith(PREFIX)
 
 
 def name_members(group: GroupDescription) -> str:
-    """The client ids of the members with their hosts.
+    """Return the client ids of the members with their hosts.
 
     >>> from penstock.shared.clients.admin import MemberDescription
     >>> members = (MemberDescription("c-1", "c", "/10.0.0.7", None, frozenset()),)
@@ -35,9 +35,9 @@ def name_members(group: GroupDescription) -> str:
 async def name_strangers(
     kafka: KafkaSettings, application_id: str, strategy: str, refused: InconsistentGroupProtocol
 ) -> InconsistentGroupProtocol:
-    """The error for an instance with this `strategy` that its group does not take and that has left: who is in it.
+    """Return the error for an instance that its group rejected and that has left; it names the group's members.
 
-    `refused` is what the group answered.
+    `strategy` is the instance's assignment strategy, `refused` the group's error.
     """
     async with Admin(kafka) as admin:
         group = await admin.describe_group(application_id)

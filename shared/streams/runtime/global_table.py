@@ -1,6 +1,6 @@
-"""The rows of a global table: all partitions of its topic, the last value of each key.
+"""The rows of a global table: the last value of each key, over all partitions of its topic.
 
-What is handed out are copies: only the topic's records change a row.
+Readers get copies, so only the topic's records change a row.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from penstock.shared.streams.topology import GlobalTableNode
 
 
 class GlobalTableRows:
-    """One instance's copy, which all its tasks look up in; `refused` counts records that cannot be read."""
+    """One instance's copy, shared by its tasks; `refused` counts records that cannot be read."""
 
     def __init__(self, node: GlobalTableNode) -> None:
-        self.name, self.topic = node.name, node.topic
-        self._node, self.key_type = node, node.key
+        self.name = node.name
+        self.topic = node.topic
+        self._node = node
+        self.key_type = node.key
         self._rows: dict[Any, Any] = {}
         self.refused = 0
         self.position: dict[int, int] = {}
@@ -33,30 +35,30 @@ class GlobalTableRows:
         return f"GlobalTableRows({self.name!r}, {len(self._rows)} rows, {self.refused} refused)"
 
     def get(self, key: Any) -> Any:
-        """The row's value, None where there is none."""
+        """Return the value of the key's row, or None."""
         return detached(self._rows.get(key))
 
     def rows(self) -> Iterator[Row]:
-        """All rows, by the keys that there are at the first look."""
+        """Yield all rows, for the keys that exist at the first call."""
         return (row for key in self.keys() for row in self.rows_of(key))
 
     def rows_of(self, key: Any) -> list[Row]:
-        """The key's row, if it has one."""
+        """Return the key's row in a list, or an empty list."""
         return [Row(key, self._rows[key])] if key in self._rows else []
 
     def keys(self) -> Iterator[Any]:
-        """The keys that there are at the first look."""
+        """Yield the keys that exist at the first call."""
         return iter(list(self._rows))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """All keys and values."""
+        """Yield all keys and values."""
         return ((key, detached(row)) for key, row in self._rows.items())
 
     def apply(self, key: bytes | None, value: bytes | None) -> DataError | None:
-        """Take one record of the topic; one without a value deletes its row. What is wrong with it, if anything is."""
+        """Apply one record of the topic; one without a value deletes its row. Return the error of an invalid record."""
         try:
             if key is None:
-                raise DataError(f"{self.topic}: a record without a key is no row")
+                raise DataError(f"{self.topic}: a record without a key cannot be a row")
             own = key if self._node.key == "bytes" else string_deserializer(self.topic, key)
             row = self._node.value(self.topic, value)
         except DataError as e:

@@ -1,4 +1,4 @@
-"""Keeps the global tables of one instance: reads all partitions of their topics, to the end first and then along."""
+"""Maintains the global tables of one instance: reads all partitions of their topics to the end, then follows them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from penstock.shared.streams.topology import Topology
 log = get_logger(__name__)
 
 LOAD_POLL_MS = 200
-LOAD_IDLE_MS_MAX = 60_000  # no record and no movement for this long while a table is loaded is an error
+LOAD_IDLE_MS_MAX = 60_000  # loading a table fails if there is no record and no movement for this long
 
 
 class GlobalTables:
-    """All global tables of a topology; without any, nothing is opened."""
+    """All global tables of a topology; opens nothing if there are none."""
 
     def __init__(self, kafka: KafkaSettings, topology: Topology, clock: Clock) -> None:
         self.rows = {name: GlobalTableRows(node) for name, node in topology.global_tables.items()}
         self._by_topic = {rows.topic: rows for rows in self.rows.values()}
-        self._kafka, self._clock = kafka, clock
+        self._kafka = kafka
+        self._clock = clock
         self._consumer: Consumer | None = None
 
     async def load(self) -> None:
-        """Read every topic to the end that it has now; KafkaTimeout where that does not move."""
+        """Read every topic to its current end. Raises KafkaTimeout if the position does not move."""
         if not self.rows:
             return
         settings = ConsumerSettings(
@@ -54,12 +55,12 @@ class GlobalTables:
         log.info("global tables loaded", rows={name: len(rows) for name, rows in self.rows.items()})
 
     async def poll(self) -> None:
-        """Take what has come since."""
+        """Apply the records that have come since."""
         if self._consumer is not None:
             self._apply(await self._consumer.poll(0))
 
     async def close(self) -> None:
-        """Stop reading; the tables stay as they are."""
+        """Stop reading; the tables keep their rows."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await consumer.close()

@@ -1,7 +1,7 @@
-"""One instance's part in the topic of instances: says what it has, and reads what the others say (an edge).
+"""One instance's use of the topic of instances: registers its partitions, and reads the others' (an edge).
 
-It runs beside the worker and is no condition for its work: where Kafka cannot be reached it tries again, and where the
-topic cannot be made or written (it lacks the right to), that is said, and this instance knows of no other.
+It runs beside the worker, which does not depend on it. If Kafka cannot be reached, it tries again. If it lacks the
+right to create or write the topic, it logs that, and this instance knows of no other.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from penstock.shared.streams.runtime.instances import Instances, Registration, e
 log = get_logger(__name__)
 
 LOOK_MS = 200
-"""How often an instance looks whether what it has is still what it said: as long may others think it has less."""
+"""The interval at which an instance compares its partitions with its registration, which may be outdated that long."""
 REGISTER_MS = 60_000
-"""How often it says so though nothing has changed."""
+"""The interval at which an unchanged registration is written again."""
 RETRY_MS = 2_000
 GOODBYE_MS = 2_000
-"""How long the last word may take."""
+"""The time limit for removing the registration at shutdown."""
 CONFIGS = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "3600000"}
 
 
 class InstanceRegistry:
-    """The topic of one application; `instances` is what it holds."""
+    """The topic of one application; `instances` is its content."""
 
     def __init__(
         self,
@@ -43,7 +43,9 @@ class InstanceRegistry:
         own: Callable[[], Registration],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._kafka, self._clock, self._own = kafka, clock, own
+        self._kafka = kafka
+        self._clock = clock
+        self._own = own
         self._new = NewTopic(topic, 1, replication_factor, CONFIGS)
         self._url = ""
         self.instances = Instances()
@@ -56,7 +58,7 @@ class InstanceRegistry:
         return f"InstanceRegistry({self._new.name} as {self._url}, {self.instances})"
 
     async def run(self, url: str) -> None:
-        """Say what `url` has, and read the others, until cancelled; then say that it has gone."""
+        """Register the partitions of `url` and read the others' until cancelled; then remove the registration."""
         self._url = url
         while True:
             try:
@@ -96,7 +98,7 @@ class InstanceRegistry:
                 raise
 
     def _tell_of_namesake(self, offset: int) -> None:
-        """Log once that another instance says after us that it is at our address: neither finds the other."""
+        """Log once that another instance has registered this instance's address, so that neither finds the other."""
         if self._said is None or offset <= self._said_at or self._url not in self.instances.urls():
             return
         other = self.instances.registration(self._url).instance

@@ -1,12 +1,13 @@
-"""Which instance of an application has which partitions, by what all of them have said of themselves.
+"""The partitions of each instance of an application, from the registrations of all instances.
 
-Each instance writes one record to the compacted topic `<application>-instances`, keyed by its address: the partitions
-whose tasks run there, each with the owner epoch of its task, and those that it is restoring. It writes anew when that
-changes, and now and then when it does not; at its end it removes the record. Everybody reads the whole topic.
+Each instance writes one record to the compacted topic `<application>-instances`, with its address as key. The value has
+the partitions whose tasks run there, each with the task's owner epoch, and those that it is restoring. The instance
+writes the record again when that changes, and from time to time when it does not. At shutdown it removes the record.
+Every instance reads the whole topic.
 
-A killed instance says nothing any more: its record stays until others have taken its partitions over. Where two claim a
-partition, the higher owner epoch has it, as for any reader of the changelog; a claim to restore it counts from when it
-was made until somebody's higher epoch is seen.
+A killed instance writes nothing more: its record stays until others have taken over its partitions. If two instances
+claim a partition, the claim with the higher owner epoch counts, as for any reader of the changelog. A claim to restore
+a partition counts from its record on, until a record with a higher epoch is read.
 
 >>> table = Instances()
 >>> table.apply(0, b"http://a", encode(Registration("a", {0: 4, 1: 4}, 2)), 0)
@@ -26,11 +27,11 @@ from typing import NamedTuple
 import msgspec
 
 FORGET_MS = 600_000
-"""A record that holds nothing any more, and was not written anew for so long, is of an instance that was killed."""
+"""The age at which a record without partitions is deleted: its instance was killed."""
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """What an instance says of itself: running partitions with their owner epochs, how many there are in all."""
+    """An instance's registration: running partitions with their owner epochs, and the number of all partitions."""
 
     instance: str
     running: dict[int, int] = {}
@@ -39,19 +40,19 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class Claim(NamedTuple):
-    """Who has a partition; `epoch` is None while it is being restored there."""
+    """The instance that has a partition; `epoch` is None while it is being restored there."""
 
     url: str
     epoch: int | None
 
 
 def encode(registration: Registration) -> bytes:
-    """A record's value: a JSON object."""
+    """Encode a record's value as a JSON object."""
     return msgspec.json.encode(registration)
 
 
 class Parts(NamedTuple):
-    """Whom to ask for which partitions: this instance, others by their address, and nobody, with the reason."""
+    """The partitions by the instance that has them: this one, others by address, and none, with the reason."""
 
     own: frozenset[int]
     others: dict[str, list[int]]
@@ -75,7 +76,7 @@ class Instances:
         return f"Instances({ {url: known.registration for url, known in self._known.items()} })"
 
     def apply(self, offset: int, key: bytes | None, value: bytes | None, now_ms: int) -> None:
-        """Take the record at `offset`; what cannot be read is counted and changes nothing."""
+        """Apply the record at `offset`; a record that cannot be read is counted and changes nothing."""
         try:
             url = (key or b"").decode()
             said = None if value is None else msgspec.json.decode(value, type=Registration)
@@ -90,7 +91,7 @@ class Instances:
         self._known[url] = _Known(said, {claim: before.get(claim, offset) for claim in claims}, now_ms)
 
     def claims(self) -> dict[int, Claim]:
-        """Who has each partition, of those that anybody claims."""
+        """Return the claim that counts for each claimed partition."""
         running: dict[int, tuple[int, int, str]] = {}
         restoring: dict[int, tuple[int, str]] = {}
         for url, known in self._known.items():
@@ -106,21 +107,21 @@ class Instances:
         return found
 
     def urls(self) -> list[str]:
-        """Every address that there is a record of."""
+        """Return every address that has a record."""
         return sorted(self._known)
 
     def registration(self, url: str) -> Registration:
-        """What the instance at an address said last."""
+        """Return the last registration of the instance at an address."""
         return self._known[url].registration
 
     def gone(self, now_ms: int, own: Iterable[str]) -> list[str]:
-        """Addresses whose records hold nothing and were not written anew for `FORGET_MS`; never those of `own`."""
+        """Return addresses whose records have no partitions and are older than `FORGET_MS`, without those of `own`."""
         held = {claim.url for claim in self.claims().values()} | set(own)
         return [url for url in self.urls() if url not in held and now_ms - self._known[url].seen_ms >= FORGET_MS]
 
 
 def who_has(instances: Instances, url: str, own: Registration) -> Parts:
-    """Who is to be asked, for an instance at `url` that has what `own` says; others may know better whose it is.
+    """Return the instance to query for each partition, as seen by `url` with the registration `own`.
 
     >>> table = Instances()
     >>> table.apply(0, b"http://b", encode(Registration("b", {1: 5, 2: 3}, 4)), 0)

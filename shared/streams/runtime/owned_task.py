@@ -1,4 +1,4 @@
-"""A task with its hold on the changelog, from being assigned to being let go."""
+"""A task with its ownership of the changelog partition, from assignment to close."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class OwnedTask:
-    """A partition's task with its changelog and what waits for it: both None while it is restored."""
+    """A partition's changelog, with its task and the task's inputs; both are None while the task is restored."""
 
     def __init__(self, changelog: ChangelogPartition) -> None:
         self.changelog = changelog
@@ -38,12 +38,12 @@ class OwnedTask:
         self.refusals = RefusalLog(changelog.topic_partition.partition)
         self.local: LocalState | None = None
         self.half_processed: str | None = None
-        """Why what is on disk is not to be gone on from; None where it may be."""
+        """The reason why the state on disk must not be used again; None if it may be."""
         self.ahead: GroupAhead | None = None
-        """Why the task cannot start: what was committed for its partition is ahead of its changelog."""
+        """The error that prevents the start: offsets committed for its partition are ahead of its changelog."""
 
     def begin(self, task: StreamTask, settings: StreamsSettings, slow: SlowSteps) -> None:
-        """A restored task takes records from now on; ProcessingFailed where it is too slow for its group."""
+        """Start a restored task. Raises ProcessingFailed if one of its punctuations is too slow for its group."""
         limits = settings.max_task_idle_ms, settings.max_future_ms, settings.buffered_records_per_partition
         self.idle = None if settings.idle_timeout_ms is None else IdleAdvance(settings.idle_timeout_ms)
         refused = slow.refused(self.partition)
@@ -53,7 +53,7 @@ class OwnedTask:
             self.inputs.too_slow = (refused.step.topic, refused.step.offset, slow.error(refused))
 
     def say_restored(self, metrics: RestoreMetrics) -> None:
-        """Say what the restore was, once it is done."""
+        """Log and measure the finished restore."""
         task, report = self.task, self.report
         assert task is not None
         restored = report.snapshot_windows + report.changelog_records
@@ -73,20 +73,20 @@ class OwnedTask:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the topology fits the state: known once it is restored, or by the newest commit before that."""
+        """Whether the topology fits the state; known after the restore, or from the newest commit before that."""
         progress = self.changelog.progress
         return self.task is not None or (progress is not None and progress.is_accepted)
 
     @property
     def partition(self) -> int:
-        """The task's partition."""
+        """The partition of the task."""
         return self.changelog.topic_partition.partition
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Stop restoring, close the processors and the producer; calls after the first find nothing left to do.
+        """Stop restoring, and close the processors and the producer; further calls do nothing.
 
-        An error of a processor's `close` is logged: what it did is committed, and the partition goes its way. After
-        `timeout_ms` (None: as long as it takes) what is still under way with the broker is given up.
+        An error of a processor's `close` is logged, because its work is committed and the partition moves on. After
+        `timeout_ms` (None: no limit) requests to the broker are abandoned.
         """
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         task, self.task = self.task, None
@@ -108,7 +108,7 @@ class OwnedTask:
             await self.changelog.close(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
 
     def describe(self, partition: int) -> dict[str, Any]:
-        """The task as plain values; its counts are of what it has committed."""
+        """Return the task as plain values; its counts are those of the last commit."""
         task, report = self.task, self.report
         if task is None:
             progress = self.changelog.progress

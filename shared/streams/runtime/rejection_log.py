@@ -1,7 +1,8 @@
-"""Says what a task left out: at most once in an interval, and nothing for good.
+"""The log of a task's rejected records: at most one line in an interval, and nothing is lost.
 
-Refusals come one by one or a thousand a second. A line holds all since the last one; what comes within the interval
-waits for its end, or for the task's. Only what is committed is said: the rest may be done again.
+Records may be rejected one by one or by the thousand a second. A line covers all since the previous one. Records
+rejected within the interval wait for its end, or for the task's. Only committed ones are logged, because others may be
+processed again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ REFUSED_LOG_MS = 10_000
 
 
 class RefusalLog:
-    """What was said of one task."""
+    """The state of one task's log."""
 
     def __init__(self, partition: int) -> None:
         self._partition = partition
@@ -23,9 +24,9 @@ class RefusalLog:
         self._said_ms: int | None = None
 
     def say(self, metrics: TaskMetrics, now_ms: int, *, at_once: bool = False) -> bool:
-        """Log what came since the last line, if it is time or must be `at_once`; True if there was a line.
+        """Log the records rejected since the last line, if that is due or `at_once`. Return whether a line was logged.
 
-        `now_ms` is monotonic. Each count comes with the place of its last record: `last_late="clicks-0@17"`.
+        `now_ms` is monotonic. Each count has the coordinates of its last record: `last_late="clicks-0@17"`.
         """
         counts = (metrics.late_total, metrics.dead_letters_total, metrics.skipped_total)
         waits = self._said_ms is not None and now_ms - self._said_ms < REFUSED_LOG_MS
@@ -34,6 +35,6 @@ class RefusalLog:
         names = ("late", "dead_letters", "skipped")
         new = {name: now - before for name, now, before in zip(names, counts, self._said, strict=True)}
         places = {f"last_{name}": metrics.refused_at.get(name) for name, number in new.items() if number}
-        log.info("records refused", partition=self._partition, **new, **places)
+        log.info("records rejected", partition=self._partition, **new, **places)
         self._said, self._said_ms = counts, now_ms
         return True

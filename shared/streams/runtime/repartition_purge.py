@@ -1,6 +1,6 @@
-"""Deletes from the application's own topics what all of it has read: nobody else reads them.
+"""Deletes records that the application has read from its repartition topics, which nothing else reads.
 
-A task's position in such a topic is in its progress record; what lies before the committed one is never read again.
+A task's position in such a topic is in its progress record. Records before the committed position are never read again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from penstock.shared.streams.topology import Topology
 
 log = get_logger(__name__)
 
-PURGE_TIMEOUT_MS = 5_000  # the tasks wait for it
+PURGE_TIMEOUT_MS = 5_000  # the tasks wait while records are deleted
 
 
 class RepartitionPurge:
-    """Remembers what was committed, and deletes up to there every `interval_ms`."""
+    """Keeps the committed positions, and deletes the records before them every `interval_ms`."""
 
     def __init__(
         self,
@@ -32,20 +32,23 @@ class RepartitionPurge:
         interval_ms: int,
         timeout_ms: int = PURGE_TIMEOUT_MS,
     ) -> None:
-        self._kafka, self._clock, self._interval_ms, self._timeout_ms = kafka, clock, interval_ms, timeout_ms
+        self._kafka = kafka
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._timeout_ms = timeout_ms
         self._topics = topology.internal_topics()
         self._committed: dict[TopicPartition, int] = {}
         self._deleted: dict[TopicPartition, int] = {}
         self._last_ms = clock.monotonic_ms()
 
     def committed(self, partition: int, sources: Mapping[str, int]) -> None:
-        """Note the positions, by topic, that a task's commit holds."""
+        """Keep the positions, by topic, of a task's commit."""
         for topic in self._topics:
             if topic in sources:
                 self._committed[TopicPartition(topic, partition)] = sources[topic]
 
     async def run(self) -> None:
-        """Delete, if it is time; what cannot be deleted now is said and tried again the next time."""
+        """Delete if that is due; a failure is logged, and the next call tries again."""
         if not self._topics or self._clock.monotonic_ms() - self._last_ms < self._interval_ms:
             return
         self._last_ms = self._clock.monotonic_ms()

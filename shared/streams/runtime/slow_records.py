@@ -1,10 +1,10 @@
-"""Steps that take longer than the group waits for a heartbeat, and what becomes of the record that takes one.
+"""Detects steps that take longer than the group waits for a heartbeat, and rejects the records that cause them.
 
-A worker's loop sends its heartbeats, too. A record that holds it up for a session's length costs the instance its
-partitions before anything is committed, and whoever restores them comes to the same record again, for ever. So a loss
-counts against the longest step of each partition since its last commit, where that was long enough to bring it about;
-after `attempts_max` losses the record is refused. Where the step was a batch taken as columns, nobody knows which of
-its records it was: that loss counts against none, but from then on the partition's records are taken one by one.
+A worker's event loop also sends its heartbeats. If a record blocks it for a session timeout, the instance loses its
+partitions before it can commit. The instance that restores them meets the same record again, without end. So each loss
+counts against the longest step of each partition since its last commit, if that step was long enough to cause it. After
+`attempts_max` losses the record is rejected. If the step was a batch of columns, the slow record is unknown. Then the
+loss counts against none, but from then on the partition's records are processed one by one.
 
 >>> slow = SlowSteps(session_timeout_ms=6_000, heartbeat_interval_ms=1_000, attempts_max=2)
 >>> for _ in range(2):
@@ -31,9 +31,9 @@ PUNCTUATION = ""
 
 
 class Step(NamedTuple):
-    """What was done at once: the record at `offset` of `topic`, or a WALL_CLOCK_TIME punctuation, which has neither.
+    """One step: the record at `offset` of `topic`, or a WALL_CLOCK_TIME punctuation, which has neither.
 
-    `is_batch`: it was a whole batch, taken as columns, that ended with this record.
+    If `is_batch`, the step was a whole batch of columns that ended with this record.
     """
 
     topic: str
@@ -42,7 +42,7 @@ class Step(NamedTuple):
     is_batch: bool = False
 
     def of(self, partition: int) -> str:
-        """What it was, for messages."""
+        """Describe the step for a message."""
         if self.topic == PUNCTUATION:
             return f"a WALL_CLOCK_TIME punctuation of partition {partition}"
         return f"{'a batch up to ' if self.is_batch else ''}{self.topic}-{partition}@{self.offset}"
@@ -52,7 +52,9 @@ class Suspect:
     """A step that has cost the instance its partitions `losses` times in a row."""
 
     def __init__(self, partition: int, step: Step) -> None:
-        self.partition, self.step, self.losses = partition, step, 0
+        self.partition = partition
+        self.step = step
+        self.losses = 0
 
     def __repr__(self) -> str:
         times = f"{self.losses} loss{'' if self.losses == 1 else 'es'}"
@@ -60,17 +62,18 @@ class Suspect:
 
 
 class SlowSteps:
-    """One worker's: which step of each partition was the longest, and which of them cost it the partition."""
+    """The longest step of each partition of one worker, and the steps that have cost it a partition."""
 
     def __init__(self, *, session_timeout_ms: int, heartbeat_interval_ms: int, attempts_max: int) -> None:
-        self._session_timeout_ms, self._attempts_max = session_timeout_ms, attempts_max
-        self._enough_ms = session_timeout_ms - heartbeat_interval_ms  # the last heartbeat may be as old as that
+        self._session_timeout_ms = session_timeout_ms
+        self._attempts_max = attempts_max
+        self._enough_ms = session_timeout_ms - heartbeat_interval_ms  # the last heartbeat may be one interval old
         self._longest: dict[int, Step] = {}
         self._suspects: dict[int, Suspect] = {}
 
     @classmethod
     def of(cls, settings: StreamsSettings) -> SlowSteps:
-        """By a worker's settings."""
+        """Create it from a worker's settings."""
         return cls(
             session_timeout_ms=settings.session_timeout_ms,
             heartbeat_interval_ms=settings.heartbeat_interval_ms,
@@ -81,12 +84,12 @@ class SlowSteps:
         return f"SlowSteps(longest {self._longest}, {list(self._suspects.values())})"
 
     def took(self, partition: int, step: Step | None) -> None:
-        """A partition's step is done."""
+        """Record a finished step of a partition."""
         if step is not None and (partition not in self._longest or step.ms > self._longest[partition].ms):
             self._longest[partition] = step
 
     def committed(self, partition: int, sources: Mapping[str, int]) -> None:
-        """A commit holds, with these positions: what lies before them needs no other attempt."""
+        """Drop the steps before the positions of a successful commit: they need no other attempt."""
         step, suspect = self._longest.get(partition), self._suspects.get(partition)
         if step is not None and _is_done(step, sources):
             del self._longest[partition]
@@ -94,7 +97,7 @@ class SlowSteps:
             del self._suspects[partition]
 
     def lost(self) -> None:
-        """The group has given the instance up: count that against the steps that may have brought it about."""
+        """Count a loss of the group membership against the steps that may have caused it."""
         longest, self._longest = self._longest, {}
         for partition, step in longest.items():
             if step.ms * len(longest) < self._enough_ms:  # within a turn each partition may take a step
@@ -104,7 +107,7 @@ class SlowSteps:
                 suspect = self._suspects[partition] = Suspect(partition, step)
             suspect.losses, suspect.step = suspect.losses + (not step.is_batch), step
             log.error(
-                "a step held up the heartbeats for so long that the group gave this instance up",
+                "a step delayed the heartbeats for so long that the group removed this instance",
                 step=step.of(partition),
                 ms=step.ms,
                 session_timeout_ms=self._session_timeout_ms,
@@ -113,15 +116,15 @@ class SlowSteps:
             )
 
     def suspects(self, partition: int) -> bool:
-        """Whether some record of the partition is too slow."""
+        """Return whether some record of the partition is too slow."""
         return partition in self._suspects
 
     def columns_min(self, partition: int) -> int:
-        """How many records the task may take as columns: none while one of them is too slow, to know which it is."""
+        """Return the smallest batch that the task may take as columns: none while a record is too slow, to find it."""
         return sys.maxsize if self.suspects(partition) else COLUMNS_MIN
 
     def refused(self, partition: int) -> Suspect | None:
-        """The partition's record that has had its attempts, if there is one; ProcessingFailed for a punctuation."""
+        """Return the partition's record that has used up its attempts, or None. ProcessingFailed for a punctuation."""
         suspect = self._suspects.get(partition)
         if suspect is None or suspect.losses < self._attempts_max:
             return None
@@ -130,7 +133,7 @@ class SlowSteps:
         return suspect
 
     def error(self, suspect: Suspect) -> RecordTooSlow:
-        """Why it is refused."""
+        """Return the error with which the record is rejected."""
         return RecordTooSlow(self._said(suspect))
 
     def _said(self, suspect: Suspect) -> str:

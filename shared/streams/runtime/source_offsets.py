@@ -1,8 +1,8 @@
-"""Where a task reads on in a source partition, and whether that can be true.
+"""The position at which a task resumes in a source partition, and the checks that it is valid.
 
-A position is an offset of one topic: it says nothing about a topic of the same name that was made later, and records
-that were deleted before they were read are gone. A client that resets its position to the beginning or the end, as
-Kafka's do unless they are told otherwise, goes on as if nothing had happened; here both are said.
+A position is an offset of one topic. It is not valid in a topic of the same name that was created later, and records
+that were deleted before they were read are lost. By default, Kafka's clients reset such a position to the beginning or
+the end and continue silently. Here both cases are reported.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from penstock.shared.streams.changelog.reader import RENAMED
 
 OnMissing = Literal["fail", "skip"]
 START_AFRESH = (
-    "The state goes with the old topic's records. To start afresh, give the application another application_id, or "
-    "stop all its instances and run `penstock streams reset`: it forgets the group's offsets, the changelog, the "
+    "The state belongs to the old topic's records. To start again, give the application another application_id, or "
+    "stop all its instances and run `penstock streams reset`: it deletes the group's offsets, the changelog, the "
     "repartition topics and the tables in the lake."
 )
 
 COMMIT_METADATA = "penstock-streams"
-"""The metadata of every offset that an application commits: an offset without it was committed by another client."""
+"""The metadata of every offset that an application commits. An offset without it was committed by another client."""
 
 
 class Held(NamedTuple):
-    """What a source partition holds: its topic's id, its first offset, and the one after its last."""
+    """The extent of a source partition: its topic's id, its first offset, and the offset after its last."""
 
     topic_id: str
     first: int
@@ -35,14 +35,14 @@ class Held(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where to read on; `skipped` offsets before it were deleted unread."""
+    """The position to read from; `skipped` offsets before it were deleted unread."""
 
     offset: int
     skipped: int = 0
 
 
 class Ahead(NamedTuple):
-    """A source partition whose committed offset is past the changelog's position, None where the changelog has none."""
+    """A source partition whose committed offset is past the changelog's position; None if the changelog has none."""
 
     at: TopicPartition
     committed: int
@@ -57,13 +57,14 @@ class Ahead(NamedTuple):
 class GroupAhead(ChangelogHole):
     """The group's committed offsets are ahead of the changelog: state was lost, or another client committed them.
 
-    A commit writes the changelog and the group's offsets together, so the application itself never makes it so. The
-    message names every partition of `ahead`, which of the two it is where that can be told, and the one command that
-    sets the group back to the changelog's positions.
+    A commit writes the changelog and the group's offsets together, so the application itself never causes this. The
+    message names every partition of `ahead`, the cause if it is known, and the one command that sets the group back to
+    the changelog's positions.
     """
 
     def __init__(self, group: str, ahead: Iterable[Ahead]) -> None:
-        self.group, self.ahead = group, tuple(sorted(ahead))
+        self.group = group
+        self.ahead = tuple(sorted(ahead))
         command = f"penstock streams restore-offsets --application-id {group} --execute"
         known = [one for one in self.ahead if one.known is not None]
         unknown = [one for one in self.ahead if one.known is None]
@@ -107,22 +108,24 @@ def _listed(ahead: Iterable[Ahead]) -> str:
 
 
 def own_offset(offset: int) -> OffsetAndMetadata:
-    """An offset as an application commits it."""
+    """Return an offset with the metadata that an application commits."""
     return OffsetAndMetadata(offset, COMMIT_METADATA)
 
 
 def ahead_of(
     at: TopicPartition, known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool
 ) -> Ahead | None:
-    """Whether the group is ahead of the changelog, whose position is `known`; never where `from_group` lets the group
-    say where a partition starts of which the changelog has no position."""
+    """Return the partition if the group is ahead of the changelog's position `known`, else None.
+
+    With `from_group` the group's offset is the start of a partition for which the changelog has no position.
+    """
     if committed is None or committed.offset <= (known or 0) or (known is None and from_group):
         return None
     return Ahead(at, committed.offset, known, committed.metadata == COMMIT_METADATA)
 
 
 def position_of(known: int | None, committed: OffsetAndMetadata | None, *, from_group: bool) -> int | None:
-    """The position by the changelog (`known`), else by the group's offset where `from_group` allows it, else None.
+    """Return the changelog's position (`known`), else the group's offset if `from_group` allows it, else None.
 
     >>> position_of(5, OffsetAndMetadata(3), from_group=False), position_of(None, OffsetAndMetadata(3), from_group=True)
     (5, 3)
@@ -133,7 +136,7 @@ def position_of(known: int | None, committed: OffsetAndMetadata | None, *, from_
 
 
 def left_topics(sources: Mapping[str, int], read: Collection[str], application: str) -> list[str]:
-    """The application's own topics of which there is a position, and which its topology does not read any more.
+    """Return the application's own topics that have a position and that its topology no longer reads.
 
     >>> left_topics({"clicks": 7, "app-key_by-2-repartition": 5}, ["clicks", "app-key_by-3-repartition"], "app")
     ['app-key_by-2-repartition']
@@ -142,7 +145,7 @@ def left_topics(sources: Mapping[str, int], read: Collection[str], application: 
 
 
 def refuse_unread(at: TopicPartition, position: int, read: Collection[str], application: str) -> None:
-    """Raise SchemaMismatch: a topic that the topology has left holds records from `position` on."""
+    """Raise SchemaMismatch, because a topic that the topology no longer reads has records from `position` on."""
     now = sorted(topic for topic in read if is_repartition_topic(topic, application))
     name = at.topic.removeprefix(f"{application}-").removesuffix(REPARTITION_SUFFIX)
     raise SchemaMismatch(
@@ -155,10 +158,10 @@ def refuse_unread(at: TopicPartition, position: int, read: Collection[str], appl
 def start_of(
     at: TopicPartition, position: int | None, known_id: str | None, held: Held, on_missing: OnMissing
 ) -> Start:
-    """Where to read on from `position`, None for a partition that was never read; `known_id` is the topic it is of.
+    """Return the start for `position`; None is a partition that was never read. `known_id` is the position's topic.
 
-    Raises SourceTopicChanged where the topic is another one or ends before the position, and SourceOffsetsMissing
-    where records at the position are gone, unless `on_missing` is `skip`.
+    Raises SourceTopicChanged if the topic is another one or ends before the position. Raises SourceOffsetsMissing if
+    records at the position are deleted, unless `on_missing` is `skip`.
     """
     if known_id is not None and known_id != held.topic_id:
         raise SourceTopicChanged(
@@ -177,6 +180,6 @@ def start_of(
     if on_missing == "fail":
         raise SourceOffsetsMissing(
             f"{at}: offsets {position} to {held.first - 1} were deleted before they were read, by the topic's "
-            "retention or by hand. To go on without them, set streams.on_missing_source_offsets to skip."
+            "retention or by hand. To continue without them, set streams.on_missing_source_offsets to skip."
         )
     return Start(held.first, held.first - position)

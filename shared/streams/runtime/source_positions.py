@@ -1,4 +1,4 @@
-"""Asks what the source partitions hold and puts a task's positions there; the rule is in `source_offsets`."""
+"""Looks up the extents of source partitions and sets a task's positions; the rule is in `source_offsets`."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from penstock.shared.streams.task.watermarks import holds_records
 
 log = get_logger(__name__)
 
-LOOKUP_TIMEOUT_MS = 10_000  # the other partitions may wait for it
+LOOKUP_TIMEOUT_MS = 10_000  # other partitions may wait for a lookup
 UNREAD_POLL_MS = 500
 
 
 class SourcePositions:
-    """Where tasks read on.
+    """Sets the positions at which tasks resume.
 
-    Its methods raise SourceTopicChanged and SourceOffsetsMissing; `find` GroupAhead and SchemaMismatch too.
+    Its methods raise SourceTopicChanged and SourceOffsetsMissing; `find` also raises GroupAhead and SchemaMismatch.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: StreamsSettings, registry: CollectorRegistry) -> None:
-        self._kafka, self._settings = kafka, settings
+        self._kafka = kafka
+        self._settings = settings
         self._skipped = counter(
             registry,
             "streams_skipped_offsets",
@@ -49,7 +50,7 @@ class SourcePositions:
         )
 
     async def find(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
-        """Set a restored task's positions: where the changelog says, else the group's offsets, else the beginning."""
+        """Set a restored task's positions: the changelog's, else the group's offsets, else the beginning."""
         application, from_group = self._settings.application_id, self._settings.start_from_group_offsets
         found: dict[TopicPartition, int | None] = {}
         ahead: list[Ahead] = []
@@ -57,7 +58,7 @@ class SourcePositions:
             known, committed = task.sources.get(at.topic), await consumer.committed(at)
             if committed is not None and committed.offset < (known or 0):
                 log.warning(
-                    "the group's offset was set back: going on where the changelog says", topic_partition=str(at)
+                    "the group's offset was set back: continuing at the changelog's position", topic_partition=str(at)
                 )
             if (one := ahead_of(at, known, committed, from_group=from_group)) is not None:
                 ahead.append(one)
@@ -68,11 +69,11 @@ class SourcePositions:
         await self._leave(task)
 
     async def check(self, task: StreamTask, consumer: Consumer, partitions: Iterable[TopicPartition]) -> None:
-        """Hold a running task's positions against what the partitions hold now; move those that may be moved."""
+        """Compare a running task's positions with the partitions' extents; move positions where that is allowed."""
         await self._put(task, consumer, {at: task.sources.get(at.topic) for at in partitions})
 
     async def _leave(self, task: StreamTask) -> None:
-        """Let go of the application's own topics that the topology left; SchemaMismatch where they hold something."""
+        """Drop the application's own topics that the topology no longer reads. SchemaMismatch if one has records."""
         application, read = self._settings.application_id, task.topology.source_topics()
         left = left_topics(task.sources, read, application)
         if not left:
@@ -83,13 +84,13 @@ class SourcePositions:
             at, position = TopicPartition(topic, task.partition), task.sources[topic]
             if topic in known and await self._holds_more(at, position):
                 refuse_unread(at, position, read, application)
-            log.info("a topic that the topology does not read any more was read to its end", topic_partition=str(at))
+            log.info("a topic that the topology no longer reads was read to its end", topic_partition=str(at))
             del task.sources[topic]
             task.source_ids.pop(topic, None)
             task.needs_commit = True
 
     async def _holds_more(self, at: TopicPartition, position: int) -> bool:
-        """Whether there is a record at the position or after it; the marks of transactions and of time are none."""
+        """Return whether there is a record at or after the position; transaction markers and watermarks are none."""
         settings = ConsumerSettings(isolation_level="read_committed", auto_offset_reset="none", commit_strategy="none")
         async with Consumer(self._kafka, settings) as consumer:
             consumer.assign([at])
@@ -110,7 +111,7 @@ class SourcePositions:
             if start.skipped:
                 self._skipped.labels(topic=at.topic, partition=at.partition).inc(start.skipped)
                 log.error(
-                    "source offsets were deleted before they were read: going on without them",
+                    "source offsets were deleted before they were read: continuing without them",
                     topic=at.topic,
                     partition=at.partition,
                     from_offset=position,

@@ -1,19 +1,19 @@
-"""The assignment strategies of a streams application's group, and who stands by for which partitions.
+"""The assignment strategies of a streams application's group, and the assignment of standbys.
 
 The strategies are `range` and `cooperative-sticky` under names of their own, as Kafka Streams has "stream". A broker
-takes a member into a classic group only if it shares a strategy with all others. So it refuses every other consumer
-that uses the application's group id (INCONSISTENT_GROUP_PROTOCOL). A consumer of KIP-848 names no strategy: it is
-refused because the leader gives every member user data with its assignment, and a broker does not turn a group with
-such assignments into one of KIP-848. In a group that is one already the broker assigns the partitions itself, without
-user data: `on_assignment` raises InconsistentGroupProtocol.
+accepts a member into a classic group only if it shares a strategy with all others. So it rejects every other consumer
+that uses the application's group id (INCONSISTENT_GROUP_PROTOCOL). A consumer of KIP-848 names no strategy. It is
+rejected because the leader gives every member user data with its assignment, and a broker does not convert a group with
+such assignments to KIP-848. In a group that is one already, the broker assigns the partitions itself, without user
+data; then `on_assignment` raises InconsistentGroupProtocol.
 
-With standbys each member tells the leader what it has state of already. Owners are chosen by the ordinary assignor;
-where that leaves a choice (the cooperative-sticky one, for partitions that nobody has) a member with state is
-preferred. Standbys are then placed on other members than the owner, on those that have state first, and evenly. Under
-the cooperative assignor a partition that changes hands has no owner for a moment: its standbys stay.
+With standbys each member reports to the leader the partitions that it has state of. The ordinary assignor chooses
+owners. If that leaves a choice (the cooperative-sticky one, for partitions without an owner), a member with state is
+preferred. Standbys are then placed on members other than the owner, first on those that have state, and evenly. Under
+the cooperative assignor a partition that moves has no owner for a moment; its standbys stay.
 
-Members and leader send these partitions behind the assignor's own user data. A member with `num_standby_replicas` = 0
-sends none and gets no standbys.
+Members and leader append these partitions to the assignor's own user data. A member with `num_standby_replicas` = 0
+appends none and gets no standbys.
 
 >>> place_standbys({0: "a", 1: "b", 2: "a"}, ["a", "b", "c"], {"c": {2}}, replicas=1)
 {'a': [1], 'b': [0], 'c': [2]}
@@ -38,25 +38,25 @@ from penstock.shared.common.errors import InconsistentGroupProtocol
 from penstock.shared.common.records import TopicPartition
 
 PREFIX = "penstock-streams-"
-"""What the names of the strategies begin with; the rest is the setting's value."""
+"""The prefix of the strategies' names; the rest is the setting's value."""
 MARK = b"PSBY"
 _SIZE = struct.Struct(">I")
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Partitions: of a member, those it has state of; of the leader, those a member is to stand by for."""
+    """Partitions. From a member: those it has state of. From the leader: those the member gets as standbys."""
 
     partitions: list[int] = []
 
 
 def with_standing(data: bytes | None, partitions: Iterable[int]) -> bytes:
-    """An assignor's user data, and behind it the partitions."""
+    """Return an assignor's user data with the partitions appended."""
     said = msgspec.json.encode(Standing(sorted(partitions)))
     return (data or b"") + said + _SIZE.pack(len(said)) + MARK
 
 
 def standing_of(data: bytes | None) -> frozenset[int] | None:
-    """The partitions behind user data; None where nothing is said, or nothing that can be read.
+    """Return the partitions appended to user data; None if there are none, or they cannot be decoded.
 
     >>> standing_of(with_standing(b"own", [2, 1])), standing_of(b"own")
     (frozenset({1, 2}), None)
@@ -75,7 +75,7 @@ def standing_of(data: bytes | None) -> frozenset[int] | None:
 def place_standbys(
     owners: Mapping[int, str | None], order: Sequence[str], warm: Mapping[str, Collection[int]], replicas: int
 ) -> dict[str, list[int]]:
-    """By member the partitions it stands by for; of a partition without an owner only who has state of it stays."""
+    """Return the standby partitions of each member. A partition without an owner keeps the members that have state."""
     placed: dict[str, list[int]] = {member: [] for member in order}
     most = -(-len(owners) * min(replicas, max(0, len(order) - 1)) // max(1, len(order)))
     standing: dict[int, set[str]] = {partition: set() for partition in owners}
@@ -92,12 +92,13 @@ def place_standbys(
 
 
 class StreamsAssignor(Assignor):
-    """Standbys, which both strategies place alike. `warm` returns the partitions that this instance has state of."""
+    """Places standbys alike for both strategies. `warm` returns the partitions that this instance has state of."""
 
     def __init__(self, replicas: int, warm: Callable[[], Iterable[int]]) -> None:
-        self._replicas, self._warm = replicas, warm
+        self._replicas = replicas
+        self._warm = warm
         self.standbys: frozenset[int] = frozenset()
-        """What this instance is to stand by for, as of the last assignment."""
+        """This instance's standby partitions, as of the last assignment."""
 
     def user_data(self, assigned: Collection[TopicPartition], generation: int) -> bytes | None:
         own = super().user_data(assigned, generation)
@@ -106,7 +107,7 @@ class StreamsAssignor(Assignor):
     def told(
         self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
     ) -> Mapping[str, bytes]:
-        """The standbys of each member. Every member gets user data, since that keeps KIP-848 consumers out."""
+        """Return the standbys of each member. Every member gets user data, since that keeps KIP-848 consumers out."""
         numbers = range(max(partitions.values(), default=0))
         owners: dict[int, str | None] = dict.fromkeys(numbers)
         owners |= {at.partition: member for member, given in assigned.items() for at in given}
@@ -116,7 +117,7 @@ class StreamsAssignor(Assignor):
         return {member: with_standing(None, placed.get(member, ())) for member in members}
 
     def on_assignment(self, told: bytes | None) -> None:
-        """Take the standbys; InconsistentGroupProtocol where no instance of the application has made the assignment."""
+        """Take the standbys. Raises InconsistentGroupProtocol if no instance of the application made the assignment."""
         standbys = standing_of(told)
         if standbys is None:
             raise InconsistentGroupProtocol(f"the assignment was not made with {self.name}")
@@ -143,7 +144,7 @@ class StreamsCooperativeSticky(StreamsAssignor, CooperativeStickyAssignor):
 
 
 def warm_of(members: Mapping[str, GroupMember]) -> dict[str, frozenset[int]]:
-    """What each member that knows of standbys has state of."""
+    """Return the partitions of which each member has state, for the members that support standbys."""
     said = {member: standing_of(one.subscription.user_data) for member, one in members.items()}
     return {member: partitions for member, partitions in said.items() if partitions is not None}
 
@@ -152,4 +153,4 @@ STRATEGIES: Mapping[str, type[StreamsAssignor]] = {
     "range": StreamsRange,
     "cooperative-sticky": StreamsCooperativeSticky,
 }
-"""By the value of `streams.partition_assignment_strategy`."""
+"""The assignors by the value of `streams.partition_assignment_strategy`."""

@@ -1,8 +1,8 @@
-"""The standbys of one instance: state of partitions that others own, kept up by reading their changelogs.
+"""The standbys of one instance: copies of state that other instances own, which follow the changelogs.
 
-A standby is a task that was never started: its stores follow the changelog by the reader's rule, and nothing else of
-it runs. When its partition comes to this instance it is handed over as it is, and only what was written since it last
-read has to be restored. A standby that fails is begun anew; that costs the instance nothing but the head start.
+A standby is a task that is never started. Its stores follow the changelog by the reader's rule, and nothing else of it
+runs. When its partition moves to this instance, the standby is handed over, and only later changes have to be restored.
+A standby that fails starts again; that costs the instance only the head start.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ log = get_logger(__name__)
 
 RETRY_MS = 2_000
 WRITE_MS = 1_000
-"""How often what was read is written, where state is on disk."""
+"""The interval at which read changes are written to disk, for state on disk."""
 
 
 class Standby:
-    """One partition's."""
+    """The standby of one partition."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.restoring: Restoring | None = None
         self.following: asyncio.Task[None] | None = None
         self.is_current = False
-        """Whether it had read everything when it last looked."""
+        """Whether it had read everything at its last poll."""
         self.lag = 0
         self.failed = ""
         self.failing = RepeatedFailure()
 
     def describe(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return it as plain values."""
         task = None if self.restoring is None else self.restoring.task
         return {
             "partition": self.partition,
@@ -56,7 +56,7 @@ class Standby:
 
 
 class Standbys:
-    """Stands by for the partitions that it is told to."""
+    """Maintains the standbys of the assigned partitions."""
 
     def __init__(
         self,
@@ -66,7 +66,10 @@ class Standbys:
         clock: Clock,
         registry: CollectorRegistry,
     ) -> None:
-        self._kafka, self._settings, self._maker, self._clock = kafka, settings, maker, clock
+        self._kafka = kafka
+        self._settings = settings
+        self._maker = maker
+        self._clock = clock
         self._own: dict[int, Standby] = {}
         self._labelled: set[str] = set()
         self._lag = gauge(
@@ -77,19 +80,19 @@ class Standbys:
         return f"Standbys({sorted(self._own)})"
 
     def warm(self) -> set[int]:
-        """The partitions that there is state of here, in a standby or on disk."""
+        """Return the partitions that have state here, in a standby or on disk."""
         kept = [] if self._maker.directory is None else self._maker.directory.partitions()
         return {*kept, *self._own}
 
     def describe(self) -> list[dict[str, Any]]:
-        """Each standby as plain values."""
+        """Return each standby as plain values."""
         return [standby.describe() for _, standby in sorted(self._own.items())]
 
     async def stand_by(self, partitions: Iterable[int], owned: Collection[int] = ()) -> None:
-        """Stand by for these from now on, and for no others; those that are `owned` here are for `hand_over` to end."""
+        """Maintain standbys for exactly these partitions; those of `owned` partitions stay until `hand_over`."""
         wanted = set(partitions)
         unwanted = self._own.keys() - wanted - set(owned)
-        for partition in unwanted:  # all at once: each has its connection to close
+        for partition in unwanted:  # stopped concurrently, because each has a connection to close
             if (following := self._own[partition].following) is not None:
                 following.cancel()
         for partition in unwanted:
@@ -99,7 +102,7 @@ class Standbys:
             standby.following = asyncio.create_task(self._follow(standby), name=f"standby-{partition}")
 
     async def hand_over(self, partition: int) -> Restoring | None:
-        """End a standby and give what it has; None where it has nothing yet."""
+        """End a standby and return its state; None if it has none yet."""
         if (standby := self._own.pop(partition, None)) is None:
             return None
         assert standby.following is not None
@@ -119,13 +122,13 @@ class Standbys:
         return restoring
 
     async def stop(self, partition: int) -> None:
-        """End a standby; what it has on disk stays there."""
+        """End a standby; its state on disk stays."""
         if (restoring := await self.hand_over(partition)) is not None:
             restoring.write()
             _close(restoring)
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all standbys."""
         await self.stand_by(())
 
     # --- inside ---
@@ -142,10 +145,10 @@ class Standbys:
                 if (times := standby.failing.failed(self._clock.monotonic_ms())) is not None:
                     log.warning("a standby is behind", partition=standby.partition, **times, reason=str(e))
                 if standby.restoring is not None and standby.restoring.reader.next_offset is None:
-                    self._drop(standby)  # what was loaded in part may be gone from what is loaded next
+                    self._drop(standby)  # rows of a partial load may be deleted in what is loaded next
                 await asyncio.sleep(RETRY_MS / 1000)
-            except Exception as e:  # whatever it is, the tasks that run here are none the worse for it
-                log.error("a standby begins anew", partition=standby.partition, reason=f"{type(e).__name__}: {e}")
+            except Exception as e:  # no error of a standby may affect the tasks that run here
+                log.error("a standby starts again", partition=standby.partition, reason=f"{type(e).__name__}: {e}")
                 standby.failed = str(e)
                 self._drop(standby)
                 await asyncio.sleep(RETRY_MS / 1000)
@@ -163,7 +166,7 @@ class Standbys:
             await restoring.read_until(await restoring.begin(consumer), consumer)
             restoring.write()
             standby.is_current, standby.failed = True, ""
-            standby.failing.succeeded(self._clock.monotonic_ms())  # that it is current is said below
+            standby.failing.succeeded(self._clock.monotonic_ms())  # the next line logs that it is current
             log.info("a standby is current", partition=standby.partition, **_sizes(restoring))
             unwritten, written_ms = 0, self._clock.monotonic_ms()
             while True:

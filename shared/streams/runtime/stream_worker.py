@@ -1,10 +1,10 @@
 """The stream worker: polls, restores, processes, punctuates and commits, one turn at a time.
 
-It is a member of the application's consumer group and runs one task a partition that it owns. An assigned partition
-is paused until its task is restored, in the background, so that the others go on. On revocation what was processed is
-committed before the partition is let go; a task that comes straight back is kept. A commit that fails costs the task
-its state, which is then restored from the changelog: what is in memory is never ahead of the log for long. The consumer
-never resets a position by itself: where tasks read on is for `source_positions` to say.
+The worker is a member of the application's consumer group and runs one task for each partition that it owns. An
+assigned partition is paused until its task is restored in the background, while the others continue. On revocation,
+processed records are committed before the partition is released; a task that returns at once is kept. A commit that
+fails costs the task its state, which is then restored from the changelog, so memory is never ahead of the log for long.
+The consumer never resets a position: `source_positions` decides where tasks resume.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ log = get_logger(__name__)
 RETRY_BACKOFF_MS = 500
 NO_GENERATION = -1
 SHUTDOWN_TIMEOUT_MS = 30_000
-COMMIT_SHARE, LEAVE_SHARE = 0.5, 0.5  # of what is left of the shutdown's time
+COMMIT_SHARE, LEAVE_SHARE = 0.5, 0.5  # shares of the remaining shutdown time
 
 OnTask = Callable[[StreamTask], None]
-"""Called with each task once it is restored, before its first record: the place to schedule punctuation."""
+"""Called with each task once it is restored, before its first record; here punctuation can be scheduled."""
 
 
 class StreamWorker(RebalanceListener):
@@ -91,16 +91,21 @@ class StreamWorker(RebalanceListener):
     ) -> None:
         self.topology = topology.of_application(settings.application_id)
         settings = settings.carried_out(self.topology.internal_topics())
-        self._kafka, self._settings, self._clock = kafka, settings, clock
+        self._kafka = kafka
+        self._settings = settings
+        self._clock = clock
         self._on_task = on_task or (lambda task: None)
         self._registry = registry or CollectorRegistry()
         self.instance = f"{socket.gethostname()}-{os.getpid()}"
         self._tasks = WorkerTasks()
-        self._owned, self._suspended = self._tasks.owned, self._tasks.suspended
+        self._owned = self._tasks.owned
+        self._suspended = self._tasks.suspended
         self.holds = self._tasks.holds
         self._failures: dict[int, int] = {}
-        self._fenced, self._revoked_in = False, NO_GENERATION
-        self._time, self._slow = TurnTime(clock), SlowSteps.of(settings)
+        self._fenced = False
+        self._revoked_in = NO_GENERATION
+        self._time = TurnTime(clock)
+        self._slow = SlowSteps.of(settings)
         self._lock = asyncio.Lock()
         self._commit_due_ms = clock.monotonic_ms() + settings.commit_interval_ms
         self._restores = RestoreMetrics(self._registry)
@@ -117,16 +122,16 @@ class StreamWorker(RebalanceListener):
         self._waits_for = "Kafka"
         self.topics = Prepared(0, 0)
 
-    # --- life ---
+    # --- lifecycle ---
 
     async def startup(self) -> None:
-        """Wait for the source topics, create the others, join the group.
+        """Wait for the source topics, create the others, and join the group.
 
-        Raises UnknownTopicOrPartition naming the source topics that did not appear in time, and ConfigError where the
-        topics or the state's folder do not do.
+        Raises UnknownTopicOrPartition, which names the source topics that did not appear in time. Raises ConfigError if
+        the topics or the state directory are unsuitable.
         """
         self._maker.startup()
-        await loaded(compile_kernels, "the kernels")  # before there is a group that waits for heartbeats
+        await loaded(compile_kernels, "the kernels")  # before the group waits for heartbeats
         self.topics = await prepare_topics(
             self._kafka, self._settings, self.topology, self._clock, self._wait_for_topics
         )
@@ -135,17 +140,17 @@ class StreamWorker(RebalanceListener):
         await self._join()
 
     async def run_once(self, now_ms: int | None = None) -> None:
-        """One turn: poll, restore what is done restoring, process, punctuate, commit if it is time.
+        """Do one turn: poll, collect restored tasks, process, punctuate, and commit if that is due.
 
-        `now_ms` is what this turn takes for the wall clock's time since the epoch; by default the clock is asked.
-        Cancelled at any moment it leaves tasks that `shutdown` can commit; a commit under way goes on beside it.
+        `now_ms` is this turn's wall-clock time since the epoch; the default is the clock's. If it is cancelled at any
+        moment, the tasks are in a state that `shutdown` can commit, and a commit in progress continues.
         """
         batches = await self._poll()
         await self._tables.poll()
         async with self._lock:
-            # Rebalances happen inside the poll, and the poll gives nothing out before its listener has returned. What
-            # is being restored is paused. So what came is for the tasks that run now, and none of it may be left out,
-            # since the consumer's position is past it.
+            # Rebalances happen inside the poll, and the poll returns records only after its listener has returned.
+            # Partitions in restore are paused. So the records belong to the tasks that run now, and none may be left
+            # out, since the consumer's position is past them.
             ready = self._tasks.ready()
             if self._commits.has_ended:
                 await self._after_commit(await self._commits.settle())
@@ -171,7 +176,7 @@ class StreamWorker(RebalanceListener):
                 await self._commits.may_go_on()
             return await self._consumer.poll(wait_ms, self._settings.max_poll_records)
         except InconsistentGroupProtocol as e:
-            await self._consumer.close()  # before the members are described: those that are left are the others
+            await self._consumer.close()  # the members described afterwards are then all others
             raise await name_strangers(self._kafka, self._settings.application_id, self._assignor.name, e) from e
         except OffsetOutOfRange as e:
             log.warning("a position is out of range", reason=str(e))
@@ -180,16 +185,16 @@ class StreamWorker(RebalanceListener):
                 if owned.task is not None and owned.restoring is None:
                     try:
                         await self._positions.check(owned.task, self._consumer, self._partitions_of(partition))
-                    except RetriableError as e:  # the next poll says again that the position is out of range
+                    except RetriableError as e:  # the next poll reports again that the position is out of range
                         log.warning("the source's offsets cannot be looked up", partition=partition, reason=str(e))
                     self._seek_to_task(partition)
         return {}
 
     async def shutdown(self, timeout_ms: float = SHUTDOWN_TIMEOUT_MS) -> None:
-        """Commit what was processed, leave the group, close everything, all within `timeout_ms`.
+        """Commit what was processed, leave the group and close everything, all within `timeout_ms`.
 
-        Each step has what those before it left. Where the last commit fails, or Kafka does not answer, an error line
-        names the partitions: their records since the commit before are processed again at the next start.
+        Each step has the time that the steps before it left. If the last commit fails, or Kafka does not answer, an
+        error line names the partitions: their records since the commit before are processed again at the next start.
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
 
@@ -215,17 +220,16 @@ class StreamWorker(RebalanceListener):
             before = await self._commits.settle()
             return before.failed + (await self._commits.commit(self._tasks.running(), self._consumer)).failed
 
-    # --- what others see ---
+    # --- views for others ---
 
     @property
     def consumer(self) -> Consumer:
-        """The group's member; another one after it was fenced."""
+        """The group's member; it is replaced after it was fenced."""
         return self._consumer
 
     @property
     def waits_for(self) -> str:
-        """What is waited for before it is known that the topology fits the state of this instance's first partitions;
-        "" once it is known, and from then on."""
+        """The condition that the worker waits for; "" once its topology is known to fit its first partitions."""
         if self._is_accepted:
             return ""
         if not self._is_assigned:
@@ -235,7 +239,7 @@ class StreamWorker(RebalanceListener):
 
     @property
     def global_tables(self) -> dict[str, GlobalTableRows]:
-        """This instance's copies by name."""
+        """This instance's copies of the global tables by name."""
         return self._tables.rows
 
     def tasks(self) -> dict[int, OwnedTask]:
@@ -243,16 +247,18 @@ class StreamWorker(RebalanceListener):
         return dict(self._owned)
 
     def pause_task(self, partition: int) -> None:
-        """Have a partition's task process and punctuate nothing here until `resume_task`, also after a restore or a
-        rebalance in between; IllegalState where it does not run here."""
+        """Pause a partition's task until `resume_task`, even across a restore or a rebalance.
+
+        A paused task neither processes nor punctuates. Raises IllegalState if it does not run here.
+        """
         self._tasks.pause(partition, paused=True)
 
     def resume_task(self, partition: int) -> None:
-        """Let a paused task go on."""
+        """Resume a paused task."""
         self._tasks.pause(partition, paused=False)
 
     def describe(self) -> dict[str, Any]:
-        """The tasks as plain values, for REST and the dashboard."""
+        """Return the tasks as plain values, for REST and the dashboard."""
         return {
             "application_id": self._settings.application_id,
             "instance": self.instance,
@@ -272,7 +278,7 @@ class StreamWorker(RebalanceListener):
         self._consumer.subscribe(self.topology.source_topics(), self)
 
     async def _rejoin(self) -> None:
-        """Leave and join again with nothing in hand: another instance owns what we thought was ours."""
+        """Leave and join again without tasks, because another instance owns the partitions."""
         async with self._lock:
             await self._close_all()
         await self._consumer.close()
@@ -281,10 +287,10 @@ class StreamWorker(RebalanceListener):
         await self._join()
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """Keep what came straight back, close what did not, restore what is new.
+        """Keep tasks that return at once, close those that do not, and restore the new ones.
 
-        In a generation between, of which this member knew nothing, another may have had it, and no broker fences
-        who writes without transactions.
+        A task is not kept if this member missed a generation. In it another member may have owned the partition, and no
+        broker fences a writer without transactions.
         """
         if self._leaving:
             return
@@ -310,7 +316,7 @@ class StreamWorker(RebalanceListener):
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Commit what was processed and set the tasks aside."""
-        if self._leaving:  # `shutdown` has committed what could be
+        if self._leaving:  # `shutdown` has committed already
             return
         async with self._lock:
             self._is_assigned = False
@@ -328,13 +334,13 @@ class StreamWorker(RebalanceListener):
             log.info("partitions revoked", partitions=sorted(revoked))
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """Discard the tasks: another instance may have taken them over already."""
+        """Discard the tasks, because another instance may have taken them over already."""
         if self._leaving:
             return
         async with self._lock:
             self._is_assigned = False
             log.warning("partitions lost", partitions=sorted(at.partition for at in partitions))
-            # What a new owner has overtaken counts for no reader; committed after all, the group would seem ahead.
+            # No reader counts commits that a new owner has overtaken. If they were sent, the group would seem ahead.
             self._consumer.forget_commits()
             await self._close_all()
 
@@ -343,7 +349,7 @@ class StreamWorker(RebalanceListener):
     def _start_restore(self, partition: int) -> None:
         for at in self._partitions_of(partition):
             self._consumer.pause(at)
-            self._consumer.seek(at, 0)  # without any position the consumer would look for one, and may reset none
+            self._consumer.seek(at, 0)  # a consumer without a position would look one up, and may not reset it
         of = (self._kafka, self._settings, partition, self.instance, self._clock, self.topics.refusal_bytes_max)
         owned = OwnedTask(ChangelogPartition(*of, self._restores))
         self._owned[partition] = owned
@@ -377,7 +383,7 @@ class StreamWorker(RebalanceListener):
             else:
                 await self._task_failed(partition, error)
         ahead = [one.ahead for one in self._owned.values() if one.ahead is not None]
-        # Reported once for all partitions of this instance: one command sets all of them back.
+        # Reported once for all partitions of this instance, because one command sets all of them back.
         if ahead and not any(owned.restoring is not None for owned in self._owned.values()):
             raise GroupAhead(self._settings.application_id, [one for error in ahead for one in error.ahead])
 
@@ -392,7 +398,7 @@ class StreamWorker(RebalanceListener):
         self._consumer.resume(*partitions)
 
     def _knows_all(self, owned: OwnedTask, partition: int) -> bool:
-        """Whether the task has a position in each topic; one may have got this partition since it was restored."""
+        """Return whether the task has a position in each topic; a topic may have got its partition later."""
         return owned.task is not None and all(at.topic in owned.task.sources for at in self._partitions_of(partition))
 
     def _partitions_of(self, partition: int) -> list[TopicPartition]:
@@ -402,7 +408,7 @@ class StreamWorker(RebalanceListener):
     # --- committing ---
 
     async def _begin_commit(self) -> None:
-        """Have what there is committed, beside the turns that follow; first the commit before has to have ended."""
+        """Begin to commit in the background of the next turns; the previous commit must end first."""
         async with self._lock:
             await self._after_commit(await self._commits.settle())
             self._commit_due_ms = self._clock.monotonic_ms() + self._settings.commit_interval_ms
@@ -417,9 +423,9 @@ class StreamWorker(RebalanceListener):
             await self._task_failed(owned.partition, error)
 
     async def _task_failed(self, partition: int, error: BaseException) -> None:
-        """Discard a task whose commit or restore failed; restore it again, or rejoin where it has a new owner."""
+        """Discard a task whose commit or restore failed; restore it again, or rejoin if it has a new owner."""
         if isinstance(error, ProducerFenced):
-            log.warning("fenced: the instance joins its group anew", partition=partition, reason=str(error))
+            log.warning("fenced: the instance joins its group again", partition=partition, reason=str(error))
             self._fenced = True
             return
         stops = not isinstance(error, PenstockError) or isinstance(error, FatalError | DataError | ConfigError)

@@ -1,4 +1,4 @@
-"""Makes an instance's tasks, with their state in memory or on disk."""
+"""Creates an instance's tasks, with their state in memory or on disk."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CLEAN_INTERVAL_MS = 60_000
 
 
 class TaskMaker:
-    """Tasks of one topology.
+    """Creates the tasks of one topology.
 
-    ConfigError where their stores are to be in a lake that cannot have their names, and from `startup` where the folder
-    of their state cannot be had.
+    Raises ConfigError if their stores are for a lake that cannot have their names. `startup` raises it if the state
+    directory is not available.
     """
 
     def __init__(
@@ -42,8 +42,11 @@ class TaskMaker:
         clock: Clock,
         registry: CollectorRegistry,
     ) -> None:
-        self._settings, self._topology, self._registry = settings, topology, registry
-        self._clock, self._clean_due_ms = clock, clock.monotonic_ms() + CLEAN_INTERVAL_MS
+        self._settings = settings
+        self._topology = topology
+        self._registry = registry
+        self._clock = clock
+        self._clean_due_ms = clock.monotonic_ms() + CLEAN_INTERVAL_MS
         if settings.lake is not None:
             require_lake_names(topology.schemas())
             require_room(topology.schemas(), default_state_bytes_max(settings.max_request_size))
@@ -57,17 +60,17 @@ class TaskMaker:
             )
 
     def startup(self) -> None:
-        """Take the folder, where there is to be one."""
+        """Lock the state directory, if there is one."""
         if self.directory is not None:
             self.directory.acquire()
 
     def shutdown(self) -> None:
-        """Let go of it."""
+        """Release the state directory."""
         if self.directory is not None:
             self.directory.release()
 
     def clean(self) -> None:
-        """Now and then, delete what is on disk of partitions that have been elsewhere for long."""
+        """From time to time, delete the state on disk of partitions that have been elsewhere for long."""
         if self.directory is None or self._clock.monotonic_ms() < self._clean_due_ms:
             return
         self._clean_due_ms = self._clock.monotonic_ms() + CLEAN_INTERVAL_MS
@@ -75,11 +78,11 @@ class TaskMaker:
             log.info("unused state on disk is deleted", partitions=deleted, folder=str(self.directory.folder))
 
     def open_state(self, partition: int) -> LocalState | None:
-        """A partition's state on disk; None where it is to be in memory."""
+        """Open a partition's state on disk; None if it is kept in memory."""
         return None if self.directory is None else self.directory.state_of(partition)
 
     def standby_task(self, partition: int) -> StreamTask:
-        """A task that stands by for a partition that runs elsewhere: it is filled, and never started as such."""
+        """Create a standby task for a partition that runs elsewhere; it is filled, but never started as a standby."""
         task = self.task(partition, self.open_state(partition), is_standby=True)
         task.schedule_refusal = (
             f"this instance stands by for partition {partition}: schedule() is for the instance where its task runs"
@@ -87,14 +90,14 @@ class TaskMaker:
         return task
 
     def start(self, task: StreamTask, global_tables: Mapping[str, Lookup]) -> None:
-        """A task is restored and begins; one that stood by is counted from now on."""
+        """Start a restored task; a former standby is counted from now on."""
         task.global_tables = global_tables
         if task.schedule_refusal != NOT_INITIALIZED:
             task.metrics = TaskMetrics(self._registry, task.partition)
         task.initialize(self._clock.now_ms())
 
     def task(self, partition: int, local: LocalState | None, *, is_standby: bool = False) -> StreamTask:
-        """A partition's task, still empty."""
+        """Create a partition's task, still empty."""
         return StreamTask(
             self._topology,
             partition,

@@ -1,9 +1,9 @@
-"""How long one turn of a worker processes records before it yields.
+"""Time slices: how long one turn of a worker processes records before it yields.
 
-A turn runs in the loop that also sends the group's heartbeats, writes commits and moves the wall clock on. So it takes
-about `PROCESSING_MS_MAX` of work, however many records were fetched and whatever users' functions cost; what is left
-stays with the task's inputs for the next turn. The time is dealt out in equal shares to all who have records, and what
-one leaves over is for those after it. Everyone takes at least one run, so nobody waits for ever behind slow others.
+A turn runs in the event loop that also sends the group's heartbeats, writes commits and advances the wall clock. So it
+takes about `PROCESSING_MS_MAX`, however many records were fetched and whatever users' functions cost. The rest stays in
+the task's inputs for the next turn. The time is divided equally among all who have records, and time that one leaves
+goes to those after it. Each takes at least one run, so none waits forever behind slow others.
 
 >>> from penstock.shared.testing.manual_clock import ManualClock
 >>> clock = ManualClock()
@@ -22,10 +22,10 @@ from collections.abc import Callable
 from penstock.shared.common.clock import Clock
 
 HasTime = Callable[[], bool]
-"""Whether there is time for another record; once it says no, it goes on saying so."""
+"""Returns whether there is time for another record; once False, it stays False."""
 
 PROCESSING_MS_MAX = 100
-"""Of work in one turn; the longest that a heartbeat, a commit or a punctuation waits for records that are slow."""
+"""The work in one turn: the longest that a heartbeat, a commit or a punctuation waits for slow records."""
 RUN_RECORDS_FIRST = 1_000
 RUN_RECORDS_MIN = 32
 RUN_RECORDS_MAX = 64_000
@@ -33,49 +33,53 @@ RUN_GROWTH = 4
 
 
 def always() -> bool:
-    """There is time."""
+    """Return True."""
     return True
 
 
 class Share:
-    """One part's time in one turn: `ms` from when it was dealt out. Once it is used up it stays so."""
+    """One share of a turn's time: `ms` from its creation. Once it is used up it stays so."""
 
     def __init__(self, clock: Clock, ms: int) -> None:
-        self._monotonic_ms, self.ms = clock.monotonic_ms, ms
+        self._monotonic_ms = clock.monotonic_ms
+        self.ms = ms
         self._start_ms = clock.monotonic_ms()
         self._end_ms = self._start_ms + ms
 
     def is_left(self) -> bool:
-        """Whether there is time for another record."""
+        """Return whether there is time for another record."""
         return self._monotonic_ms() < self._end_ms
 
     def used_ms(self) -> int:
-        """How much time has passed since it was dealt out."""
+        """Return the time since the share was created."""
         return self._monotonic_ms() - self._start_ms
 
 
 class TurnTime:
-    """Deals out the turn's time."""
+    """Divides the turn's time into shares."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock, self._end_ms, self._sharers, self._least_ms = clock, 0, 1, PROCESSING_MS_MAX
+        self._clock = clock
+        self._end_ms = 0
+        self._sharers = 1
+        self._least_ms = PROCESSING_MS_MAX
 
     def begin(self, sharers: int) -> None:
-        """A turn begins in which so many want a share."""
+        """Begin a turn that is shared by `sharers`."""
         self._end_ms, self._sharers = self._clock.monotonic_ms() + PROCESSING_MS_MAX, max(1, sharers)
         self._least_ms = max(1, PROCESSING_MS_MAX // self._sharers)
 
     def share(self) -> Share:
-        """The next one's part of what is left, and never less than an equal part of the whole."""
+        """Return the next share of the remaining time: at least an equal share of the whole."""
         left_ms = (self._end_ms - self._clock.monotonic_ms()) // max(1, self._sharers)
         self._sharers -= 1
         return Share(self._clock, max(self._least_ms, left_ms))
 
 
 class RunLength:
-    """How many records the next run may have: a batch that is taken as columns cannot be left halfway.
+    """The maximum number of records in the next run, because a batch of columns cannot be left midway.
 
-    What the run before cost says it; it grows while runs are cheap.
+    It follows from the cost of the previous run, and grows while runs are cheap.
 
     >>> length = RunLength()
     >>> length.took(1_000, 400, share_ms=100), length.records_max
@@ -86,7 +90,7 @@ class RunLength:
         self.records_max = RUN_RECORDS_FIRST
 
     def took(self, records: int, ms: int, share_ms: int) -> None:
-        """A run of so many records took so long, of a share's time."""
+        """Record that a run of this many records took `ms` of a share's time."""
         if ms > share_ms:
             self.records_max = max(RUN_RECORDS_MIN, min(records, self.records_max) * share_ms // ms)
         elif records >= self.records_max and ms * RUN_GROWTH <= share_ms:

@@ -1,7 +1,7 @@
-"""The topics of an application: its sources must be there, what it writes to is created where it is not.
+"""The topics of an application: source topics must exist, and topics that it writes to are created if they do not.
 
-A topic that is there already is left as it is: its settings are its owner's. What would lose state is refused with the
-command that mends it; what would lose results is said.
+An existing topic is left unchanged, because its settings belong to its owner. Settings that would lose state are an
+error that names the corrective command; settings that would lose results are logged.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ CHANGELOG_CONFIGS = {
     "retention.bytes": "-1",
     "message.timestamp.type": "LogAppendTime",
 }
-CHANGELOG_CONFIGS_REQUIRED = ("cleanup.policy", "retention.ms", "retention.bytes")  # the others lose nothing
+CHANGELOG_CONFIGS_REQUIRED = ("cleanup.policy", "retention.ms", "retention.bytes")  # other settings lose no state
 RETENTION_CONFIGS = ("retention.ms", "retention.bytes")
 
 Configs = Mapping[str, str | None]
 
 
 class Prepared(NamedTuple):
-    """What is known of an application's topics once they are there."""
+    """The known properties of an application's topics once they exist."""
 
     partitions: int
     refusal_bytes_max: int
-    """Bytes of the largest dead letter or late record that there may be: that of a source's largest record."""
+    """The bytes of the largest possible dead letter or late record: the limit of a source's largest record."""
 
 
 async def prepare_topics(
@@ -51,10 +51,11 @@ async def prepare_topics(
 ) -> Prepared:
     """Wait for the source topics, then create the application's own and all others with as many partitions.
 
-    Those that are missing are logged at once, and whenever they change, and `on_missing` is told.
-    Raises UnknownTopicOrPartition naming the source topics that did not appear within `topic_wait_ms`, and ConfigError
-    where the assignor does not do for them, where their numbers of partitions differ, or where the changelog is there
-    and would lose state; warns where a result or late topic would lose old event times.
+    Missing topics are logged at once and whenever they change, and `on_missing` is called with them.
+
+    Raises UnknownTopicOrPartition, which names the source topics that did not appear within `topic_wait_ms`. Raises
+    ConfigError if the assignor does not suit them, if their numbers of partitions differ, or if an existing changelog
+    would lose state. Logs a warning if a result or late topic would lose old event times.
     """
     require_one_assignment(settings.partition_assignment_strategy, topology.source_topics())
     internal = topology.internal_topics()
@@ -76,7 +77,7 @@ async def prepare_topics(
         replication = settings.replication_factor
         outputs = topology.output_topics()
         changelog = NewTopic(settings.changelog_topic, partitions, replication, CHANGELOG_CONFIGS)
-        # A dead letter or late record is a source record with headers: it must fit where that one did.
+        # A dead letter or late record is a source record with headers: its topic must accept that size.
         limits = [int((await admin.describe_configs(name)).get("max.message.bytes") or 0) for name in sources]
         refusal_bytes_max = max(limits) + REFUSAL_BYTES_MAX
         larger = {"max.message.bytes": str(refusal_bytes_max)}
@@ -94,16 +95,17 @@ async def prepare_topics(
         require_changelog(changelog, len(found.partitions), configs, kafka.bootstrap_servers)
         dead_letters = {source.dead_letters for source in topology.sources()}
         for name in outputs:
-            # A dead letter carries the time of its writing; a retention deletes it when it is old, as is meant.
+            # A dead letter's timestamp is that of its writing, so a retention deletes it by age, as intended.
             if name not in dead_letters:
                 warn_of_retention(name, await admin.describe_configs(name))
     return Prepared(partitions, refusal_bytes_max)
 
 
 def require_one_assignment(strategy: str, sources: Sequence[str]) -> None:
-    """Raise ConfigError where the assignor would give a partition's number to different instances, by topic.
+    """Raise ConfigError if the assignor would give a partition's number to different instances, by topic.
 
-    Of several topics `range` gives the same numbers to the same member; the sticky ones look at each partition alone.
+    Of several topics, `range` gives the same numbers to the same member. The sticky assignors look at each partition
+    alone.
     """
     if strategy != "range" and len(sources) > 1:
         raise ConfigError(
@@ -113,10 +115,10 @@ def require_one_assignment(strategy: str, sources: Sequence[str]) -> None:
 
 
 def require_same_partitions(counts: Mapping[str, int]) -> int:
-    """How many partitions each source topic has; ConfigError, with all counts, where they differ.
+    """Return the number of partitions of each source topic. Raises ConfigError with all counts if they differ.
 
-    A task takes one partition of every source topic. The group's assignor deals out each topic by itself: only with
-    equal counts does a partition's number come to the same instance from all of them.
+    A task takes one partition of every source topic. The group's assignor assigns each topic separately. Only with
+    equal counts does a partition's number of all topics come to the same instance.
     """
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{name}: {number}" for name, number in sorted(counts.items()))
@@ -128,7 +130,7 @@ def require_same_partitions(counts: Mapping[str, int]) -> int:
 
 
 def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, bootstrap_servers: str) -> None:
-    """ConfigError, with the commands that mend it, where an existing changelog does not keep what it must."""
+    """Raise ConfigError, with the commands that correct it, if an existing changelog would lose state."""
     name = wanted.name
     wrong = [key for key in CHANGELOG_CONFIGS_REQUIRED if configs.get(key) != wanted.configs[key]]
     if wrong:
@@ -155,9 +157,9 @@ def require_changelog(wanted: NewTopic, partitions: int, configs: Configs, boots
 
 
 def loses_old_times(configs: Configs) -> list[str]:
-    """The retention settings, as `name=value`, with which a topic deletes records by age or size; none if it is kept.
+    """Return the retention settings, as `name=value`, by which a topic deletes records; empty if it keeps them.
 
-    Kafka's retention compares record timestamps with the clock: a record with an event time from the past is gone
+    Kafka's retention compares record timestamps with the clock. A record with an event time in the past is deleted
     minutes after it was written.
     """
     if "delete" not in (configs.get("cleanup.policy") or "delete"):
@@ -166,7 +168,7 @@ def loses_old_times(configs: Configs) -> list[str]:
 
 
 def warn_of_retention(name: str, configs: Configs) -> None:
-    """Say that a topic of event times deletes by them."""
+    """Log a warning if a topic of event times deletes records by them."""
     if found := loses_old_times(configs):
         log.warning(
             "a topic of event times has a retention: Kafka deletes old event times soon after they were written",

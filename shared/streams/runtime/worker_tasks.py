@@ -1,7 +1,7 @@
-"""The tasks of one worker, by partition: those it owns, and those set aside until a rebalance says whose they are.
+"""The tasks of one worker by partition: those it owns, and those suspended until a rebalance assigns them.
 
-Whether a partition is paused is the user's word and not the task's: it holds until it is taken back, whichever task
-runs the partition here, after a restore or a rebalance as before.
+A pause belongs to the partition, not the task. It holds until it is revoked, whichever task runs the partition here,
+across restores and rebalances.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.shared.streams.runtime.owned_task import OwnedTask
 log = get_logger(__name__)
 
 Ready = Mapping[int, OwnedTask]
-"""Tasks that are restored, by partition."""
+"""Restored tasks by partition."""
 
 
 class WorkerTasks:
@@ -31,19 +31,19 @@ class WorkerTasks:
         return f"WorkerTasks(owned {sorted(self.owned)}, suspended {sorted(self.suspended)}, paused {self._paused})"
 
     def running(self) -> list[OwnedTask]:
-        """Those that are restored."""
+        """Return the restored tasks."""
         return [owned for owned in self.owned.values() if owned.task is not None]
 
     def holds(self, partition: int) -> bool:
-        """Whether no other instance can have the partition: its task is here, or set aside while the group meets."""
+        """Return whether no other instance can have the partition: its task is here, owned or suspended."""
         return partition in self.owned or partition in self.suspended
 
     def ready(self) -> dict[int, OwnedTask]:
-        """Those that may take records now, by partition."""
+        """Return the tasks that may take records now, by partition."""
         return {p: owned for p, owned in self.owned.items() if owned.task is not None and owned.restoring is None}
 
     def pause(self, partition: int, *, paused: bool) -> None:
-        """Have a partition's task do nothing, or go on; IllegalState where it neither runs here nor was paused."""
+        """Pause or resume a partition's task. Raises IllegalState if it neither runs here nor was paused."""
         owned = self.owned.get(partition)
         if owned is None and (paused or partition not in self._paused):
             raise IllegalState(f"the task of partition {partition} does not run here")
@@ -52,26 +52,26 @@ class WorkerTasks:
             owned.inputs.is_paused = paused
 
     def begun(self, owned: OwnedTask) -> None:
-        """A task is restored: it is paused if its partition is."""
+        """Apply the partition's pause to a restored task."""
         assert owned.inputs is not None
         owned.inputs.is_paused = owned.partition in self._paused
 
     def all(self) -> list[OwnedTask]:
-        """Every one there is."""
+        """Return all tasks."""
         return [*self.owned.values(), *self.suspended.values()]
 
     def clear(self) -> None:
-        """Forget them; they have to be closed."""
+        """Drop all tasks, which must be closed separately."""
         self.owned.clear()
         self.suspended.clear()
 
     def closed(self, outcomes: Sequence[BaseException | None]) -> None:
-        """Forget them, which were closed in the order of `all()`; of whom that failed is logged."""
+        """Drop the tasks, which were closed in the order of `all()`; log those that failed."""
         for owned, error in zip(self.all(), outcomes, strict=True):
             if error is not None:
                 log.error("a task cannot be closed", partition=owned.partition, reason=str(error), exc_info=error)
         self.clear()
 
     def describe(self) -> list[dict[str, Any]]:
-        """Each owned task as plain values."""
+        """Return each owned task as plain values."""
         return [owned.describe(partition) for partition, owned in sorted(self.owned.items())]

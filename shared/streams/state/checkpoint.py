@@ -1,4 +1,4 @@
-"""How far a changelog partition is in rows that are kept elsewhere than in a task's memory."""
+"""The progress of a changelog partition in rows that are kept outside a task's memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from penstock.shared.streams.changelog.format import Progress, StoreSchema
 
 
 class LogReplaced(ProducerFenced):
-    """The changelog is not the one that its owner wrote to: another topic of that name, or one that lost its end."""
+    """The changelog is not the one that its owner wrote to: a new topic of that name, or one that lost its end."""
 
 
 class LogPlace:
-    """Where an owner writes its commits, and whether anybody else writes there, too.
+    """The position at which an owner writes its commits, and whether others write there too.
 
-    Commits that lie end to end prove that there was no other owner; one that lies before the end of the one before it
-    proves that the log is another. `marks` are the offsets between two commits that hold no record. An offset below 0
-    is one that the broker has not said.
+    Adjacent commits prove that there was no other owner. A commit at a lower offset than the previous one's end proves
+    that the log is another. `marks` are the offsets between two commits that hold no record. A negative offset means
+    that the broker did not return one.
 
     >>> place = LogPlace("id", 10, marks=1)
     >>> place.between(entries=4, offset=14), place.between(entries=4, offset=16)
@@ -31,13 +31,16 @@ class LogPlace:
     """
 
     def __init__(self, topic_id: str | None, next_offset: int, marks: int) -> None:
-        self.topic_id, self._next, self._marks = topic_id, next_offset, marks
-        self._verified, self._alone = next_offset, True
+        self.topic_id = topic_id
+        self._next = next_offset
+        self._marks = marks
+        self._verified = next_offset
+        self._alone = True
 
     def between(self, entries: int, offset: int) -> range:
-        """Where records of others may stand, if a commit of so many entries has its progress record at that offset.
+        """Return the offsets of others' records, if a commit of `entries` has its progress record at `offset`.
 
-        LogReplaced where it cannot stand there in the log that the commit before it is in.
+        Raises LogReplaced if the commit cannot be there in the log of the previous commit.
         """
         least = self._next + entries
         if 0 <= offset < least:
@@ -48,7 +51,7 @@ class LogPlace:
         return range(self._next, offset if offset > least else self._next)
 
     def written(self, entries: int, offset: int) -> CommitPlace:
-        """A commit of so many entries has its progress record at that offset."""
+        """Record a commit of `entries` whose progress record is at `offset`, and return its place."""
         self._alone &= offset == self._next + entries
         if self._alone:
             self._verified = offset + 1
@@ -58,7 +61,7 @@ class LogPlace:
 
 
 class CommitPlace(NamedTuple):
-    """Where a commit stands in the changelog; see `Checkpoint`."""
+    """The place of a commit in the changelog; see `Checkpoint`."""
 
     topic_id: str | None
     covered_offset: int
@@ -66,10 +69,10 @@ class CommitPlace(NamedTuple):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """The rows are what the partition says before `covered_offset`, as written by owners up to `epoch`.
+    """The rows are the partition's state before `covered_offset`, as written by owners up to `epoch`.
 
-    `topic_id` is the changelog's. Up to `verified_offset` it is known that no other owner had written: a commit that
-    the broker took counts for nobody where another had taken the partition over before it.
+    `topic_id` is the changelog's. Up to `verified_offset` it is certain that no other owner wrote. Beyond that, a
+    commit that the broker accepted does not count if another owner had taken over the partition before it.
     """
 
     topic_id: str | None
@@ -80,7 +83,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 def layout(stores: tuple[StoreSchema, ...]) -> tuple[object, ...]:
-    """What the bytes of the rows depend on: where it differs, rows that are kept cannot be read."""
+    """Return what determines the bytes of the rows; if it differs, stored rows cannot be decoded."""
     return tuple(
         (s.name, s.kind, s.key, tuple((a.name, a.function, a.field, a.state) for a in s.aggregations)) for s in stores
     )

@@ -1,8 +1,7 @@
-"""Values that can be changed without what they were taken from.
+"""Copies of values that users' code may change.
 
-A store and an aggregation keep Python values. What they hand to a user's code is a copy: changed in place there, and
-not put back, it would be one thing in memory and another in the changelog, and a record that is refused halfway would
-leave its traces.
+A store and an aggregation keep Python values, and pass copies to users' code. If the code changed the original in place
+and did not put it back, memory and changelog would differ. A record that is rejected midway would leave traces.
 
 >>> kept = {"n": [1]}
 >>> handed_out = detached(kept)
@@ -19,14 +18,14 @@ _UNCHANGEABLE = frozenset((type(None), bool, int, float, str, bytes))
 
 
 def detached(value: Any) -> Any:
-    """The value itself where nothing can change it, else a deep copy of the same types.
+    """Return the value itself if it is immutable, else a deep copy of the same types.
 
-    Raises what the copying of a user's own type raises.
+    Raises the errors of copying a user's own type.
     """
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value
-    if kind is dict:  # JSON's own types are copied here: several times as fast as `deepcopy`
+    if kind is dict:  # JSON's own types are copied here, several times as fast as by `deepcopy`
         return {key: item if type(item) in _UNCHANGEABLE else detached(item) for key, item in value.items()}
     if kind is list:
         return [item if type(item) in _UNCHANGEABLE else detached(item) for item in value]

@@ -1,4 +1,4 @@
-"""What one side of a stream join remembers, by key and moment, with what the next commit must write.
+"""The records of one side of a stream join, by key and timestamp, with the changes for the next commit.
 
 >>> store = JoinStore("s")
 >>> store.put("ann", 0, 0, [1]); store.put("ann", 10, 10, [2]); store.put("bob", 0, 0, [3])
@@ -20,19 +20,23 @@ from penstock.shared.streams.state.store import Changes
 _start = attrgetter("start")
 
 HEAP_SPARE = 1_024
-"""Entries of rows that are gone which the heap may always hold."""
+"""The entries of removed rows that the heap may hold without a cleanup."""
 
 
 class JoinRow:
-    """What is remembered of one key and moment (ms).
+    """The records of one key and timestamp (ms).
 
-    `persisted` says that a live entry under this key and start is in the changelog.
+    `persisted` means that the changelog has a live entry under this key and start.
     """
 
     __slots__ = ("end", "key", "live", "persisted", "start", "states")
 
     def __init__(self, key: Any, start: int, end: int, states: list[Any], persisted: bool = False) -> None:
-        self.key, self.start, self.end, self.states, self.persisted = key, start, end, states, persisted
+        self.key = key
+        self.start = start
+        self.end = end
+        self.states = states
+        self.persisted = persisted
         self.live = True
 
     def __repr__(self) -> str:
@@ -40,12 +44,13 @@ class JoinRow:
 
 
 class JoinStore:
-    """Rows in dicts and lists; `touched` is set by every change, for its owner to see and take back."""
+    """Rows in dicts and lists; every change sets `touched`, which its owner reads and resets."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.touched = name, False
+        self.name = name
+        self.touched = False
         self.check: Check | None = None
-        """Raises where the changelog cannot hold a row; its owner calls it before anything is changed."""
+        """Raises if the changelog cannot hold a row; the owner calls it before anything is changed."""
         self._rows: dict[Any, list[JoinRow]] = {}
         self._open: list[tuple[int, int, JoinRow]] = []
         self._pushed = self._count = 0
@@ -58,18 +63,18 @@ class JoinStore:
         return f"JoinStore({self.name!r}, {self._count} live, {len(self._dirty)} dirty)"
 
     def fetch(self, key: Any, start: int) -> JoinRow | None:
-        """The key's row that starts there, None where there is none."""
+        """Return the key's row that starts there, or None."""
         own = self._rows.get(key, ())
         at = bisect_left(own, start, key=_start)
         return own[at] if at < len(own) and own[at].start == start else None
 
     def fetch_range(self, key: Any, earliest: int, latest: int) -> Sequence[JoinRow]:
-        """The key's rows that start from `earliest` to `latest`, both inclusive, in order of start."""
+        """Return the key's rows that start from `earliest` to `latest`, both inclusive, in order of start."""
         own = self._rows.get(key, ())
         return own[bisect_left(own, earliest, key=_start) : bisect_left(own, latest + 1, key=_start)]
 
     def put(self, key: Any, start: int, end: int, states: list[Any]) -> None:
-        """Set a row's states; one that is not there yet is added."""
+        """Set a row's states; add the row if it does not exist."""
         row = self.fetch(key, start)
         if row is None:
             row = self._add(JoinRow(key, start, end, states))
@@ -78,12 +83,12 @@ class JoinStore:
         self._mark(row)
 
     def remove(self, key: Any, start: int) -> None:
-        """Take a row out, without a final; one that is not there is no error."""
+        """Remove a row without a final; a missing row is no error."""
         if (row := self.fetch(key, start)) is not None:
             self._discard(row)
 
     def take_before(self, limit: int) -> list[JoinRow]:
-        """Take out and return all rows that end before `limit`, in order of (start, key)."""
+        """Remove and return all rows that end before `limit`, in order of (start, key)."""
         taken = []
         while self._open and self._open[0][0] < limit:
             row = heapq.heappop(self._open)[2]
@@ -93,36 +98,36 @@ class JoinStore:
         return sorted(taken, key=lambda w: (w.start, w.key))
 
     def rows(self) -> Iterator[JoinRow]:
-        """All rows."""
+        """Yield all rows."""
         for own in self._rows.values():
             yield from own
 
     def rows_of(self, key: Any) -> list[JoinRow]:
-        """The key's rows in order of start."""
+        """Return the key's rows in order of start."""
         return list(self._rows.get(key, ()))
 
     def keys(self) -> Iterator[Any]:
-        """The keys that there are at the first look."""
+        """Yield the keys that exist at the first call."""
         return iter(list(self._rows))
 
     def changes(self) -> Changes:
-        """All changes since the last `committed()`."""
+        """Return all changes since the last `committed()`."""
         deleted = [at for at, row in self._dirty.items() if row is None]
         return Changes(deleted, [w for w in self._dirty.values() if w is not None])
 
     def committed(self) -> None:
-        """The changes are in the changelog now."""
+        """Drop the changes, which are in the changelog now."""
         for row in self._dirty.values():
             if row is not None:
                 row.persisted = True
         self._dirty.clear()
 
     def dirty_keys(self) -> set[Any]:
-        """The keys whose rows are not as the last commit has them."""
+        """Return the keys whose rows differ from the last commit."""
         return {key for key, _ in self._dirty}
 
     def evict(self, key: Any) -> int:
-        """Forget a key's rows, which somebody else keeps: how many there were."""
+        """Drop a key's rows from memory, because they are kept elsewhere; return their number."""
         own = self._rows.pop(key, ())
         for row in own:
             row.live = False
@@ -133,12 +138,12 @@ class JoinStore:
         return len(own)
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
-        """Restore one row; one with the same key and start is replaced."""
+        """Restore one row; it replaces one with the same key and start."""
         self.unload(key, start)
         self._add(JoinRow(key, start, end, states, persisted=True))
 
     def unload(self, key: Any, start: int) -> None:
-        """Restore a removal; a row that is not there is no error."""
+        """Restore a removal; a missing row is no error."""
         if (row := self.fetch(key, start)) is not None:
             self._take_out(row)
 
@@ -173,6 +178,6 @@ class JoinStore:
     def _mark(self, row: JoinRow) -> None:
         at = (row.key, row.start)
         if not row.persisted and self._dirty.get(at, row) is None:
-            row.persisted = True  # a tombstone was due here: should this one go too, it still is
+            row.persisted = True  # a tombstone was due under this key and start, and is due if this row goes too
         self._dirty[at] = row
         self.touched = True

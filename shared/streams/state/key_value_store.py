@@ -1,6 +1,6 @@
-"""Rows of a table in memory, with what the next commit must write.
+"""Rows of a table in memory, with the changes for the next commit.
 
-What is put in and what is handed out are copies: only `put` changes a row.
+Values are copied on the way in and out, so only `put` changes a row.
 
 >>> store = KeyValueStore("users")
 >>> store.put("ann", {"city": "Oslo"}); store.get("ann"), store.get("bob"), len(store)
@@ -21,30 +21,33 @@ from penstock.shared.streams.state.detached import detached
 from penstock.shared.streams.state.store import Changes
 
 Check = Callable[[str | bytes, list[Any]], None]
-"""Raises where the changelog cannot hold a row of this key and these states."""
+"""Raises if the changelog cannot hold a row of this key and these states."""
 
 K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
 
 
 class Row:
-    """One row: its key, and its value as the one state of a window that is always open."""
+    """One row: its key, and its value as the only state of a window that is always open."""
 
     __slots__ = ("key", "persisted", "states")
     start = end = 0
 
     def __init__(self, key: Any, value: Any, persisted: bool = False) -> None:
-        self.key, self.states, self.persisted = key, [value], persisted
+        self.key = key
+        self.states = [value]
+        self.persisted = persisted
 
     def __repr__(self) -> str:
         return f"Row({self.key!r}: {self.states[0]!r})"
 
 
 class KeyValueStore(Generic[K, V]):
-    """A table's rows by key; a processor of your own may read and write it between commits as it likes."""
+    """A table's rows by key; a user's processor may read and write it freely between commits."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.touched = name, False
+        self.name = name
+        self.touched = False
         self.check: Check | None = None
         self._rows: dict[Any, Row] = {}
         self._dirty: dict[Any, Row | None] = {}
@@ -56,13 +59,16 @@ class KeyValueStore(Generic[K, V]):
         return f"KeyValueStore({self.name!r}, {len(self._rows)} rows, {len(self._dirty)} dirty)"
 
     def get(self, key: K) -> V | None:
-        """The row's value, None where there is none."""
+        """Return the row's value, or None."""
         row = self._rows.get(key)
         return None if row is None else detached(row.states[0])
 
     def put(self, key: K, value: V | None) -> None:
-        """Set a row; None deletes it. DataError for a key that is neither text nor bytes, RecordTooLarge for a row that
-        the changelog cannot hold, and whatever encoding the value raises."""
+        """Set a row; None deletes it.
+
+        Raises DataError for a key that is neither text nor bytes, RecordTooLarge for a row that the changelog cannot
+        hold, and the errors of encoding the value.
+        """
         if value is None:
             self.delete(key)
             return
@@ -80,7 +86,7 @@ class KeyValueStore(Generic[K, V]):
         self.touched = True
 
     def delete(self, key: K) -> None:
-        """Take a row out; one that is not there is no error."""
+        """Remove a row; a missing row is no error."""
         row = self._rows.pop(key, None)
         if row is None:
             return
@@ -91,39 +97,39 @@ class KeyValueStore(Generic[K, V]):
             self._dirty.pop(key, None)
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """All keys and values."""
+        """Yield all keys and values."""
         return ((key, detached(row.states[0])) for key, row in self._rows.items())
 
     def rows(self) -> Iterator[Row]:
-        """All rows."""
+        """Yield all rows."""
         return iter(self._rows.values())
 
     def rows_of(self, key: K) -> list[Row]:
-        """The key's row, if it has one."""
+        """Return the key's row in a list, or an empty list."""
         return [self._rows[key]] if key in self._rows else []
 
     def keys(self) -> Iterator[K]:
-        """The keys that there are at the first look."""
+        """Yield the keys that exist at the first call."""
         return iter(list(self._rows))
 
     def changes(self) -> Changes:
-        """All changes since the last `committed()`."""
+        """Return all changes since the last `committed()`."""
         deleted = [(key, 0) for key, row in self._dirty.items() if row is None]
         return Changes(deleted, [row for row in self._dirty.values() if row is not None])
 
     def committed(self) -> None:
-        """The changes are in the changelog now."""
+        """Drop the changes, which are in the changelog now."""
         for row in self._dirty.values():
             if row is not None:
                 row.persisted = True
         self._dirty.clear()
 
     def dirty_keys(self) -> set[Any]:
-        """The keys whose rows are not as the last commit has them."""
+        """Return the keys whose rows differ from the last commit."""
         return set(self._dirty)
 
     def evict(self, key: Any) -> int:
-        """Forget a key's row, which somebody else keeps: how many there were."""
+        """Drop a key's row from memory, because it is kept elsewhere; return the number of rows dropped."""
         return 0 if self._rows.pop(key, None) is None else 1
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:

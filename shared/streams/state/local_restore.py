@@ -1,8 +1,8 @@
-"""Restoring from what an instance has on disk: where the changelog goes on, and when the disk is of no use.
+"""Restores from an instance's disk: finds where the changelog continues, and when the state on disk is unusable.
 
-Rows on disk are true up to the checkpoint's covered offset, if nobody had taken the partition over before the owner
-that wrote them knew. What cannot be trusted, or cannot be read any more, is thrown away and comes back from the
-snapshot and the log: it is said why, and it is no error.
+Rows on disk are valid up to the checkpoint's covered offset, unless another owner had taken over the partition before
+the owner that wrote them knew. State that is not valid or cannot be decoded is deleted, and restored from the snapshot
+and the log. The reason is logged; this is no error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = get_logger(__name__)
 
 
 class Overtaken(Exception):
-    """The state on disk has commits of an owner that another one had overtaken before them."""
+    """The state on disk has commits of an owner that another one had overtaken before."""
 
 
 def take_up(reader: ChangelogReader, local: LocalState, stores: tuple[StoreSchema, ...]) -> int | None:
-    """Have the reader go on from what is on disk: the offset up to which that is; None where the disk is empty now."""
+    """Continue the reader from the state on disk; return its covered offset, or None if it is unusable."""
     found = local.checkpoint
-    reason = "it is not whole" if found is None else _why_not(found, stores)
+    reason = "it is incomplete" if found is None else _why_not(found, stores)
     if found is None or reason is not None:
         discard(local, str(reason))
         return None
@@ -43,9 +43,9 @@ def _why_not(found: Checkpoint, stores: tuple[StoreSchema, ...]) -> str | None:
 
 
 def refusal(found: Checkpoint, topic_id: str | None, first: int, end: int) -> str | None:
-    """Why a changelog that has these offsets does not go on from a checkpoint; None where it does."""
+    """Return why a changelog with these offsets does not continue from a checkpoint, or None if it does."""
     if found.topic_id != topic_id:
-        return f"it is of the changelog with id {found.topic_id}, which now has id {topic_id}"
+        return f"it belongs to the changelog with id {found.topic_id}; the topic now has id {topic_id}"
     if found.verified_offset < first:
         return f"the changelog goes on at {first}, it ends at {found.verified_offset}"
     if found.covered_offset > end:
@@ -54,22 +54,22 @@ def refusal(found: Checkpoint, topic_id: str | None, first: int, end: int) -> st
 
 
 def discard(local: LocalState, reason: str) -> None:
-    """Throw away what is on disk."""
+    """Delete the state on disk."""
     if local.checkpoint is not None:
-        log.warning("the state on disk is thrown away and restored", folder=str(local.db.folder), reason=reason)
+        log.warning("the state on disk is deleted and restored", folder=str(local.db.folder), reason=reason)
     if not local.db.is_new:
         local.clear()
 
 
 def is_takeover_above(entry: Entry, epoch: int) -> bool:
-    """Whether what an owner of that epoch writes behind this entry counts for no reader."""
+    """Return whether records that an owner of that epoch writes after this entry are ignored by readers."""
     return entry.operation == TAKEOVER and entry.epoch > epoch
 
 
 def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None:
-    """Look at a record before the covered offset: Overtaken where it is another owner's takeover.
+    """Check a record before the covered offset. Raises Overtaken if it is another owner's takeover.
 
-    CorruptEntry where it cannot be read: it may have been one.
+    Raises CorruptEntry if it cannot be decoded, because it may have been one.
     """
     if is_foreign(value):
         return
@@ -78,11 +78,11 @@ def check_overtaken(found: Checkpoint, offset: int, value: bytes | None) -> None
     except CorruptRecord as e:
         raise CorruptEntry(offset, str(e)) from None
     if is_takeover_above(entry, found.epoch):
-        raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, it has epoch {found.epoch} up to later ones")
+        raise Overtaken(f"epoch {entry.epoch} began at offset {offset}, the state has later commits of {found.epoch}")
 
 
 def write_restored(reader: ChangelogReader, local: LocalState, topic_id: str | None) -> None:
-    """Write what was restored so far, up to the last offset before which nothing is open."""
+    """Write what was restored so far, up to the last offset before which no commit is incomplete."""
     covered = reader.covered_offset
     if covered is not None:
         local.write(Checkpoint(topic_id, reader.epoch, covered, covered, reader.progress))

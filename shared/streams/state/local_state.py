@@ -1,8 +1,8 @@
-"""One task's state on disk: what a commit or a restore brings, in the order in which it may become true.
+"""One task's state on disk: holds back the changes of a commit or a restore until they are confirmed.
 
-A commit's changelog entries are prepared, and reach the disk only when the commit is known to hold, with the checkpoint
-that says so. While a task is restored, the changes that the log confirms are gathered and written now and then, each
-time with the offset that they reach. So the disk is at some commit of the log, always, and never ahead of it.
+A commit's changelog entries are prepared. They are written to disk, together with the checkpoint, only when the commit
+is known to have succeeded. During a restore, the changes that the log confirms are gathered, and written from time to
+time with the offset that they reach. So the disk is always at some commit of the log, and never ahead of it.
 """
 
 from __future__ import annotations
@@ -36,32 +36,34 @@ class Blueprint(Protocol):
 
     @property
     def schema(self) -> StoreSchema:
-        """What readers of its changelog know of it."""
+        """The store's schema for readers of its changelog."""
 
     def aggregates(self) -> AggregateStore:
-        """The rows of an aggregation, in memory."""
+        """Build the rows of an aggregation, in memory."""
 
     def windows(self) -> WindowStore:
-        """The rows of windows, in memory."""
+        """Build the rows of windows, in memory."""
 
 
 RESTORE_BYTES_MAX = 2 * 1024 * 1024
-"""Of rows that a restore gathers before they are written."""
+"""The bytes of rows that a restore gathers before it writes them."""
 ROW_BYTES = 200
-"""What a gathered row takes beside its key and states, roughly."""
+"""The estimated bytes of a gathered row besides its key and states."""
 
 AnyPersistentStore = PersistentJoinStore | PersistentKeyValueStore | PersistentWindowStore
 
 
 class PlaceUnknown(RetriableError):
-    """A commit holds, but where is not known: the task is restored from the changelog, which knows."""
+    """A commit succeeded at an unknown offset. The task is restored from the changelog, which has the offset."""
 
 
 class _StoreRows:
-    """The rows of one store; what a restore brings goes to the task's."""
+    """The rows of one store; restored rows go to the task's `LocalState`."""
 
     def __init__(self, state: LocalState, store: int) -> None:
-        self._state, self._db, self._store = state, state.db, store
+        self._state = state
+        self._db = state.db
+        self._store = store
 
     @property
     def count(self) -> int:
@@ -84,10 +86,12 @@ class _StoreRows:
 
 
 class LocalState:
-    """What one task has on disk, and its stores over it."""
+    """One task's database on disk, and the stores over it."""
 
     def __init__(self, db: RocksDb, budget: CacheBudget, on_close: Callable[[], None] = lambda: None) -> None:
-        self.db, self._budget, self._on_close = db, budget, on_close
+        self.db = db
+        self._budget = budget
+        self._on_close = on_close
         self._stores: dict[int, AnyPersistentStore] = {}
         self._numbers: dict[str, int] = {}
         self._indexed: frozenset[int] = frozenset()
@@ -101,17 +105,17 @@ class LocalState:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """How far the changelog is on disk."""
+        """The progress of the changelog on disk."""
         return self.db.checkpoint
 
     def begin(self, schemas: Sequence[StoreSchema]) -> None:
-        """A task with these stores begins: what one before it had in memory is forgotten."""
+        """Begin a task with these stores; drop what an earlier task had in memory."""
         self._forget()
         self._numbers = {schema.name: number for number, schema in enumerate(schemas)}
         self._indexed = frozenset(i for i, schema in enumerate(schemas) if not schema.is_table)
 
     def store(self, number: int, builder: Blueprint, codec: RowCodec) -> AnyPersistentStore:
-        """The store of that number."""
+        """Build the store with this number."""
         rows, schema = _StoreRows(self, number), builder.schema
         store: AnyPersistentStore
         if schema.kind == "table":
@@ -126,12 +130,12 @@ class LocalState:
         return store
 
     def clear(self) -> None:
-        """Begin anew, without any row."""
+        """Delete all rows."""
         self._gathered, self._gathered_bytes = {}, 0
         self.db.clear()
 
     def close(self) -> None:
-        """Let go of the folder. What is not written is the log's to bring back."""
+        """Close the database. Changes that are not written can be restored from the log."""
         if not self._closed:
             self._closed = True
             self._forget()
@@ -142,27 +146,27 @@ class LocalState:
 
     @property
     def is_full(self) -> bool:
-        """Whether what was gathered should be written."""
+        """Whether the gathered rows should be written."""
         return self._gathered_bytes >= RESTORE_BYTES_MAX
 
     def restore(self, id_: RowId, row: StoredRow | None) -> None:
-        """Gather one row that a restore brings, or that it takes out."""
+        """Gather one row that a restore adds, or with None removes."""
         self._gathered[id_] = row
         self._gathered_bytes += ROW_BYTES + len(id_[1]) + (0 if row is None else len(row.state))
 
     def restore_raw(self, store: str, key: bytes, start: int, end: int, state: bytes | None) -> None:
-        """As `restore`, by the store's name and with what the changelog has; without a state the row is taken out."""
+        """As `restore`, by the store's name and with the changelog's bytes; without a state the row is removed."""
         self.restore((self._numbers[store], key, start), None if state is None else StoredRow(end, state))
 
     def write(self, checkpoint: Checkpoint | None) -> None:
-        """Write what was gathered; without a checkpoint where it is not whole yet."""
+        """Write the gathered rows; without a checkpoint if the state is not complete yet."""
         rows, self._gathered, self._gathered_bytes = self._gathered, {}, 0
         self.db.write(rows, checkpoint, indexed=self._indexed)
 
     # --- committing ---
 
     def prepare(self, entries: Iterable[tuple[bytes | None, bytes]], progress: Progress) -> None:
-        """Take what a commit writes to the changelog, its progress record aside."""
+        """Keep the changelog entries of a commit, without its progress record."""
         rows: dict[RowId, StoredRow | None] = {}
         for key, value in entries:
             operation, store, _, _, body = fmt.decode(value)
@@ -176,10 +180,10 @@ class LocalState:
         self._prepared = rows, progress
 
     def confirm(self, epoch: int, place: CommitPlace) -> None:
-        """What was prepared holds: write it. PlaceUnknown where the broker did not say where it is."""
+        """Write the prepared commit, which succeeded. Raises PlaceUnknown if the broker returned no offset."""
         if place.covered_offset < 1:
             raise PlaceUnknown("the broker has not said at which offset the commit is: what is on disk is behind it")
-        if self._closed:  # the commit's answer came late: the log has it
+        if self._closed:  # the commit's result came late; the log has the commit
             return
         assert self._prepared is not None, "no commit was prepared"
         (rows, progress), self._prepared = self._prepared, None

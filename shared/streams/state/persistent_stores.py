@@ -1,10 +1,10 @@
-"""Stores whose rows are on disk: each keeps the keys in hand in memory, in the store that is there for that.
+"""Stores whose rows are on disk; each keeps the keys in use in an in-memory store.
 
-A key that is asked for is fetched with all its rows; from then on the store in memory has it, decides what a commit
-writes, and closes what is due. Only what a commit of the task has made certain reaches the disk, so a key is kept in
-memory until it has; after that it may be forgotten again, the longest unused first, once the stores of an instance
-take more than their memory. Windows that are due are found through the index on disk and fetched before they are
-closed, so that what happens is what happens in memory. One key's rows, and what one record closes, have to fit there.
+When a key is used, all its rows are fetched. From then on the store in memory has it, determines the changes of a
+commit, and closes due windows. Only confirmed commits are written to disk, so a key stays in memory until then. After
+that it may be evicted, the least recently used first, when the stores of an instance exceed their memory. Due windows
+are found through the index on disk and fetched before they are closed. So results are the same as in memory. One key's
+rows, and the windows that one record closes, must fit in memory.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from penstock.shared.streams.windows.aggregate_store import AggregateRows, Aggre
 from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
 ROW_BYTES = 400
-"""What a row takes in memory beside its states, roughly."""
+"""The estimated bytes of a row in memory besides its states."""
 
 
 class CacheBudget:
-    """The bytes that the stores of an instance may keep in memory, and have."""
+    """The bytes that the stores of an instance may keep in memory, and the bytes in use."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes_max, self.bytes_used = bytes_max, 0
+        self.bytes_max = bytes_max
+        self.bytes_used = 0
 
 
 class _Cache(Protocol):
@@ -52,17 +53,20 @@ CacheT = TypeVar("CacheT", bound=_Cache)
 
 
 class PersistentStore(ABC, Generic[CacheT]):
-    """What the stores have in common: keys come from disk and are forgotten again."""
+    """The common part of the stores: fetches keys from disk and evicts them."""
 
     is_indexed = True
-    """Whether rows have an end by which they are found."""
+    """Whether rows can be found by their end."""
 
     def __init__(self, cache: CacheT, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
         self.name = cache.name
-        self._cache, self._rows, self._codec, self._budget = cache, rows, codec, budget
+        self._cache = cache
+        self._rows = rows
+        self._codec = codec
+        self._budget = budget
         self._loaded: OrderedDict[Any, int] = OrderedDict()
         self._both = 0
-        """Rows on disk of keys that are in memory, too."""
+        """The number of rows on disk whose keys are also in memory."""
         self._due = DueIndex()
 
     def __len__(self) -> int:
@@ -73,12 +77,12 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     @property
     def due_ms(self) -> int:
-        """What ends before this is in memory, or gone."""
+        """Rows that end before this are in memory, or removed."""
         return self._due.to_ms
 
     @property
     def touched(self) -> bool:
-        """Set by every change, for the store's owner to see and take back."""
+        """Set by every change; the store's owner reads and resets it."""
         return self._cache.touched
 
     @touched.setter
@@ -86,37 +90,39 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._cache.touched = touched
 
     def rows(self) -> Iterator[LiveRow]:
-        """All live rows as they are now, in no order."""
+        """Yield all live rows as they are now, in no order."""
         return chain(*self.walk())
 
     def walk(self, after: tuple[bytes, int] | None = None) -> tuple[list[LiveRow], Iterator[LiveRow]]:
-        """The rows in memory, in no order; and all others that are on disk, or those after a key and start, by hash of
-        the key, key and start."""
+        """Return the rows in memory, in no order, and all other rows on disk.
+
+        With `after`, the latter are those after this key and start. They are ordered by hash of the key, key and start.
+        """
         return list(self._cache.rows()), self._others(self._rows.all(after), frozenset(self._loaded))
 
     def rows_of(self, key: Any) -> Iterable[Any]:
-        """The key's live rows in order of start."""
+        """Return the key's live rows in order of start."""
         self._fetch(key)
         return self._cache.rows_of(key)
 
     def committed(self) -> None:
-        """The changes are prepared: they stay in memory until they are known to hold."""
+        """Mark the changes as prepared; they stay in memory until the commit is confirmed."""
         self._cache.committed()
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
-        """Restore one live row; one with the same key and start is replaced."""
+        """Restore one live row; it replaces one with the same key and start."""
         self._rows.restore(self._codec.key_bytes(key), start, end, self._codec.pack(states))
 
     def unload(self, key: Any, start: int) -> None:
-        """Restore a removal; a row that is not there is no error."""
+        """Restore a removal; a missing row is no error."""
         self._rows.restore(self._codec.key_bytes(key), start, 0, None)
 
-    # --- what is on disk ---
+    # --- rows on disk ---
 
     def kept(self, rows: Mapping[tuple[bytes, int], Stored | None], more: int) -> None:
-        """These rows, by key and start, are on disk now as the commit had them, so many more than there were.
+        """Confirm that these rows, by key and start, were written as the commit had them; `more` is the growth.
 
-        What there is no room for is forgotten.
+        Evicts keys that exceed the memory.
         """
         self._both += more
         for (raw, _), row in rows.items():
@@ -129,7 +135,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._evict()
 
     def forget(self) -> None:
-        """Give the memory back; the store is used no more."""
+        """Release the memory; the store is not used any more."""
         self._budget.bytes_used -= sum(self._loaded.values())
         self._loaded.clear()
 
@@ -149,18 +155,18 @@ class PersistentStore(ABC, Generic[CacheT]):
                 self._both -= self._cache.evict(key)
 
     def _may_leave(self, key: Any) -> bool:
-        """Whether the index would find all that is due of a key."""
+        """Return whether the index would find all due rows of a key."""
         return all(row.end >= self.due_ms for row in self._cache.rows_of(key)) or not self.is_indexed
 
     def _fetch(self, key: Any) -> None:
-        """Have a key's rows in memory."""
+        """Fetch a key's rows into memory."""
         if key in self._loaded:
             self._loaded.move_to_end(key)
             return
         self._have(key, self._rows.of(self._codec.key_bytes(key)))
 
     def fetch_ahead(self, keys: Iterable[bytes | None]) -> None:
-        """Have the rows of these keys in memory, before they are asked for one by one; what is no key is left out."""
+        """Fetch the rows of these keys before they are used one by one; invalid keys are skipped."""
         wanted = {}
         for raw in {*keys} - {None}:
             try:
@@ -173,7 +179,7 @@ class PersistentStore(ABC, Generic[CacheT]):
             self._have(wanted[raw], found)
 
     def _have(self, key: Any, found: Sequence[tuple[int, Stored]]) -> None:
-        """These are the rows of a key that was not in memory."""
+        """Load the rows of a key that was not in memory."""
         size = ROW_BYTES
         for start, row in found:
             self._cache.load(key, start, row.end, self._codec.unpack(row.state))
@@ -182,7 +188,7 @@ class PersistentStore(ABC, Generic[CacheT]):
         self._account(key, size)
 
     def _fetch_due(self, limit: int) -> None:
-        """Have all rows in memory that end before `limit`."""
+        """Fetch all rows that end before `limit`."""
         for key in self._due.take(self._rows, limit):
             self._fetch(self._codec.key_of(key))
 
@@ -197,11 +203,11 @@ class PersistentStore(ABC, Generic[CacheT]):
 
     @abstractmethod
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
-        """A row that is on disk."""
+        """Return a row of the disk."""
 
 
 class PersistentWindowStore(PersistentStore[WindowStore]):
-    """Live windows on disk: before the kernel runs, those of its keys and all that time closes come to memory."""
+    """Live windows on disk; those of a batch's keys, and all that time closes, are fetched before the kernel runs."""
 
     def __init__(self, cache: WindowStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)
@@ -211,7 +217,7 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
 
     def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
         rule, now = self.windows.rule, self.windows.close_time_ms
-        if now is not None:  # what ends before this is closed
+        if now is not None:  # windows that end before this are closed
             self._due.to_ms = max(self._due.to_ms, now + rule.last_ms)
         self.fetch_ahead(keys)
         limit = max(NEVER if now is None else now, time_ms - rule.waits_ms) + rule.last_ms
@@ -220,9 +226,9 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
             self._fetch(self._codec.key_of(key))
 
     def _may_leave(self, key: Any) -> bool:
-        """Whether the index would find all that is due of a key: what it has found already stays until that is done.
+        """Return whether the index would find all due windows of a key. Found windows stay until they are processed.
 
-        A window that is closed and kept is due when it expires, every other one when it closes.
+        A closed window that is kept is due when it expires, every other one when it closes.
         """
         rows = self._cache.rows_of(key)
         return all(row.end >= (self._expired.to_ms if row.closed else self.due_ms) for row in rows)
@@ -237,13 +243,14 @@ class PersistentWindowStore(PersistentStore[WindowStore]):
 
 
 class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
-    """Rows of an aggregation without windows, on disk: those of a batch's keys come to memory, and nothing is due."""
+    """Rows of an aggregation without windows, on disk; those of a batch's keys are fetched, and nothing is due."""
 
     is_indexed = False
 
     def __init__(self, cache: AggregateStore, rows: Rows, codec: RowCodec, budget: CacheBudget) -> None:
         super().__init__(cache, rows, codec, budget)
-        self.names, self.columns = cache.names, cache.columns
+        self.names = cache.names
+        self.columns = cache.columns
 
     def _prepare(self, keys: Iterable[bytes], time_ms: int) -> None:
         self.fetch_ahead(keys)
@@ -253,11 +260,11 @@ class PersistentAggregateStore(PersistentWindowStore, AggregateRows):
 
 
 class PersistentJoinStore(PersistentStore[JoinStore]):
-    """What a join remembers, on disk; used as `JoinStore` is."""
+    """The records of a join, on disk; used as `JoinStore`."""
 
     @property
     def check(self) -> Check | None:
-        """As of `JoinStore`."""
+        """As in `JoinStore`."""
         return self._cache.check
 
     @check.setter
@@ -265,32 +272,32 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
         self._cache.check = check
 
     def fetch(self, key: Any, start: int) -> JoinRow | None:
-        """The key's window that starts there, None where there is none."""
+        """Return the key's row that starts there, or None."""
         self._fetch(key)
         return self._cache.fetch(key, start)
 
     def fetch_range(self, key: Any, earliest: int, latest: int) -> Sequence[JoinRow]:
-        """The key's windows that start from `earliest` to `latest`, both inclusive, in order of start."""
+        """Return the key's rows that start from `earliest` to `latest`, both inclusive, in order of start."""
         self._fetch(key)
         return self._cache.fetch_range(key, earliest, latest)
 
     def put(self, key: Any, start: int, end: int, states: list[Any]) -> None:
-        """Set a window's states; one that is not there yet is added."""
+        """Set a row's states; add the row if it does not exist."""
         self._fetch(key)
         self._cache.put(key, start, end, states)
 
     def remove(self, key: Any, start: int) -> None:
-        """Take a window out, without a final; one that is not there is no error."""
+        """Remove a row without a final; a missing row is no error."""
         self._fetch(key)
         self._cache.remove(key, start)
 
     def take_before(self, limit: int) -> list[JoinRow]:
-        """Take out and return all windows that end before `limit`, in order of (start, key)."""
+        """Remove and return all rows that end before `limit`, in order of (start, key)."""
         self._fetch_due(limit)
         return self._cache.take_before(limit)
 
     def changes(self) -> Changes:
-        """All changes since the last `committed()`."""
+        """Return all changes since the last `committed()`."""
         return self._cache.changes()
 
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:
@@ -298,13 +305,13 @@ class PersistentJoinStore(PersistentStore[JoinStore]):
 
 
 class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
-    """A table's rows on disk; used as `KeyValueStore` is."""
+    """A table's rows on disk; used as `KeyValueStore`."""
 
     is_indexed = False
 
     @property
     def check(self) -> Check | None:
-        """As of `KeyValueStore`."""
+        """As in `KeyValueStore`."""
         return self._cache.check
 
     @check.setter
@@ -312,7 +319,7 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         self._cache.check = check
 
     def get(self, key: Any) -> Any:
-        """The row's value, None where there is none."""
+        """Return the row's value, or None."""
         key = self._own(key)
         if not isinstance(key, str | bytes):
             return None
@@ -320,29 +327,29 @@ class PersistentKeyValueStore(PersistentStore[KeyValueStore]):
         return self._cache.get(key)
 
     def put(self, key: Any, value: Any) -> None:
-        """Set a row; None deletes it. DataError for a key that is neither text nor bytes."""
+        """Set a row; None deletes it. Raises DataError for a key that is neither text nor bytes."""
         key = self._own(key)
         if isinstance(key, str | bytes):
             self._fetch(key)
         self._cache.put(key, value)
 
     def delete(self, key: Any) -> None:
-        """Take a row out; one that is not there is no error."""
+        """Remove a row; a missing row is no error."""
         key = self._own(key)
         if isinstance(key, str | bytes):
             self._fetch(key)
         self._cache.delete(key)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """All keys and values as they are now."""
+        """Yield all keys and values as they are now."""
         return ((row.key, detached(row.states[0])) for row in self.rows())
 
     def changes(self) -> Changes:
-        """All changes since the last `committed()`."""
+        """Return all changes since the last `committed()`."""
         return self._cache.changes()
 
     def _own(self, key: Any) -> Any:
-        """A key as the store has keys: on disk text and its bytes are the same."""
+        """Return a key in the store's type; on disk, text and its bytes are the same key."""
         return self._codec.own_key(key)
 
     def _row(self, key: Any, start: int, end: int, states: list[Any]) -> LiveRow:

@@ -1,8 +1,8 @@
-"""What comes next is fetched together: the keys of a batch's records from the stores on disk that these records reach.
+"""Fetches the keys of a batch's records together, from the stores on disk that these records reach.
 
-One look-up a record would read a block of the disk for each; many keys in the order of the disk read each block once.
-A key is the record's own, as long as no topic lies between: a changed one comes in by a repartition topic, which is a
-source as well. A store of a processor's own may have other keys, and is left alone.
+One look-up for each record would read a block of the disk each time. Many keys in the order of the disk read each block
+once. A record's own key is the store's key as long as no topic lies between them; a changed key arrives by a
+repartition topic, which is a source as well. The store of a user's processor may have other keys, and is skipped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.shared.streams.state.store import StateStore
 from penstock.shared.streams.topology import ProcessorNode, Topology
 
 KEYS_AT_ONCE = 1_000
-"""Some milliseconds; and as many keys are in memory in vain, where the turn ends."""
+"""The keys of one fetch, which takes some milliseconds. At most as many are fetched in vain when a turn ends."""
 
 
 class FetchAhead:
-    """Of one task: `stores` are all that it has, by name."""
+    """Fetches for one task; `stores` are all its stores by name."""
 
     def __init__(self, topology: Topology, stores: Mapping[str, StateStore]) -> None:
         on_disk = {name: store for name, store in stores.items() if isinstance(store, PersistentStore)}
@@ -31,7 +31,7 @@ class FetchAhead:
             ]
 
     def slices(self, columns: Columns) -> Iterator[Columns]:
-        """The records by slices, each once its keys were fetched; all at once where there is nothing to fetch."""
+        """Yield the records in slices, each after its keys were fetched; all at once if there is nothing to fetch."""
         stores = self._reached.get(columns.topic)
         if not stores:
             yield columns
@@ -43,7 +43,7 @@ class FetchAhead:
             yield some
 
     def records(self, columns: Columns) -> Iterator[ConsumerRecord]:
-        """The records one by one, by such slices."""
+        """Yield the records one by one, fetched in slices."""
         return (record for some in self.slices(columns) for record in some.records())
 
 

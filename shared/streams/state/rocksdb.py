@@ -1,13 +1,12 @@
-"""One task's rows in RocksDB, with how far the changelog is in them.
+"""One task's rows in RocksDB, with the checkpoint of the changelog that they reflect.
 
-The database holds what the changelog has confirmed and nothing else: rows and the checkpoint that says up to which
-offset they are the log's are written in one batch, so that a crash, of the process or of the machine, leaves a state
-that was true at some offset, and only the log's tail has to be read.
+The database holds only what the changelog has confirmed. Rows and the checkpoint, which has their changelog offset, are
+written in one batch. So after a crash of the process or the machine the state is valid at some offset, and only the
+log's tail has to be read.
 
-A row stands under its store's number, its key's hash (the prefix that a filter knows), its key and its start: in the
-order in which questions to stores are answered. Stores of windows have an index by end beside it. A session that grows
-would be written there anew each time; instead its entry stays where it was, at or before the row's end, and is moved
-when the time comes by.
+A row's key in the database is its store's number, its key's hash (the prefix for the filter), its key and its start.
+This is the order in which queries are answered. Stores of windows also have an index by end. A growing session would be
+written to the index each time. Instead its entry stays at or before the row's end, and is moved when it becomes due.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from penstock.shared.streams.state.checkpoint import Checkpoint
 
 FORMAT_VERSION = 2
 WRITE_BUFFER_SHARE = 0.25  # of the memory; the rest is for blocks, indexes and filters
-WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024  # of one task: what a start after a crash reads from the write-ahead log
+WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024  # of one task; a start after a crash reads this from the write-ahead log
 BLOOM_BITS_PER_KEY = 10
 OPEN_FILES_MAX = 256
 LOG_FILES_MAX = 2
@@ -49,11 +48,11 @@ META = b"M"
 ROW, DUE = b"R", b"E"
 _HEAD = struct.Struct(">cBI")
 PREFIX_BYTES = _HEAD.size
-_NUMBER = struct.Struct(">Q")  # shifted, so that bytes are in the numbers' order
+_NUMBER = struct.Struct(">Q")  # shifted, so that the bytes sort as the numbers do
 _SHIFT = 1 << 63
 _ENDS = struct.Struct(">qq")
 NEVER = -(1 << 63)
-"""Before any window's end."""
+"""Earlier than any window's end."""
 
 RowId = tuple[int, bytes, int]
 """A store's number, a key, a start."""
@@ -67,7 +66,7 @@ class StoredRow(NamedTuple):
 
 
 class Meta(msgspec.Struct):
-    """What the rows are; `checkpoint` is None while they are not whole."""
+    """The metadata of the rows; `checkpoint` is None while they are incomplete."""
 
     format: int = FORMAT_VERSION
     checkpoint: Checkpoint | None = None
@@ -75,7 +74,7 @@ class Meta(msgspec.Struct):
 
 
 class RocksMemory:
-    """The memory that all databases of an instance share: blocks they have read and rows they have yet to write out."""
+    """The memory that all databases of an instance share: blocks read from disk, and rows not yet flushed."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -84,12 +83,12 @@ class RocksMemory:
         self.buffers = WriteBufferManager.new_write_buffer_manager_with_cache(size, False, self.cache)
 
     def options(self) -> Options:
-        """Options for one database."""
+        """Return options for one database."""
         blocks = BlockBasedOptions()
         blocks.set_block_cache(self.cache)
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
-        # Otherwise a file's filter is one block: where memory is small it is read whole for each key that is looked up.
+        # Otherwise a file's filter is one block, and with little memory each look-up of a key would read all of it.
         blocks.set_index_type(BlockBasedIndexType.two_level_index_search())
         blocks.set_partition_filters(True)
         blocks.set_pin_top_level_index_and_filter(True)
@@ -105,7 +104,7 @@ class RocksMemory:
 
 
 class _Said:
-    """Says errors with the folder, since RocksDB's have no classes of their own."""
+    """Raises errors with the folder, since RocksDB's have no classes of their own."""
 
     __slots__ = ("_folder",)
 
@@ -121,11 +120,14 @@ class _Said:
 
 
 class RocksDb:
-    """The rows of one task's stores. StateStoreFailed where the disk, or RocksDB, does not do as it is asked."""
+    """The rows of one task's stores. Its methods raise StateStoreFailed if the disk or RocksDB fails."""
 
     def __init__(self, folder: Path, memory: RocksMemory) -> None:
-        self.folder, self._memory, self._said = folder, memory, _Said(folder)
-        self._in_prefix, self._in_order = ReadOptions(), ReadOptions()
+        self.folder = folder
+        self._memory = memory
+        self._said = _Said(folder)
+        self._in_prefix = ReadOptions()
+        self._in_order = ReadOptions()
         self._in_prefix.set_prefix_same_as_start(True)
         self._in_order.set_total_order_seek(True)
         self._db = self._open()
@@ -138,20 +140,20 @@ class RocksDb:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """How far the changelog is in the rows; None where they are not whole."""
+        """The progress of the changelog in the rows; None while they are incomplete."""
         return self._meta.checkpoint
 
     def count(self, store: int) -> int:
-        """How many rows a store has."""
+        """Return the number of a store's rows."""
         return self._meta.counts.get(store, 0)
 
     def close(self) -> None:
-        """Let go of the folder; a second call does nothing."""
+        """Close the database; a second call does nothing."""
         with self._said, suppress(DbClosedError):
             self._db.close()
 
     def clear(self) -> None:
-        """Begin anew, without any row."""
+        """Delete all rows."""
         with self._said:
             self._db.close()
             Rdict.destroy(str(self.folder), self._memory.options())
@@ -160,19 +162,21 @@ class RocksDb:
     # --- reading ---
 
     def row(self, store: int, key: bytes, start: int) -> StoredRow | None:
-        """One row."""
+        """Return one row, or None."""
         with self._said:
             value = self._db.get(_row_key(store, key, start))
         return None if value is None else StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
 
     def rows_of(self, store: int, key: bytes) -> list[tuple[int, StoredRow]]:
-        """A key's rows with their starts, in their order."""
+        """Return a key's rows with their starts, in order."""
         ((_, found),) = self.rows_of_many(store, (key,))
         return found
 
     def rows_of_many(self, store: int, keys: Iterable[bytes]) -> Iterator[tuple[bytes, list[tuple[int, StoredRow]]]]:
-        """As `rows_of`, each key with its rows; they are read in the order that they have on disk, so that a block is
-        read once and not for each of its keys."""
+        """As `rows_of`, for many keys, each with its rows.
+
+        Keys are read in the order of the disk, so that a block is read once and not for each of its keys.
+        """
         with self._said:
             rows = self._db.iter(self._in_prefix)
         for begin, key in sorted((_prefix(store, key) + key, key) for key in keys):
@@ -183,7 +187,7 @@ class RocksDb:
                     at: bytes = rows.key()
                     if not at.startswith(begin):
                         break
-                    if len(at) == whole + _NUMBER.size:  # else a longer key that begins so, with the same hash
+                    if len(at) == whole + _NUMBER.size:  # else a longer key with this prefix and the same hash
                         value: bytes = rows.value()
                         row = StoredRow(_ENDS.unpack_from(value)[1], value[_ENDS.size :])
                         found.append((_number(at, whole), row))
@@ -191,9 +195,9 @@ class RocksDb:
             yield key, found
 
     def rows(self, store: int, after: tuple[bytes, int] | None = None) -> Iterator[tuple[bytes, int, StoredRow]]:
-        """All rows of a store, or those after a key and start: key, start, row, by hash of the key, key and start.
+        """Yield (key, start, row) for all rows of a store, or those after a key and start, by key hash, key and start.
 
-        They are read by the page, each as it is then: who stops on the way keeps nothing open.
+        Rows are read in pages, as they are then. An iteration that is abandoned leaves nothing open.
         """
         own = ROW + bytes((store,))
         page = self._page(own, own if after is None else _row_key(store, *after) + b"\0")
@@ -214,9 +218,9 @@ class RocksDb:
         return found
 
     def take_due(self, store: int, since: int, limit: int) -> tuple[set[bytes], int]:
-        """The keys of rows that end from `since` (inclusive) to `limit` (not), and the least end there may be after it.
+        """Return the keys of rows that end from `since` (inclusive) to `limit` (exclusive), and the least later end.
 
-        Index entries that a row has outgrown are moved on by the way.
+        Index entries that a row has outgrown are moved on the way.
         """
         own, keys, batch = DUE + bytes((store,)), set(), WriteBatch(raw_mode=True)
         upcoming = -NEVER
@@ -252,10 +256,10 @@ class RocksDb:
         indexed: Iterable[int] = (),
         due: Mapping[int, int] | None = None,
     ) -> dict[int, int]:
-        """Put rows, or with None take them out, with the checkpoint, all or nothing: by store, how many more there are.
+        """Write rows, or remove those that are None, with the checkpoint, atomically; return each store's growth.
 
-        `indexed` are the stores that have an index by end. `due` says up to which end each one's index was looked
-        through: no entry is left behind that.
+        `indexed` are the stores that have an index by end. `due` is the end up to which each index was searched; no
+        entry is left before it.
         """
         due, indexed, changed = due or {}, frozenset(indexed), dict[int, int]()
         counts = dict(self._meta.counts)
@@ -301,7 +305,7 @@ class RocksDb:
 
 
 def _put(batch: WriteBatch, at: bytes, id_: RowId, row: StoredRow | None, old: bytes | None, due: int | None) -> int:
-    """Put one row and its index entry; how many rows that makes more. `due` is None where there is no index."""
+    """Put one row and its index entry; return the growth in rows. `due` is None if there is no index."""
     store, key, start = id_
     listed = None if old is None or due is None else _ENDS.unpack_from(old)[0]
     if row is None:

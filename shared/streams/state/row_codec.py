@@ -1,4 +1,4 @@
-"""A store's keys and states as the bytes that the changelog has for them, and back."""
+"""Encodes a store's keys and states as the changelog's bytes, and decodes them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from penstock.shared.streams.changelog.format import StateCodec, StoreSchema
 
 
 class RowCodec:
-    """Keys and states of the store that has this schema and these aggregations."""
+    """Keys and states of the store with this schema and these aggregations."""
 
     def __init__(self, schema: StoreSchema, aggregations: Sequence[Aggregation[Any]]) -> None:
         self._name = schema.name
-        self._is_text, self._aggregations = schema.key == "string", tuple(aggregations)
+        self._is_text = schema.key == "string"
+        self._aggregations = tuple(aggregations)
         self._codec = StateCodec(schema.state_columns())
         self._slices, at = [], 0
         for aggregation in self._aggregations:
@@ -25,25 +26,25 @@ class RowCodec:
             at = self._slices[-1].stop
 
     def key_bytes(self, key: str | bytes) -> bytes:
-        """A key's bytes."""
+        """Encode a key."""
         return key if isinstance(key, bytes) else key.encode()
 
     def key_of(self, data: bytes) -> str | bytes:
-        """The key that these bytes are of."""
+        """Decode a key."""
         return data.decode() if self._is_text else data
 
     def own_key(self, key: Any) -> Any:
-        """A key as the store's keys are: text, or bytes; what is neither stays what it is."""
+        """Return a key in the store's type, text or bytes; anything else is returned unchanged."""
         if isinstance(key, bytes if self._is_text else str):
             return self.key_of(self.key_bytes(key))
         return key
 
     def pack(self, states: Sequence[Any]) -> bytes:
-        """One row's states as bytes."""
+        """Encode one row's states."""
         return self._codec.pack([v for a, s in zip(self._aggregations, states, strict=True) for v in a.to_columns(s)])
 
     def unpack(self, data: bytes) -> list[Any]:
-        """One row's states, as new objects; StateStoreFailed where the bytes are none."""
+        """Decode one row's states as new objects. Raises StateStoreFailed for invalid bytes."""
         try:
             columns = self._codec.unpack(data)
             return [a.from_columns(columns[own]) for a, own in zip(self._aggregations, self._slices, strict=True)]

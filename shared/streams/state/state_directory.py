@@ -1,7 +1,7 @@
-"""The folder in which an instance keeps its tasks' state: one of its own, with one database a partition.
+"""The directory of an instance's state, with one database for each partition.
 
-Two instances must not share it: a task that moves from one to the other would wait for a lock that a hanging owner
-never gives back. So the folder of the application is locked as a whole, for as long as the instance lives.
+Two instances must not share it: a task that moves between them would wait for a lock that a hanging owner never
+releases. So the application's directory is locked as a whole, for as long as the instance runs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LOCK_FILE = ".lock"
 
 
 class StateDirectory:
-    """`<state_dir>/<application_id>`; `memory_bytes_max` is RocksDB's share, `cache_bytes_max` that of rows in hand.
+    """`<state_dir>/<application_id>`; `memory_bytes_max` is RocksDB's share, `cache_bytes_max` that of rows in use.
 
-    Raises ConfigError, which names the setting, where RocksDB is not installed, the folder cannot be written, or
-    another instance has it.
+    Raises ConfigError, which names the setting, if RocksDB is not installed, the directory cannot be written, or
+    another instance has locked it.
     """
 
     def __init__(self, state_dir: str, application_id: str, *, memory_bytes_max: int, cache_bytes_max: int) -> None:
@@ -43,7 +43,7 @@ class StateDirectory:
         return f"<StateDirectory {self.folder} {'locked' if self._lock.is_held else 'free'}>"
 
     def acquire(self) -> None:
-        """Make the folder and lock it."""
+        """Create the directory and lock it."""
         try:
             is_ours = self._lock.try_acquire()
         except OSError as e:
@@ -54,18 +54,18 @@ class StateDirectory:
             )
 
     def release(self) -> None:
-        """Let go of the folder; a second call does nothing."""
+        """Unlock the directory; a second call does nothing."""
         self._lock.release()
 
     def state_of(self, partition: int) -> LocalState:
-        """One partition's state; it must not be open already."""
+        """Open one partition's state, which must not be open already."""
         db = self._rocksdb.RocksDb(self._folder_of(partition), self._memory)
         state: LocalState = self._local_state.LocalState(db, self.budget, on_close=lambda: self._closed(partition))
         self._open.add(partition)
         return state
 
     def clean(self, delay_ms: int, now_ms: int) -> list[int]:
-        """Delete the state of partitions that was not used for `delay_ms`: which those were."""
+        """Delete the state of partitions that was not used for `delay_ms`; return these partitions."""
         found = [p for p in self.partitions() if p not in self._open]
         old = [p for p in found if now_ms - self._folder_of(p).stat().st_mtime * 1000 > delay_ms]
         for partition in old:
@@ -73,7 +73,7 @@ class StateDirectory:
         return old
 
     def partitions(self) -> list[int]:
-        """The partitions of which there is state, up to date or not."""
+        """Return the partitions that have state here, up to date or not."""
         return sorted(int(found.name) for found in self.folder.iterdir() if found.name.isdecimal())
 
     def _folder_of(self, partition: int) -> Path:
@@ -82,7 +82,7 @@ class StateDirectory:
     def _closed(self, partition: int) -> None:
         self._open.discard(partition)
         with contextlib.suppress(OSError):
-            os.utime(self._folder_of(partition))  # used until now
+            os.utime(self._folder_of(partition))  # the time of last use
 
 
 def _modules() -> tuple[ModuleType, ModuleType]:

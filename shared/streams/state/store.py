@@ -1,7 +1,7 @@
-"""What a task asks of a state store, whatever is kept in it.
+"""The interface between a task and its state stores, whatever they hold.
 
-Every store holds rows under (key, start): a live session or window, a table's row (start 0), or what a join has to
-remember of one moment. So one changelog format, one snapshot and one way to restore serve them all.
+Every store holds rows under (key, start): a live session or window, a table's row (start 0), or a join's records of one
+timestamp. So one changelog format, one snapshot and one way to restore serve all of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class LiveRow(Protocol):
-    """One row that is alive: a key, the bounds of its window in ms, and its aggregations' states."""
+    """One live row: a key, the bounds of its window in ms, and its aggregations' states."""
 
     @property
     def key(self) -> Any:
@@ -20,12 +20,12 @@ class LiveRow(Protocol):
 
     @property
     def start(self) -> int:
-        """First moment."""
+        """The first moment."""
         ...
 
     @property
     def end(self) -> int:
-        """Last moment, or the one after it: as the window's kind has it."""
+        """The last moment, or the one after it, as the window's kind defines it."""
         ...
 
     @property
@@ -35,9 +35,9 @@ class LiveRow(Protocol):
 
 
 class Changes(NamedTuple):
-    """What a commit writes of a table or a join, in the order in which it must be written.
+    """The changes of a table or a join for a commit, in the order in which they must be written.
 
-    `deleted` are keys and starts of rows that are no more, `live` the rows that are new or have changed.
+    `deleted` are keys and starts of removed rows, `live` the rows that are new or have changed.
     """
 
     deleted: Sequence[tuple[Any, int]]
@@ -49,28 +49,28 @@ class StateStore(Protocol):
 
     name: str
     touched: bool
-    """Set by every change, for the store's owner to see and take back."""
+    """Set by every change; the store's owner reads and resets it."""
 
     def __len__(self) -> int:
-        """The number of live rows."""
+        """Return the number of live rows."""
         ...
 
     def rows(self) -> Iterator[LiveRow]:
-        """All live rows."""
+        """Yield all live rows."""
         ...
 
     def rows_of(self, key: Any) -> Iterable[LiveRow]:
-        """The key's live rows in order of start."""
+        """Return the key's live rows in order of start."""
         ...
 
     def committed(self) -> None:
-        """The changes are in the changelog now."""
+        """Drop the changes, which are in the changelog now."""
         ...
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
-        """Restore one live row; one with the same key and start is replaced."""
+        """Restore one live row; it replaces one with the same key and start."""
         ...
 
     def unload(self, key: Any, start: int) -> None:
-        """Restore a removal; a row that is not there is no error, since a snapshot may be ahead of the log."""
+        """Restore a removal; a missing row is no error, since a snapshot may be ahead of the log."""
         ...

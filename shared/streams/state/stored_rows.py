@@ -1,4 +1,4 @@
-"""What a store on disk asks of its rows there, and how far it has looked through their index by end."""
+"""The interface between a store and its rows on disk, and the progress of the search in their index by end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NEVER = -(1 << 63)
 
 
 class Stored(Protocol):
-    """A row as it is kept: its end in ms and its states' bytes."""
+    """A stored row: its end in ms and its states' bytes."""
 
     @property
     def end(self) -> int: ...
@@ -36,13 +36,13 @@ class Rows(Protocol):
 
 
 class DueIndex:
-    """Up to which end an index was looked through, and the least end that may come after that."""
+    """The end up to which an index was searched, and the least end that may come after it."""
 
     def __init__(self) -> None:
         self.to_ms = self.upcoming_ms = NEVER
 
     def take(self, rows: Rows, limit: int) -> Iterable[bytes]:
-        """The keys of the rows that end before `limit` and that were not taken before."""
+        """Return the keys of the rows that end before `limit` and were not returned before."""
         since, self.to_ms = self.to_ms, max(self.to_ms, limit)
         if limit <= max(since, self.upcoming_ms):
             return ()
@@ -50,5 +50,5 @@ class DueIndex:
         return keys
 
     def came(self, end: int) -> None:
-        """A row with this end is in the index now."""
+        """Note that a row with this end is in the index now."""
         self.upcoming_ms = min(self.upcoming_ms, end)

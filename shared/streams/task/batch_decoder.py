@@ -1,9 +1,10 @@
-"""A batch's keys as numbers and its values as columns, and which of its records are neither.
+"""Turns a batch of records into columns: keys become numbers, values become arrays, and odd records are found.
 
-What a stream's value type says is what is looked at. `bytes` are not decoded at all, so that counting them costs
-nothing; a struct is decoded by one call of msgspec each, which checks the fields it has and passes over all others; a
-`dict` is decoded whole. A record is odd where a single record would be refused: an undecodable key or value, no
-timestamp, a key too large for a result, a value that an aggregation does not take. Only single records say why.
+The value type of the stream decides how values are decoded. `bytes` are not decoded at all, so counting them costs
+nothing. A struct is decoded by one call of msgspec, which checks the declared fields and skips all others. A `dict` is
+decoded whole. A record is odd if it would be rejected as a single record: its key or value cannot be decoded, it has no
+timestamp, its key is too large for a result, or an aggregation does not take its value. Odd records are processed one
+by one, which finds the reason.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ from penstock.shared.streams.windows.window_table import Values
 
 ODD_VALUE = object()
 LEFT_SHARE_MAX = 1 / 4
-"""Of a batch of which a kernel leaves more than this to msgspec, msgspec reads all."""
+"""If a kernel leaves a larger share of a batch than this to msgspec, msgspec reads the whole batch."""
 
 
 @dataclass(slots=True)
 class DecodedBatch:
-    """A batch: each record's key number, what it brings to the kernel and to aggregations with objects as states, the
-    places of odd records; `decoded` are the values, None where they are the records' own. `is_out` says which records
-    are filtered out, None where none can be. There are as many `codes` as records that there was time to look at."""
+    """A decoded batch.
+
+    For each record it has the key's number, the values for the kernel and the values for aggregations whose states are
+    objects. It also has the indexes of odd records. `decoded` are the values; None means that they are the records'
+    own. `is_out` marks filtered records; None means that none can be filtered. `codes` has one entry for each record
+    that there was time to look at.
+    """
 
     codes: Int32Array
     values: Values
@@ -49,7 +54,7 @@ class DecodedBatch:
     is_out: NDArray[np.bool_] | None = None
 
     def of(self, at: Int64Array) -> tuple[Int32Array, Values, list[list[Any]]]:
-        """Codes, values and objects of the records in these places, which rise."""
+        """Return codes, values and objects of the records at these indexes, which must ascend."""
         if len(at) == len(self.values.has[0] if len(self.values.has) else self.codes):
             return self.codes, self.values, self.got
         values, places = self.values, at.tolist()
@@ -58,7 +63,7 @@ class DecodedBatch:
 
 
 class BatchDecoder:
-    """Reads the batches of one source for one store."""
+    """Decodes the batches of one source for one store."""
 
     def __init__(
         self, source: SourceNode, store: WindowStore, key_bytes_max: int, chain: OperatorChain | None = None
@@ -72,7 +77,7 @@ class BatchDecoder:
         self._fields = None if chain is not None or store.columns.objects else _fields(source, store)
 
     def of(self, columns: Columns) -> DecodedBatch | None:
-        """The batch in numbers; None where it has to be taken record by record."""
+        """Return the decoded batch, or None if it must be processed record by record."""
         odd: set[int] = set()
         if int(columns.timestamps.min()) < 0:
             odd.update(np.flatnonzero(columns.timestamps < 0).tolist())
@@ -92,7 +97,7 @@ class BatchDecoder:
         return DecodedBatch(codes[:count], *states, own, decoded, is_out)
 
     def _numbers(self, columns: Columns, odd: set[int]) -> Values | None:
-        """What a kernel reads out of JSON, and msgspec where that leaves something; None where it leaves too much."""
+        """Return the numbers that a kernel, helped by msgspec, reads from JSON; None if the kernel leaves too many."""
         assert self._fields is not None
         values = PackedBytes.of(columns.values)
         cells, has, left = self._fields.read(values)
@@ -128,7 +133,7 @@ class BatchDecoder:
     def _decoded(self, raw: Sequence[bytes | None], odd: set[int]) -> list[Any]:
         decode = self._decode
         if not self._has_none or None not in raw:
-            with contextlib.suppress(Exception):  # which one, and why, is found below
+            with contextlib.suppress(Exception):  # the loop below finds which record failed, and why
                 return list(map(decode, raw))
         decoded = []
         for place, value in enumerate(raw):
@@ -155,9 +160,9 @@ class BatchDecoder:
     def _states(
         self, values: Sequence[Any], timestamps: Int64Array, odd: set[int], out: set[int]
     ) -> tuple[Values, list[list[Any]]] | None:
-        """The columns, with whatever in the places of records that are odd or out; a value that is refused becomes odd.
+        """Return the columns; cells of odd and filtered records are undefined. A rejected value makes its record odd.
 
-        None where a number is of a type that only `add` knows how to take.
+        Returns None if a number is of a type that only `add` can take.
         """
         try:
             return self._fitting(values, timestamps, odd | out)
@@ -171,7 +176,10 @@ class BatchDecoder:
     def _fitting(
         self, values: Sequence[Any], timestamps: Int64Array, without: set[int]
     ) -> tuple[Values, list[list[Any]]]:
-        """The columns, with whatever in the places of records that are left out; Unfit where that is not enough."""
+        """Return the columns without the records in `without`, whose cells are undefined.
+
+        Raises Unfit if other records do not fit either.
+        """
         if not without:
             return self._store.columns.take(values, timestamps)
         fit = [place for place in range(len(values)) if place not in without]
@@ -188,7 +196,7 @@ class BatchDecoder:
 
 
 def _fields(source: SourceNode, store: WindowStore) -> JsonFields | None:
-    """What a kernel can read of the source's values; None where msgspec has to."""
+    """Return the fields that a kernel can read from the source's values; None if msgspec is needed."""
     if source.value is json_deserializer:
         value_type: Any = dict
     elif source.value_type is not None and source.is_json:
@@ -199,7 +207,7 @@ def _fields(source: SourceNode, store: WindowStore) -> JsonFields | None:
 
 
 def _decoder(source: SourceNode) -> Callable[[Any], Any]:
-    """From bytes to a value as the source's deserializer makes it, with as little between as can be."""
+    """Return a function from bytes to a value that equals the source's deserializer, with as few calls as possible."""
     if source.value is json_deserializer:
         return msgspec.json.Decoder().decode
     if source.value_type is not None and source.is_json:

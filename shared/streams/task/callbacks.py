@@ -1,4 +1,4 @@
-"""Whether a task is calling a processor: a processor's context may only be used during such a call.
+"""Tracks whether a task is calling a processor, because a processor's context may only be used during such a call.
 
 A processor may keep its context and pass it to a thread, an asyncio task or a callback of another library. A record
 that is forwarded from there belongs to no source record and to no commit. It would be lost or duplicated, so the
@@ -24,25 +24,26 @@ Made = TypeVar("Made", bound=type)
 
 
 class _Work:
-    """One call of a marked method."""
+    """One call of a decorated method."""
 
     __slots__ = ("goes_on", "task")
 
     def __init__(self, task: object) -> None:
-        self.task, self.goes_on = task, True
+        self.task = task
+        self.goes_on = True
 
 
 _work: ContextVar[_Work | None] = ContextVar("work of a task", default=None)
 
 
 def is_in_callback(task: object) -> bool:
-    """Whether one of the task's named methods is running, and this is called from it."""
+    """Return whether this is called from within one of the task's decorated methods."""
     work = _work.get()
     return work is not None and work.goes_on and work.task is task
 
 
 def in_callback(*methods: str) -> Callable[[Made], Made]:
-    """The class with these methods marked as its work."""
+    """Return a class decorator that marks these methods as callbacks."""
 
     def mark(made: Made) -> Made:
         for name in methods:

@@ -1,7 +1,7 @@
-"""What a task's parts see of their task: a protocol, so that none of them imports `StreamTask`.
+"""The view that a task's parts have of their task: a protocol, so that none of them imports `StreamTask`.
 
-A task is one object. Its parts (the vectorized executor, the processor nodes, the guard of outputs, idleness) read its
-settings and times, and report back what became of records. `StreamTask` is the implementation.
+A task is one object. Its parts (the vectorized executor, the processor nodes, the output guard, idleness) read its
+settings and times, and report the outcome of records. `StreamTask` is the implementation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Guarantee = Literal["exactly_once", "at_least_once"]
 
 
 class Mark(NamedTuple):
-    """Where a task was before a record or an output: what `take_back` returns to."""
+    """The state of a task before a record or an output; `take_back` returns to it."""
 
     outputs: int
     late_records: int
@@ -58,7 +58,7 @@ class TaskContext(Protocol):
     source_ids: dict[str, str]
     input: BatchInput | msgspec.UnsetType
 
-    # What came of records.
+    # Outcomes of records.
     outputs: TaskOutputs
     metrics: TaskMetrics
     late_records: int
@@ -81,16 +81,16 @@ class TaskContext(Protocol):
 
     @property
     def stores(self) -> Mapping[str, StateStore]:
-        """The stores by name."""
+        """Return the stores by name."""
 
     def set_current_record(self, record: ConsumerRecord) -> None:
-        """Name the record that is processed from now on."""
+        """Set the record that is processed from now on."""
 
     def source_record(self) -> ConsumerRecord | None:
-        """The record that is processed, as it was in its source topic."""
+        """Return the current record with the coordinates that it has in its source topic."""
 
     def source_node(self, node: str) -> SourceNode:
-        """The source that this record came from."""
+        """Return the source that the current record came from."""
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
         """Process records one by one."""
@@ -99,7 +99,7 @@ class TaskContext(Protocol):
         """Confirm `count` records up to this one, and evaluate STREAM_TIME punctuation."""
 
     def half_processed(self, error: Exception) -> ProcessingFailed:
-        """The error of a task whose stores hold half of a record."""
+        """Return the error for a task whose stores hold half of a record."""
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
         """Count skipped records."""
@@ -108,13 +108,13 @@ class TaskContext(Protocol):
         """Add a record for a topic."""
 
     def mark(self) -> Mark:
-        """Where the task is now."""
+        """Return the task's current mark."""
 
     def take_back(self, mark: Mark) -> None:
         """Return to a mark."""
 
     def advance_time(self, ms: int) -> None:
-        """Move times on without a record."""
+        """Advance the task's times without a record."""
 
     def schedule(
         self,

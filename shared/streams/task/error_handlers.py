@@ -1,8 +1,9 @@
-"""What becomes of a record that cannot be handled, by the stage at which that showed.
+"""Error handlers: the reaction to a record that cannot be processed, for each stage.
 
-`dead_letter` sends it to its source's dead-letter topic, `continue` leaves it out and counts it, `fail` stops the task
-before it. At `process` a DataError says that the record is bad, not the program: it is a dead letter also under `fail`.
-Behind a store it is not the record but one output that they decide about (`output_guard`).
+`dead_letter` sends the record to its source's dead-letter topic. `continue` leaves it out and counts it. `fail` stops
+the task before it. In the stage `process` a DataError means that the record is bad, not the program, so the record
+becomes a dead letter even under `fail`. After a store has taken the record, the handlers decide about one output
+instead of the record (`output_guard`).
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ ExceptionHandler = Literal["dead_letter", "continue", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorHandlers:
-    """One a stage: reading key, value and timestamp; the nodes; writing what they sent on."""
+    """One handler a stage: reading key, value and timestamp; processing in the nodes; writing the outputs."""
 
     deserialize: ExceptionHandler = "dead_letter"
     process: ExceptionHandler = "dead_letter"
     produce: ExceptionHandler = "dead_letter"
 
     def __post_init__(self) -> None:
-        """ConfigError for a handler that there is not."""
+        """Raise ConfigError if a handler is unknown."""
         for stage in ("deserialize", "process", "produce"):
             if (handler := getattr(self, stage)) not in get_args(ExceptionHandler):
                 known = ", ".join(get_args(ExceptionHandler))
                 raise ConfigError(f"ErrorHandlers: {stage} must be one of {known}, got {handler!r}")
 
     def of(self, stage: str, error: Exception) -> tuple[ExceptionHandler, str]:
-        """What to do about this error, and the reason why, for a message.
+        """Return the handler for this error, and the reason for a message.
 
         >>> handlers = ErrorHandlers(process="fail")
         >>> handlers.of("process", ValueError())

@@ -1,8 +1,8 @@
-"""When a topic that has gone quiet moves time on by itself.
+"""Idleness: a task whose topics have no new records advances its times by the clock.
 
-Windows close when stream time passes them, and stream time moves with records. Where none come any more, the last
-windows would stay open for ever. So once a task has read all that there is and nothing has come for `idle_timeout_ms`,
-its times are moved on by as much, and again after each further `idle_timeout_ms`.
+Windows close when stream time passes them, and stream time moves with records. If no more records come, the last
+windows would stay open forever. So if a task has read everything and nothing has come for `idle_timeout_ms`, its times
+advance by that long, and again after each further `idle_timeout_ms`.
 
 >>> idle = IdleAdvance(100)
 >>> [idle.due_ms(now, {"in": 7}, at_end=True) for now in (1_000, 1_099, 1_100, 1_150, 1_205)]
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class IdleAdvance:
-    """One task's patience, in ms of wall-clock time."""
+    """The idle timer of one task, in ms of wall-clock time."""
 
     def __init__(self, idle_timeout_ms: int) -> None:
         self._idle_advance_ms = idle_timeout_ms
@@ -30,17 +30,17 @@ class IdleAdvance:
         self._marked_ms: int | None = None
 
     def is_watermark_due(self, now_ms: int, *, at_end: bool) -> bool:
-        """Whether others are to be told how far time is: as often as time may move on, where all was read."""
+        """Return whether to send watermarks: at most once in `idle_timeout_ms`, and only if everything was read."""
         is_due = at_end and (self._marked_ms is None or now_ms - self._marked_ms >= self._idle_advance_ms)
         if is_due:
             self._marked_ms = now_ms
         return is_due
 
     def due_ms(self, now_ms: int, positions: Mapping[str, int], *, at_end: bool) -> int:
-        """By how much time is to be moved on now.
+        """Return the ms by which time advances now.
 
-        `positions` are the next offsets to read by topic; `at_end` says that there is no record at or after them, not
-        even one of a transaction that is still open.
+        `positions` are the next offsets to read by topic. `at_end` means that no record follows them, not even one of
+        an open transaction.
         """
         if not at_end:
             self._since_ms = None
@@ -53,9 +53,10 @@ class IdleAdvance:
 
 
 def advance_idle(idle: IdleAdvance, task: TaskContext, now_ms: int, *, at_end: bool, tasks: int) -> None:
-    """Move a task's time on if it is due, and tell those behind its repartition topics how far it is.
+    """Advance a task's time if that is due, and send watermarks to the tasks behind its repartition topics.
 
-    `at_end` is of the topics that are not its own: those move no time by being quiet. There are so many `tasks`.
+    `at_end` covers the topics that other applications write; the application's own do not advance time when they are
+    idle. `tasks` is the number of tasks.
     """
     own = {source.topic for source in task.topology.sources() if source.is_internal}
     positions = {topic: at for topic, at in task.sources.items() if topic not in own}
@@ -69,7 +70,7 @@ def advance_idle(idle: IdleAdvance, task: TaskContext, now_ms: int, *, at_end: b
 
 
 def take_watermark(task: TaskContext, topic: str, offset: int, mark: Watermark) -> None:
-    """Have a task take what another one tells of its time; no node sees it."""
+    """Pass another task's watermark to a task; no node sees it."""
     if offset >= task.sources.get(topic, -1):
         task.times.take(topic, mark)
         task.sources[topic], task.needs_commit = offset + 1, True

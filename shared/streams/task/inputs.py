@@ -1,8 +1,8 @@
-"""What was fetched for a task and not processed yet, by the parts of its topology.
+"""The records that were fetched for a task and are not processed yet, by sub-topology.
 
-Each part (sub-topology) takes the records of its topics in the order of their timestamps, see `partition_group`. A
-part with one topic takes them as they come. While a task is paused everything stays here, and so does what a turn has
-no time for.
+Each sub-topology processes the records of its topics in the order of their timestamps (`partition_group`). One with a
+single topic processes them in order of arrival. Records stay here while a task is paused, and when a turn has no time
+for them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from penstock.shared.streams.topology import SourceNode, Topology
 
 
 class TaskInputs:
-    """Hands a task its records; `max_task_idle_ms` as in `partition_group`, `max_future_ms` as in `process_in_time`.
+    """Gives a task its records.
 
-    A topic with more than `buffered_records_max` at hand is full; from the default on, not before one run can take it.
+    `max_task_idle_ms` is that of `partition_group`, `max_future_ms` that of `process_in_time`. A topic is full if
+    more than `buffered_records_max` of its records are here. If that is at least the default, it must also have more
+    records than one run takes.
     """
 
     def __init__(
@@ -38,15 +40,16 @@ class TaskInputs:
         max_future_ms: int | None = None,
         buffered_records_max: int = BUFFERED_RECORDS_MAX,
     ) -> None:
-        self._task, self._buffered_records_max = task, buffered_records_max
+        self._task = task
+        self._buffered_records_max = buffered_records_max
         task.max_future_ms = max_future_ms
         self.is_paused = False
         self.is_cut = False
-        """Whether there are records that could have been processed, had there been more time."""
+        """Whether the last turn left records that it could have processed with more time."""
         self.longest: Step | None = None
-        """Of the last turn: what took the longest at once."""
+        """The slowest step of the last turn."""
         self.too_slow: tuple[str, int, RecordTooSlow] | None = None
-        """The topic and offset of a record that is refused, and why."""
+        """The topic and offset of a record that is rejected as too slow, and the error."""
         self._groups: list[PartitionGroup] = []
         self._lengths: list[RunLength] = []
         for names in topology.sub_topologies():
@@ -61,18 +64,18 @@ class TaskInputs:
         return f"TaskInputs({self._groups}{', paused' if self.is_paused else ''})"
 
     def add(self, columns: Columns) -> None:
-        """Take records that follow those that are here."""
+        """Append records that follow those that are here."""
         self._group_of[columns.topic].queues[columns.topic].add(columns)
 
     @property
     def waiting(self) -> int:
-        """How many parts have records here that are to be processed."""
+        """Return the number of sub-topologies that have records to process here."""
         return 0 if self.is_paused else sum(len(group) > 0 for group in self._groups)
 
     def process(self, now_ms: int, lags: Lags, time: TurnTime | None = None) -> None:
-        """Have the task process what may be processed now; raises what `StreamTask.process` raises.
+        """Let the task process the records that are ready. Raises what `StreamTask.process` raises.
 
-        With a turn's `time` it ends when that is used up, and says so by `is_cut`.
+        With a turn's `time` it stops when that is used up, and then sets `is_cut`.
         """
         self.is_cut, self.longest = False, None
         if self.is_paused:
@@ -94,12 +97,12 @@ class TaskInputs:
         return len(group) > 0 and (len(group.queues) == 1 or group.is_ready(now_ms, lags))
 
     def _process_run(self, group: PartitionGroup, length: RunLength, share: Share, now_ms: int) -> None:
-        """Have as much processed at once as may fit into the share, and keep what did not."""
+        """Process as many records at once as may fit into the share, and put back the rest."""
         columns, before_ms = group.next_run(length.records_max), share.used_ms()
         self._process(columns, now_ms, share.is_left)
         next_offset, ms = self._task.sources[columns.topic], share.used_ms() - before_ms
         done = int(np.searchsorted(columns.offsets, next_offset))
-        if self.longest is None or ms > self.longest.ms:  # one record that takes long is the last of its run
+        if self.longest is None or ms > self.longest.ms:  # a slow record is the last of its run
             path = self._task.vectorized_executors.get(columns.topic)
             self.longest = Step(columns.topic, next_offset - 1, ms, path is not None and done >= path.records_min)
         length.took(done, ms, share.ms)
@@ -107,7 +110,7 @@ class TaskInputs:
             group.queues[columns.topic].put_back(columns[done:])
 
     def _process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
-        """Have a run processed, with the marks of time that are in it, and what is too slow refused."""
+        """Process a run with the watermarks in it, and reject a record that is too slow."""
         if self.too_slow is not None and self.too_slow[0] == columns.topic:
             at = int(np.searchsorted(columns.offsets, self.too_slow[1]))
             if at < len(columns) and columns.offsets[at] == self.too_slow[1]:
@@ -125,7 +128,7 @@ class TaskInputs:
             process_in_time(self._task, columns[start:] if start else columns, now_ms, has_time)
 
     def _process_around(self, columns: Columns, at: int, error: RecordTooSlow, now_ms: int, has_time: HasTime) -> None:
-        """Have a run processed except for one record, which is refused."""
+        """Process a run except for one record, which is rejected."""
         if at:
             self._process(columns[:at], now_ms, has_time)
             if self._task.sources[columns.topic] <= columns.offsets[at - 1]:  # there was no time for all of them
@@ -136,33 +139,32 @@ class TaskInputs:
 
     @property
     def bytes(self) -> int:
-        """Of all records here, as `RecordQueue.bytes`."""
+        """Return the size of all records here, as `RecordQueue.bytes`."""
         return sum(queue.bytes for group in self._groups for queue in group.queues.values())
 
     def is_full(self, topic: str) -> bool:
-        """Whether so many of the topic's records are here that no more should be fetched."""
+        """Return whether the topic has so many records here that no more should be fetched."""
         group, room = self._group_of[topic], self._buffered_records_max
         if room >= BUFFERED_RECORDS_MAX:
             room = max(room, self._lengths[self._groups.index(group)].records_max)
         return self.is_paused or len(group.queues[topic]) > room
 
     def holds(self, topic: str) -> bool:
-        """Whether records of the topic are here: the task's position is not the consumer's then."""
+        """Return whether records of the topic are here. If so, the task's position is not the consumer's."""
         return len(self._group_of[topic].queues[topic]) > 0
 
     def clear(self) -> None:
-        """Forget everything: the consumer goes back to the task's positions."""
+        """Drop all records; the consumer then seeks to the task's positions."""
         self.is_cut = False
         for group in self._groups:
             group.clear()
 
 
 def process_in_time(task: StreamTask, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
-    """Have a run of one topic's records processed, and those refused that lie too far ahead of the clock.
+    """Process a run of one topic's records, and reject those that are too far ahead of the clock.
 
-    A record that is more than the task's `max_future_ms` ahead would close every window there is, and make all that
-    comes after it late: it is refused before it moves any time. Raises what `StreamTask.process` raises; `has_time` as
-    there.
+    A record more than the task's `max_future_ms` ahead would close every window, and make all later records late. It is
+    rejected before it moves any time. `has_time` is that of `StreamTask.process`, as are the errors raised.
     """
     limit = task.max_future_ms
     if limit is None or columns.timestamps.max() <= now_ms + limit:

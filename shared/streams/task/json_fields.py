@@ -1,8 +1,8 @@
-"""Numbers out of flat JSON objects, by a compiled kernel and without a Python object a value.
+"""A compiled kernel that reads numbers from flat JSON objects without a Python object for each value.
 
-The kernel reads objects whose members are printable ASCII texts without escapes, plain numbers, `true`, `false` and
-`null`. All members of the value's type have to be there, once and of their type. Whatever else a value is, it is left
-to msgspec, which accepts it or refuses it. So the same values are accepted as elsewhere, with the same numbers.
+The kernel reads objects whose members are printable ASCII strings without escapes, plain numbers, `true`, `false` and
+`null`. All members of the value's type must be present, once each and with the right type. Any other value is left to
+msgspec, which accepts or rejects it. So the same values are accepted as elsewhere, with the same numbers.
 
 >>> class Click(msgspec.Struct):
 ...     ms: int
@@ -32,13 +32,13 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 
 INT, FLOAT, BOOL, TEXT = range(4)
-"""Kinds of members."""
+"""The kinds of members."""
 
 INT_DIGITS_MAX = 18
-"""So many digits fit into an int64."""
+"""The digits of which an int64 holds any number."""
 
 FLOAT_DIGITS_MAX, FRACTION_DIGITS_MAX = 15, 22
-"""A whole number of 15 digits and ten to the 22nd are exact floats, so that their quotient is rounded once, rightly."""
+"""An integer of 15 digits and 10**22 are exact floats, so their quotient is rounded once, and correctly."""
 
 _POWERS = np.array([10.0**i for i in range(FRACTION_DIGITS_MAX + 1)])
 
@@ -52,7 +52,7 @@ def _after_space(data, at, stop):
 
 @compiled
 def _after_text(data, at, stop):
-    """Where a text ends whose opening quote is before `at`: at its closing quote, -1 where it is not a plain one."""
+    """Return the index of the closing quote of a string whose opening quote is before `at`; -1 if it is not plain."""
     while at < stop:
         byte = data[at]
         if byte == 34:
@@ -65,7 +65,10 @@ def _after_text(data, at, stop):
 
 @compiled
 def _number(data, at, stop):
-    """Digits without the point, how many stand after it, whether there is a sign, and the end (-1: no plain number)."""
+    """Return the digits without the point, the number of digits after it, whether there is a sign, and the end.
+
+    The end is -1 if this is not a plain number.
+    """
     is_negative = data[at] == 45
     if is_negative:
         at += 1
@@ -109,7 +112,7 @@ def _is_word(data, at, stop, word):
 def _read_one(
     data, at, stop, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, i, seen
 ):
-    """Read one object into column i; False where it is left."""
+    """Read one object into column i; return False if it is left to msgspec."""
     at = _after_space(data, at, stop)
     if at >= stop or data[at] != 123:
         return False
@@ -166,7 +169,7 @@ def _read_one(
                 numbers[field, i] = -digits if is_negative else digits
                 has[field, i] = 1
             elif kind == FLOAT:
-                is_whole_minus_0 = is_negative and digits == 0 and after_point == 0  # its sign is for msgspec to say
+                is_whole_minus_0 = is_negative and digits == 0 and after_point == 0  # msgspec decides about its sign
                 if digits >= 1_000_000_000_000_000 or is_whole_minus_0:
                     return False
                 value = digits / powers[after_point]
@@ -204,9 +207,9 @@ def read_fields(
     data, starts, lengths, names, name_ends, kinds, nullable, powers, null, true, false, numbers, floats, has, seen,
     left,
 ):  # fmt: skip
-    """Read objects into `numbers` (`floats` is the same memory) and `has`; how many are left, and in `left` which.
+    """Read objects into `numbers` and `has`, and the indexes of those left to msgspec into `left`; return their count.
 
-    `seen` is a place for each member, 0 at first.
+    `floats` is the same memory as `numbers`. `seen` has one element a member, 0 at first.
     """
     count = 0
     for i in range(len(starts)):
@@ -229,12 +232,13 @@ _WORDS = tuple(map(_bytes, (b"null", b"true", b"false")))
 
 
 class JsonFields:
-    """The members that values of one type have, and which of them are wanted as numbers."""
+    """The members of one type's values, and those that are wanted as numbers."""
 
     def __init__(self, members: Sequence[tuple[str, int, bool]], wanted: Sequence[str]) -> None:
-        """`members` are name in the JSON, kind, and whether it may be null."""
+        """Each of `members` is the name in the JSON, the kind, and whether it may be null."""
         names = [name.encode() for name, _, _ in members]
-        self._names, self._ends = _bytes(b"".join(names)), np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._names = _bytes(b"".join(names))
+        self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
         self._kinds = np.array([kind for _, kind, _ in members], np.int64)
         self._nullable = np.array([is_nullable for _, _, is_nullable in members], np.bool_)
         at = {name: i for i, (name, _, _) in enumerate(members)}
@@ -245,9 +249,9 @@ class JsonFields:
 
     @classmethod
     def of(cls, value_type: Any, wanted: Sequence[str]) -> JsonFields | None:
-        """For values of that type (dict: any JSON), of which these fields are wanted; None where msgspec is needed.
+        """Return the reader of the `wanted` fields of this type (dict: any JSON); None if msgspec is needed.
 
-        Each of `wanted` is a number of the type, in a dict any number.
+        Each of `wanted` is a number in the type; in a dict it may be any number.
         """
         if value_type is dict:
             return cls([(name, FLOAT, True) for name in dict.fromkeys(wanted)], wanted)
@@ -269,8 +273,11 @@ class JsonFields:
         return cls(members, [encoded[name] for name in wanted])
 
     def read(self, values: PackedBytes) -> tuple[Int64Array, NDArray[np.uint8], Int64Array]:
-        """A row of cells for each wanted field (int64, or float64 in the same memory), whether there is a number, and
-        the places of values that are left to msgspec: these have none."""
+        """Return the numbers, whether each is present, and the indexes of values that are left to msgspec.
+
+        The first two have a row for each wanted field. A cell is an int64, or a float64 in the same memory. Values that
+        are left have no numbers.
+        """
         count, members = len(values), len(self._kinds)
         numbers, has = np.zeros((members, count), np.int64), np.zeros((members, count), np.uint8)
         left = np.empty(count, np.int64)
@@ -290,7 +297,7 @@ _KINDS: dict[type, int] = {
 
 
 def _kind(type_: inspect.Type) -> tuple[int, bool] | None:
-    """A member's kind, and whether it may be null; None for what the kernel does not read."""
+    """Return a member's kind and whether it may be null; None if the kernel does not read this type."""
     options = type_.types if isinstance(type_, inspect.UnionType) else (type_,)
     kinds = set()
     for option in options:
@@ -306,5 +313,5 @@ def _kind(type_: inspect.Type) -> tuple[int, bool] | None:
 
 
 def compile_kernels() -> None:
-    """Have the kernel compiled, or read from where compiled code is kept."""
+    """Compile the kernel, or load it from numba's cache."""
     JsonFields([("a", INT, False)], ["a"]).read(PackedBytes.of([b'{"a":1}']))

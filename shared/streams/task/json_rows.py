@@ -1,8 +1,8 @@
-"""JSON objects of many rows, put together from the texts of their columns by a compiled kernel.
+"""Compiled kernels that assemble many JSON objects from the encoded values of their columns.
 
-msgspec writes each column's values at once, one a line, since its JSON has no line break inside; a kernel writes those
-of an int64 array. Another puts the texts of a row between the names of the columns (`interleaving`). So an object is
-byte for byte what msgspec makes of the row.
+msgspec encodes all values of a column in one call, one a line, since its JSON has no line breaks. A kernel encodes
+those of an int64 array. Another kernel puts the values of a row between the names of the columns (`interleaving`). Each
+object is byte for byte the one that msgspec makes of the row.
 
 >>> keys, ns = texts(["ann", 'b"b']), texts([1, None])
 >>> list(objects(["key", "n"], [keys, ns]))
@@ -28,7 +28,7 @@ from penstock.shared.common.packed_bytes import PackedBytes
 
 TEN = np.uint64(10)
 DIGITS_MAX = 20
-"""Characters of an int64, its sign among them."""
+"""The characters of an int64, with its sign."""
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 
@@ -47,7 +47,7 @@ def _cut_lines(data, starts, lengths):
 
 @compiled
 def _write_integers(numbers, out, starts, lengths):
-    """Write each at the end of its DIGITS_MAX bytes. One that equals the one before it, as bounds do, is there."""
+    """Write each number at the end of its DIGITS_MAX bytes. A number equal to the previous one shares its bytes."""
     for i in range(len(numbers)):
         if i and numbers[i] == numbers[i - 1]:
             starts[i], lengths[i] = starts[i - 1], lengths[i - 1]
@@ -77,7 +77,7 @@ def _are_bare(data, starts, lengths):
 
 
 def are_bare(strings: PackedBytes) -> bool:
-    """Whether all these stand in JSON as they are, between quotes: printable ASCII, without a quote or a backslash.
+    """Return whether all strings need no escape in JSON: printable ASCII, without a quote or a backslash.
 
     >>> are_bare(PackedBytes.of([b"ann", b""])), are_bare(PackedBytes.of([b'"'])), are_bare(PackedBytes.of([b"\\xc3"]))
     (True, False, False)
@@ -86,7 +86,7 @@ def are_bare(strings: PackedBytes) -> bool:
 
 
 def texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
-    """Each value as JSON; raises what msgspec raises at one that has none.
+    """Encode each value as JSON. Raises what msgspec raises if a value has no JSON.
 
     >>> texts(np.array([0, -7, 1_700_000_000_000])).tolist()
     [b'0', b'-7', b'1700000000000']
@@ -103,7 +103,7 @@ def texts(values: Sequence[Any] | NDArray[Any]) -> PackedBytes:
 
 
 def key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]) -> tuple[PackedBytes, bool]:
-    """Record keys as JSON, and whether they lack their quotes; `keys_of` gives them as records have them."""
+    """Encode record keys as JSON; return them and whether they lack their quotes. `keys_of` decodes the raw keys."""
     named = keys_of(keys[:1])
     if named and isinstance(named[0], str) and are_bare(keys):
         return keys, True
@@ -111,7 +111,7 @@ def key_texts(keys: PackedBytes, keys_of: Callable[[PackedBytes], Sequence[Any]]
 
 
 def objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bool = False) -> PackedBytes:
-    """One object a row with these members; the first column has text without quotes where it `is_bare`."""
+    """Return one object a row with these members. If `is_bare`, the first column holds strings without quotes."""
     opening = [b"%s%s:" % (b"," if i else b"{", msgspec.json.encode(name)) for i, name in enumerate(names)]
     parts = [*opening, b"}"]
     if is_bare:
@@ -121,6 +121,6 @@ def objects(names: Sequence[str], columns: Sequence[PackedBytes], *, is_bare: bo
 
 
 def compile_kernels() -> None:
-    """Have the kernels compiled, or read from where compiled code is kept."""
+    """Compile the kernels, or load them from numba's cache."""
     objects(["key", "start"], [texts([1]), texts(np.array([1]))])
     are_bare(PackedBytes.of([b"a"]))

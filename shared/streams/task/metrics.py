@@ -11,7 +11,7 @@ from penstock.shared.common.metrics import counter, gauge
 
 
 class Totals(NamedTuple):
-    """What a task did since it was restored."""
+    """Counts since the task was restored."""
 
     records: int
     closed: int
@@ -21,7 +21,7 @@ class Totals(NamedTuple):
 
 
 class TaskMetrics:
-    """Counts what a task did; kept in a registry of its own where none is given. Plain totals are attributes."""
+    """Counts a task's work, in a registry of its own if none is given. Plain totals are attributes."""
 
     def __init__(self, registry: CollectorRegistry | None, partition: int) -> None:
         registry = registry or CollectorRegistry()
@@ -56,9 +56,9 @@ class TaskMetrics:
         self._open = gauge(registry, "streams_open_windows", what, "partition").labels(**own)
         self._own = own
         self.committed = Totals(0, 0, 0, 0, 0)
-        """The totals as of the last commit: what came since may be done again, by another task."""
+        """The totals as of the last commit. Later work may be repeated by another task."""
         self.refused_at: dict[str, str] = {}
-        """Where the last late, dead-lettered and skipped record was read (topic-partition@offset)."""
+        """The coordinates of the last late, dead-lettered and skipped record (topic-partition@offset)."""
 
     def processed(self, records: int, stream_time_ms: int, open_windows: int) -> None:
         self.records_total += records
@@ -67,7 +67,7 @@ class TaskMetrics:
         self._open.set(open_windows)
 
     def operator_times(self, times_ms: Mapping[str, int]) -> None:
-        """The times of the operators, by the names of their stores; -1 before their first record with a key."""
+        """Set the times of the operators by the names of their stores; -1 before their first record with a key."""
         for store, time_ms in times_ms.items():
             self._operator_time.labels(store=store, **self._own).set(time_ms / 1000)
 
@@ -89,20 +89,20 @@ class TaskMetrics:
         self._skipped.labels(reason=reason, **self._own).inc(records)
 
     def totals(self) -> Totals:
-        """The totals now, those of closed windows as of the last commit."""
+        """Return the current totals; closed windows are those of the last commit."""
         return Totals(
             self.records_total, self.closed_total, self.late_total, self.dead_letters_total, self.skipped_total
         )
 
     def commit_succeeded(self, totals: Totals, closed_windows: int) -> None:
-        """A commit holds: what the totals were when it was prepared, and the windows that it closed."""
+        """Record that a commit succeeded: the totals when it was prepared, and the windows that it closed."""
         self.closed_total += closed_windows
         self._closed.inc(closed_windows)
         self.committed = totals._replace(closed=self.closed_total)
 
 
 class RestoreMetrics:
-    """What restores of an instance's tasks took."""
+    """Metrics of the restores of an instance's tasks."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._seconds = gauge(registry, "streams_restore_seconds", "Duration of the last restore.", "partition")
@@ -133,7 +133,7 @@ class RestoreMetrics:
     def progress(
         self, partition: int, remaining_records: int, records_per_second: int | None, eta_ms: int | None
     ) -> None:
-        """How far a restore is that is under way; what is not known yet is not shown."""
+        """Report a restore in progress; a figure that is not known yet is not shown."""
         self._left.labels(partition=partition).set(remaining_records)
         if records_per_second is not None:
             self._rate.labels(partition=partition).set(records_per_second)
@@ -141,7 +141,7 @@ class RestoreMetrics:
             self._eta.labels(partition=partition).set(eta_ms / 1000)
 
     def restored(self, partition: int, milliseconds: int, records: int, foreign_records: int) -> None:
-        """A restore is done: its time, the windows and records that it read, and those that were no entries."""
+        """Report a finished restore: its duration, the windows and records read, and those that were no entries."""
         self._seconds.labels(partition=partition).set(milliseconds / 1000)
         self._restored.labels(partition=partition).set(records)
         self._foreign.labels(partition=partition).inc(foreign_records)

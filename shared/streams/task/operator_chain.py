@@ -1,10 +1,10 @@
-"""What stands between a source and its window: functions of single records, called for a batch before it is taken.
+"""An operator chain: functions of single records between a source and its window, called for a whole batch.
 
-Where all of them are `filter`, `filter_not`, `map_values` and `peek`, what reaches the window are the source's own
-records, fewer of them and with other values. So a batch is put through them first, record by record and by the nodes
-themselves, as far as there is time; what comes out is taken as columns, in the same step. Each record goes through
-once: its outcome is kept until it is taken, also where that is record by record. A record at which a function raises
-has its error as outcome, and is refused with it when its turn comes.
+If all nodes between are `filter`, `filter_not`, `map_values` and `peek`, the window gets the source's own records:
+fewer of them, and with other values. So the nodes process a batch first, record by record, as far as there is time. The
+result is taken as columns in the same step. Each record passes the functions once: its outcome is kept until the record
+is taken, even if it is taken as a single record. If a function raises, the error is the record's outcome, and the
+record is rejected with it in its turn.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
 
 Outcome = Record | Exception | None
-"""What reaches the window, what a function raised, or None where the record was filtered out."""
+"""The record that reaches the window, the error that a function raised, or None if the record was filtered out."""
 
 
 class _Gate:
-    """The last node's context: it hands on, or keeps what it is given while a batch goes through."""
+    """The last node's context: forwards records, or keeps them while a batch passes the chain."""
 
     def __init__(self, context: ProcessorContext) -> None:
         self._context = context
@@ -46,30 +46,32 @@ class _Gate:
 
 
 class OperatorChain:
-    """The functions between a source and its window, in one task; `nodes` are in their order."""
+    """The functions between a source and its window in one task; `nodes` are in order."""
 
     def __init__(self, task: TaskContext, nodes: Sequence[Each], key_of: Callable[[bytes], str | bytes]) -> None:
-        self._task, self._entrance, self._key_of = task, nodes[0].process, key_of
+        self._task = task
+        self._entrance = nodes[0].process
+        self._key_of = key_of
         self._gate: Any = _Gate(nodes[-1].context)
         nodes[-1].context = self._gate
         self._outcomes: dict[int, Outcome] = {}
-        """By offset, of records that went through and are not all taken yet."""
+        """Outcomes by offset, of records that passed the chain and are not all taken yet."""
 
     def seen(self, columns: Columns) -> int:
-        """Up to which of these records some went through."""
+        """Return the number of records up to the last one that has passed the chain."""
         went = [place for place, at in enumerate(columns.offsets.tolist()) if at in self._outcomes]
         return went[-1] + 1 if went else 0
 
     def forget(self) -> None:
-        """All that went through is taken."""
+        """Drop the outcomes, because all records are taken."""
         self._outcomes = {}
 
     def values(
         self, columns: Columns, values: Sequence[Any], odd: set[int]
     ) -> tuple[list[Any], NDArray[np.bool_], int]:
-        """The values that come out, where none does, and for how many records there was time.
+        """Return the resulting values, a mask of filtered records, and the number of records that there was time for.
 
-        Odd places stay out of it; those at which a function raises are added to them.
+        Odd indexes are skipped. Those at which a function raises are added to `odd`.
         """
         known, has_time, keys = self._outcomes, self._task.has_time, list(columns.keys)
         come: list[Any] = list(values)
@@ -80,7 +82,7 @@ class OperatorChain:
             for place, offset in enumerate(columns.offsets.tolist()):
                 if place in odd:
                     continue
-                if place and not has_time():  # so a record that takes long is the last one of its step
+                if place and not has_time():  # so a slow record is the last one of its step
                     count, is_out[place:] = place, True
                     break
                 outcome = known[offset] = self._outcome(columns, place, keys[place], come[place])
@@ -95,7 +97,7 @@ class OperatorChain:
         return come, is_out, count
 
     def forward(self, record: Record) -> None:
-        """Hand the record in hand to the window, as it came out where it went through before; raises its error."""
+        """Forward the current record to the window, with its outcome if it has one; raises an error outcome."""
         metadata = self._task.record_metadata
         assert metadata is not None
         if metadata.offset not in self._outcomes:
@@ -118,7 +120,7 @@ class OperatorChain:
         self._gate.given = None
         try:
             self._entrance(record)
-        except Exception as e:  # whatever it is, it is the record's: what becomes of it is decided in its turn
+        except Exception as e:  # any error is the record's own outcome, and is handled in its turn
             return e
         given: Record | None = self._gate.given
         return given

@@ -1,9 +1,9 @@
-"""How far the times of a task's operators may be moved on where no record does it.
+"""Advances the times of a task's operators without a record.
 
-What reads a source moves on by as much as the source was quiet. What gets results of other operators, in the same task
-or through a repartition topic, would close its windows before those results are there if it did the same. It moves up
-to where they cannot come any more: no further than the earliest result that an operator above may still have, and than
-the earliest of the marks (`time_marks`) of all tasks that write to a topic above.
+An operator that reads a source advances by the time that the source was idle. An operator behind others, in the same
+task or through a repartition topic, would then close its windows before the others' results arrive. So it advances only
+to the time before which no result can come: the earliest result that an operator above may still have, and the lowest
+watermark (`watermarks`) of all tasks that write to a topic above.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.shared.streams.windows.timed_processor import NO_TIME, TimedProces
 
 
 class Above(NamedTuple):
-    """What a node gets records from: operators, repartition topics, and whether sources of other data too."""
+    """The inputs of a node: operators, repartition topics, and whether it reads sources of other data."""
 
     operators: tuple[TimedProcessor, ...]
     topics: tuple[str, ...]
@@ -27,7 +27,7 @@ class Above(NamedTuple):
 
 
 class OperatorTimes:
-    """The operators of one task, parents first, and the marks it has read since it runs."""
+    """The operators of one task, parents first, and the watermarks that it has read since it started."""
 
     def __init__(self, topology: Topology, processors: Mapping[str, Processor]) -> None:
         self.operators = [p for p in processors.values() if isinstance(p, TimedProcessor)]
@@ -39,26 +39,26 @@ class OperatorTimes:
         self._marks: dict[str, dict[int, Watermark]] = {}
 
     def by_store(self) -> dict[str, int]:
-        """Each operator's time under the name of its store."""
+        """Return each operator's time by the name of its store."""
         return {operator.store_name: operator.stream_time_ms for operator in self.operators}
 
     def close_times(self) -> dict[str, int]:
-        """Each operator's close time under the name of its store, where it has one."""
+        """Return each operator's close time, if it has one, by the name of its store."""
         times = {operator.store_name: operator.close_time_ms for operator in self.operators}
         return {name: time_ms for name, time_ms in times.items() if time_ms is not None}
 
     def restore(self, progress: Progress) -> None:
-        """Take up the operators' times."""
+        """Restore the operators' times."""
         for operator in self.operators:
             operator.stream_time_ms = progress.operator_times_ms.get(operator.store_name, NO_TIME)
             operator.close_time_ms = progress.close_times_ms.get(operator.store_name)
 
     def take(self, topic: str, mark: Watermark) -> None:
-        """A mark was read: all that its task wrote before it to this partition was read too."""
+        """Take a watermark; everything that its task wrote before it to this partition has been read."""
         self._marks.setdefault(topic, {})[mark.partition] = mark
 
     def advance(self, ms: int) -> None:
-        """Move the operators on by `ms` that read sources alone, and the others as far as they may."""
+        """Advance operators that read only sources by `ms`, and the others as far as the limits allow."""
         for operator in self.operators:
             if operator.stream_time_ms == NO_TIME:
                 continue
@@ -71,9 +71,9 @@ class OperatorTimes:
                 operator.advance_time(operator.stream_time_ms + ms)
 
     def marks(self, stream_time_ms: int) -> dict[str, int]:
-        """What is to be said in each repartition topic that is written to; nothing where that is not known yet.
+        """Return the watermark for each repartition topic that the task writes to; nothing if one is not known yet.
 
-        `stream_time_ms` is the task's: it is what records have that no operator holds back.
+        `stream_time_ms` is the task's. It is the watermark of records that no operator holds back.
         """
         found = {}
         for topic, above in self._fed.items():
@@ -85,7 +85,7 @@ class OperatorTimes:
         return found
 
     def _limit(self, above: Above) -> int | None:
-        """The earliest that may still come from above; None where the marks of a topic are not complete."""
+        """Return the earliest time that may still come from above; None if a topic's watermarks are incomplete."""
         known = [o.results_from_ms() for o in above.operators if o.stream_time_ms != NO_TIME]
         for topic in above.topics:
             marks = self._marks.get(topic, {})

@@ -1,12 +1,12 @@
-"""What becomes of an error behind a store: the output that could not be handled is left out, the state stays.
+"""The output guard: after a store has taken a record, an error costs one output, and the state stays.
 
-Before a store has taken the record in hand, an error refuses the record as a whole (`stream_task`). Behind one, and in
-a punctuation or a commit, there is no such way back: what the store took counts, a window that was closed is closed. So
-there the error handlers decide about what one node was given: it is dropped with whatever that node had sent on of it,
-counted, and with `dead_letter` written to the dead-letter topic as it was given (`refused_outputs`); its siblings and
-all that comes later go on. A node that raises after a store of its own, or one below it, was changed still ends the
-task: half of a change can be neither kept nor taken back. A punctuation that raises is cut off there: what it had put
-and forwarded stays, as with Kafka Streams.
+Before a store takes the current record, an error rejects the whole record (`stream_task`). Behind a store, and in a
+punctuation or a commit, that is impossible: the store has counted the record, and a closed window stays closed. So the
+error handlers decide about the one record that a node was given. It is dropped together with everything that the node
+forwarded for it, and counted. With `dead_letter` it is also written to the dead-letter topic (`rejected_outputs`). Its
+siblings and all later outputs continue. If a node raises after it changed a store, its own or one below, the task
+ends. Half of a change can be neither kept nor undone. A punctuation that raises ends there: what it had
+stored and forwarded stays, as in Kafka Streams.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 Forward = Callable[[Record], None]
 
 NEVER_HANDLED = (ConfigError, FatalError, IllegalState, MemoryError)
-"""Errors of the program or the machine, which no record is to blame for."""
+"""Errors of the program or the machine, which no record causes."""
 
 
 class Way(NamedTuple):
-    """From a node to one of its children; `reached` are the stores at and below the child.
+    """The edge from a node to one of its children; `reached` are the stores at and below the child.
 
-    `store` is the nearest at or above the node, `guarded` says that a store may have the record before the child does.
+    `store` is the nearest store at or above the node. `guarded` means that a store may have the record before the
+    child does.
     """
 
     child: str
@@ -45,12 +46,13 @@ class Way(NamedTuple):
 
 
 def ways_of(topology: Topology, name: str, entrances: dict[str, Forward]) -> list[Way]:
-    """The ways to a node's children, by what takes their records."""
+    """Return the edges to a node's children; `entrances` are the functions that take their records."""
     ways: list[Way] = []
     store = _nearest_store(topology, name)
     for child, entrance in entrances.items():
         reached = _stores_from(topology, child)
-        # A record that one branch counts and another refuses is half counted; one that a branch cannot write is not.
+        # If a branch with a store rejects a record that a sibling has counted, the record is half counted, so that
+        # branch is not guarded. A branch without a store only loses its output.
         guarded = store is not None or (not reached and any(way.reached for way in ways))
         ways.append(Way(child, entrance, reached, store, guarded))
     return ways
@@ -78,7 +80,7 @@ def _stores_from(topology: Topology, name: str) -> tuple[str, ...]:
 
 
 class OutputGuard:
-    """Decides about what the nodes of one task give each other; `is_of_sink` tells errors of writing apart."""
+    """Handles the errors of a task's nodes at the edges; `is_of_sink` recognizes errors of writing."""
 
     def __init__(self, is_of_sink: Callable[[BaseException], bool]) -> None:
         self.task: TaskContext
@@ -86,7 +88,7 @@ class OutputGuard:
         self._window: tuple[str | None, WindowKey] | None = None
 
     def give(self, way: Way, record: Record) -> None:
-        """Hand a record on; an error behind a store is handled here."""
+        """Give a record to the child; handles an error behind a store."""
         task = self.task
         if not self._is_past_return():
             way.entrance(record)
@@ -109,7 +111,7 @@ class OutputGuard:
             self._window = window
 
     def refuse(self, node: str, store: str | None, record: Record, error: Exception) -> None:
-        """Handle an error of a node in making an output; `record` is what is known of it. Raises what is not."""
+        """Handle an error of a node in making an output; `record` is the known part of it. Raises unhandled errors."""
         if not self._is_past_return() or isinstance(error, NEVER_HANDLED):
             raise error
         window = self._window
@@ -121,7 +123,7 @@ class OutputGuard:
             self._window = window
 
     def punctuator(self, node: str, store: str | None, callback: Punctuator) -> Punctuator:
-        """The callback, of which an error is handled."""
+        """Wrap a callback so that its errors are handled."""
 
         def punctuate(now_ms: int) -> None:
             try:

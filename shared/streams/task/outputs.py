@@ -1,8 +1,8 @@
-"""What a task has for other topics until a commit takes it: records one by one, and by the batch in columns.
+"""The outputs of a task until a commit takes them: single records, and columns of whole batches.
 
-A result on update has the whole window as its key. Its partition is chosen by the window's record key all the same, as
-by Kafka Streams' `WindowedStreamPartitioner`: all results of one source key are in one partition, in order. Such
-outputs have a `source_key`; `place` sets their partitions once it is known how many their topics have.
+A result on update has the whole window as its key. Its partition is still chosen by the window's record key, as by
+Kafka Streams' `WindowedStreamPartitioner`, so all results of one source key are in one partition, in order. Such
+outputs have a `source_key`. `place` sets their partitions once the topics' partitions are known.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from penstock.shared.streams.changelog.entries import Entries
 
 @dataclass(slots=True)
 class OutputColumns:
-    """Encoded outputs for one topic, in order: results of windows, or late records; `timestamps` are ms.
+    """Encoded outputs for one topic, in order: results of windows, or late records. `timestamps` are in ms.
 
-    Where `source_keys` are given these choose the `partitions`, and the keys do not. `headers` are None where no output
-    has any.
+    If `source_keys` are given, they choose the `partitions` instead of the keys. `headers` are None if no output has
+    any.
     """
 
     topic: str
@@ -41,14 +41,14 @@ class OutputColumns:
         return len(self.keys)
 
     def record(self, index: int) -> ProducerRecord:
-        """One output as a record."""
+        """Return one output as a record."""
         partition = None if self.partitions is None else self.partitions[index]
         timestamp = self.timestamps.item(index)
         headers = () if self.headers is None else self.headers[index]
         return ProducerRecord(self.topic, self.values[index], self.keys[index], headers, partition, timestamp)
 
     def bulks(self) -> list[RecordColumns]:
-        """All outputs as the producer takes them, one bulk for each partition that was set."""
+        """Return all outputs as the producer takes them, one bulk for each partition."""
         if self.partitions is None:
             return [RecordColumns(self.topic, self.keys, self.values, self.timestamps, headers=self.headers)]
         partitions = np.array(self.partitions)
@@ -66,7 +66,7 @@ Output = ProducerRecord | OutputColumns
 
 @dataclass(slots=True)
 class TaskOutputs:
-    """Outputs in order, each with the key that chooses its partition where that is not its own."""
+    """Outputs in order, each with the key that chooses its partition if that is not its own key."""
 
     items: list[Output] = field(default_factory=list)
     source_keys: list[bytes | None] = field(default_factory=list)
@@ -75,16 +75,16 @@ class TaskOutputs:
         return len(self.items)
 
     def add(self, output: Output, source_key: bytes | None = None) -> None:
-        """Append one; outputs in columns have source keys of their own."""
+        """Append an output; outputs in columns have source keys of their own."""
         self.items.append(output)
         self.source_keys.append(source_key)
 
     def take_back(self, length: int) -> None:
-        """Forget what came after there were `length`."""
+        """Drop all outputs after the first `length`."""
         del self.items[length:], self.source_keys[length:]
 
     def topics_by_source_key(self) -> set[str]:
-        """The topics of outputs whose source keys choose their partitions."""
+        """Return the topics of outputs whose source keys choose their partitions."""
         return {
             item.topic
             for item, source_key in zip(self.items, self.source_keys, strict=True)
@@ -92,7 +92,7 @@ class TaskOutputs:
         }
 
     def place(self, partitions: Mapping[str, Sequence[int]]) -> None:
-        """Set the partitions of outputs by their source keys; `partitions` are those of their topics, ascending."""
+        """Set the partitions of outputs that have source keys; `partitions` are those of their topics, ascending."""
         for at, (item, source_key) in enumerate(zip(self.items, self.source_keys, strict=True)):
             if isinstance(item, OutputColumns):
                 if item.source_keys is not None:
@@ -103,7 +103,7 @@ class TaskOutputs:
 
 
 def partition_of(source_key: bytes | None, partitions: Sequence[int]) -> int:
-    """The partition, of those of a topic, that a producer chooses for a record with this key.
+    """Return the partition that a producer chooses for a record with this key among those of a topic.
 
     >>> partition_of(b"21", range(7))
     3
@@ -113,9 +113,9 @@ def partition_of(source_key: bytes | None, partitions: Sequence[int]) -> int:
 
 
 class TaskCommit(NamedTuple):
-    """What one commit writes: `outputs` to their topics, `changelog` (in order) to the task's changelog partition.
+    """The writes of one commit: `outputs` to their topics, `changelog` (in order) to the task's changelog partition.
 
-    `sources` are the next offsets to read by source topic, `commit` is its number within the owner's epoch.
+    `sources` are the next offsets to read by source topic. `commit` is the commit's number within the owner's epoch.
     """
 
     produced: TaskOutputs
@@ -126,12 +126,12 @@ class TaskCommit(NamedTuple):
 
     @property
     def outputs(self) -> list[ProducerRecord]:
-        """All outputs as records."""
+        """Return all outputs as records."""
         return list(self._records())
 
     @property
     def source_keys(self) -> list[bytes | None]:
-        """For each of `outputs` the key that chooses its partition, None where that is its own."""
+        """Return for each of `outputs` the key that chooses its partition; None means its own key."""
         keys: list[bytes | None] = []
         for item, source_key in zip(self.produced.items, self.produced.source_keys, strict=True):
             if isinstance(item, OutputColumns):

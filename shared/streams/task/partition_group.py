@@ -1,8 +1,8 @@
-"""The input partitions of one part of a topology, and which of their records is next: the one of the lowest timestamp.
+"""The input partitions of one sub-topology, processed in the order of timestamps.
 
-Which record is the lowest can only be said while every partition has one at hand. Where one has none, what is known of
-it decides: as long as it may have records that were not fetched yet, the others wait; where it surely has none, they
-wait for `max_task_idle_ms` more, for a record that may still be written. With -1 nothing waits for anything.
+The record with the lowest timestamp is known only while every partition has a record here. If a partition is empty, the
+lag at the broker decides. While it may have records that are not fetched yet, the others wait. If it surely has none,
+they wait for another `max_task_idle_ms`, for a record that may still be written. With -1 they never wait.
 
 >>> group = PartitionGroup(["left", "right"], max_task_idle_ms=0)
 >>> group.is_ready(0, {})
@@ -23,18 +23,19 @@ from penstock.shared.common.records import Columns
 NEVER_WAIT = -1
 
 Lags = Mapping[str, int | None]
-"""By topic, how many records are known to be at the broker beyond those at hand; None or missing: that is not known."""
+"""By topic, the number of records at the broker beyond the fetched ones; None or absent: unknown."""
 
 
 class _Sized:
-    """The offsets of records that came together, and how many bytes they have up to each, once that is asked."""
+    """The offsets of one fetch's records, and the cumulated sizes, which are computed on first use."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns: Columns | None = columns
-        self.offsets, self._ends = columns.offsets, columns.offsets
+        self.offsets = columns.offsets
+        self._ends = columns.offsets
 
     def from_offset(self, offset: int) -> int:
-        """The bytes of the records from an offset on."""
+        """Return the bytes of the records from an offset on."""
         if self._columns is not None:
             self._ends, self._columns = np.cumsum(self._columns.sizes()), None
         before = int(np.searchsorted(self.offsets, offset))
@@ -42,7 +43,7 @@ class _Sized:
 
 
 class RecordQueue:
-    """The records of one partition that are at hand, in offset order."""
+    """The fetched records of one partition, in offset order."""
 
     def __init__(self) -> None:
         self._columns: deque[Columns] = deque()
@@ -57,7 +58,7 @@ class RecordQueue:
         return f"RecordQueue({self._length} records, next {self._next_offset})"
 
     def add(self, columns: Columns) -> None:
-        """Append consecutive records; those that are at hand already, or were, are left out."""
+        """Append consecutive records, except those that have been appended before."""
         if len(columns) and columns.offsets[0] < self._next_offset:
             columns = columns[int(np.searchsorted(columns.offsets, self._next_offset)) :]
         if len(columns):
@@ -68,7 +69,7 @@ class RecordQueue:
 
     @property
     def bytes(self) -> int:
-        """Of the records at hand: keys, values and headers. What is processed as soon as it comes is never measured."""
+        """Return the size of the queued keys, values and headers. Records processed on arrival are never measured."""
         if not self._length:
             return 0
         first = int(self._columns[0].offsets[0])
@@ -77,11 +78,11 @@ class RecordQueue:
         return sum(one.from_offset(first) for one in self._sized)
 
     def head_ms(self) -> int:
-        """The timestamp of the next record; there must be one."""
+        """Return the timestamp of the next record; the queue must not be empty."""
         return int(self._columns[0].timestamps[0])
 
     def take_until(self, limit_ms: int | None, records_max: int | None = None) -> Columns:
-        """Take out the next records up to the first that is later than the limit; there must be one to take."""
+        """Remove and return the next records up to the first one later than the limit; there must be one to take."""
         columns = self._columns.popleft()
         at = len(columns) if records_max is None else min(len(columns), records_max)
         if limit_ms is not None:
@@ -97,21 +98,21 @@ class RecordQueue:
         return columns
 
     def put_back(self, columns: Columns) -> None:
-        """Have the last of what was taken out be next again."""
+        """Put back the last of the records that were taken, so that they are next again."""
         if not self._length:
             self._sized.append(_Sized(columns))
         self._columns.appendleft(columns)
         self._length += len(columns)
 
     def clear(self) -> None:
-        """Forget everything: the next records are those after a new position."""
+        """Drop all records; the next ones follow a new position."""
         self._columns.clear()
         self._sized.clear()
         self._next_offset = self._length = 0
 
 
 class PartitionGroup:
-    """The queues of the topics that feed each other's records' order; of equal timestamps the first topic's is next."""
+    """The queues of topics whose records are merged by timestamp; of equal timestamps the first topic's goes first."""
 
     def __init__(self, topics: Sequence[str], max_task_idle_ms: int) -> None:
         self.queues = {topic: RecordQueue() for topic in topics}
@@ -125,13 +126,13 @@ class PartitionGroup:
         return sum(map(len, self.queues.values()))
 
     def is_ready(self, now_ms: int, lags: Lags) -> bool:
-        """Whether there is a record that may be taken now."""
+        """Return whether a record may be taken now."""
         empty = [topic for topic, queue in self.queues.items() if not queue]
         for topic in self.queues.keys() - set(empty):
             self._deadlines_ms.pop(topic, None)
         if len(empty) == len(self.queues):
             return False
-        may = [self._may_do_without(topic, now_ms, lags) for topic in empty]  # each one's wait begins at once
+        may = [self._may_do_without(topic, now_ms, lags) for topic in empty]  # a list, so that every wait begins now
         return self._max_task_idle_ms == NEVER_WAIT or all(may)
 
     def _may_do_without(self, topic: str, now_ms: int, lags: Lags) -> bool:
@@ -142,7 +143,7 @@ class PartitionGroup:
         return now_ms >= deadline_ms
 
     def next_run(self, records_max: int | None = None) -> Columns:
-        """Take out the next record, and those of its partition that would be next after it. The group must be ready."""
+        """Remove and return the next record and those of its partition that follow it. The group must be ready."""
         heads = [(queue.head_ms(), order, topic) for order, (topic, queue) in enumerate(self.queues.items()) if queue]
         (_, order, topic), *others = sorted(heads)
         if not others:
@@ -151,7 +152,7 @@ class PartitionGroup:
         return self.queues[topic].take_until(limit_ms if order < other else limit_ms - 1, records_max)
 
     def clear(self) -> None:
-        """Forget all records at hand."""
+        """Drop all fetched records."""
         self._deadlines_ms.clear()
         for queue in self.queues.values():
             queue.clear()

@@ -1,8 +1,8 @@
-"""A task's nodes and who hands to whom.
+"""The processor nodes of a task and the edges between them.
 
-A node is a processor, made anew for each task, or a `SinkWriter`; a node's way on is its one child's method itself, so
-a record costs one call a node and nothing else. Which node an error came from is therefore not kept in step with the
-records but read off the error's traceback: the innermost frame that belongs to one of the nodes.
+A node is a processor, created for each task, or a `SinkWriter`. If a node has one child, its `forward` is the child's
+method, so a record costs one call a node. For that reason the current node is not tracked with each record. The node
+that raised an error is found in the error's traceback: the innermost frame that belongs to a node.
 """
 
 from __future__ import annotations
@@ -45,19 +45,22 @@ if TYPE_CHECKING:
     from penstock.shared.streams.task.context import TaskContext
 
 Output = Callable[[ProducerRecord, bytes | None], None]
-"""Takes a record for a topic, and the key that chooses its partition if not its own."""
+"""Takes a record for a topic, and the key that chooses its partition if that is not its own."""
 InHand = Callable[[], ConsumerRecord | None]
-"""Gives the source record in hand, if there is one."""
+"""Returns the current source record, or None."""
 
 
 class SinkWriter:
-    """Turns what reaches a sink into a record of its topic; RecordTooLarge where it has over `record_bytes_max`.
+    """Turns the records that reach a sink into records of its topic.
 
-    What goes into a repartition topic says where its source record stands.
+    Raises RecordTooLarge if a record has more than `record_bytes_max` bytes. A record for a repartition topic carries
+    the coordinates of its source record.
     """
 
     def __init__(self, node: SinkNode, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None) -> None:
-        self._node, self._record_bytes_max, self._output = node, record_bytes_max, output
+        self._node = node
+        self._record_bytes_max = record_bytes_max
+        self._output = output
         self._in_hand = in_hand if node.is_internal else None
         self._has_window_keys = node.encode is encode_updates
 
@@ -75,13 +78,13 @@ class SinkWriter:
         self._output(ProducerRecord(self._node.topic, value, key, record.headers, None, record.timestamp), source_key)
 
     def encode(self, results: WindowResults) -> OutputColumns | None:
-        """Results at once; None where this sink has them encoded one by one, or one may be refused."""
+        """Encode results at once; None if this sink encodes them one by one, or may reject one."""
         node = self._node
         if node.encode not in (encode_json, encode_updates):
             return None
         try:
             keys, values = results.encoded(whole_window_keys=self._has_window_keys)
-        except Exception:  # a value has no JSON: whose, and what becomes of it, is found one by one
+        except Exception:  # a value has no JSON: encoding one by one finds and handles it
             return None
         longest = [bytes(max(int(column.lengths.max(initial=0)), 0)) for column in (keys, values)]
         if record_size(longest[0], longest[1], []) > self._record_bytes_max:
@@ -91,7 +94,7 @@ class SinkWriter:
 
 
 class UserNode:
-    """A processor of the user's own, whose `process` is held to be done when it returns."""
+    """A processor of the user. Its `process` must be finished when it returns."""
 
     def __init__(self, name: str, processor: Processor) -> None:
         self._what = f"{name!r}: {type(processor).__name__}.process()"
@@ -104,7 +107,7 @@ class UserNode:
 
 
 class ProcessorNodes:
-    """The nodes of one task by name."""
+    """The nodes of one task, by name."""
 
     def __init__(
         self, topology: Topology, record_bytes_max: int, output: Output, in_hand: InHand = lambda: None
@@ -124,17 +127,17 @@ class ProcessorNodes:
         self.guard = OutputGuard(self.is_of_sink)
 
     def ways(self, name: str) -> list[Way]:
-        """The ways on from a node."""
+        """Return the edges from a node to its children."""
         nodes: dict[str, Processor | UserNode | SinkWriter] = {**self.processors, **self._users, **self._sinks}
         children = self.topology.children[name]
         return ways_of(self.topology, name, {child: nodes[child].process for child in children})
 
     def writers(self, name: str) -> list[SinkWriter]:
-        """The sinks below a node."""
+        """Return the sinks below a node."""
         return [self._sinks[child] for child in self.topology.children[name] if child in self._sinks]
 
     def forward_to(self, name: str) -> Forward:
-        """Hand a record to all children of a node."""
+        """Return the function that gives a record to all children of a node."""
         entrances = [
             functools.partial(self.guard.give, way) if way.guarded else way.entrance for way in self.ways(name)
         ]
@@ -148,18 +151,18 @@ class ProcessorNodes:
         return to_all if entrances else lambda _: None
 
     def node_of(self, error: BaseException) -> str | None:
-        """The node in which an error was raised; None where it was in none."""
+        """Return the node that raised an error, or None."""
         found = None
         for frame, _ in traceback.walk_tb(error.__traceback__):
             found = self._names.get(id(frame.f_locals.get("self")), found)
         return found
 
     def is_of_sink(self, error: BaseException) -> bool:
-        """Whether an error was raised where a record was to be written."""
+        """Return whether an error was raised while a record was written."""
         return self.node_of(error) in self._sinks
 
     def close(self, partition: int) -> None:
-        """Close all processors; then ProcessingFailed with the errors there were."""
+        """Close all processors. Raises ProcessingFailed with all their errors afterwards."""
         failed: list[tuple[str, Exception]] = []
         for name, processor in self.processors.items():
             try:
@@ -173,7 +176,7 @@ class ProcessorNodes:
             ]
 
     def failure(self, what: str, error: Exception, node: str | None = None) -> ProcessingFailed:
-        """The error that ends the task, with the node it came from, else `node`."""
+        """Return the error that ends the task. It names the node that raised, else `node`."""
         where = self.node_of(error) or node
         kind = "" if isinstance(error, ProcessingFailed) else f"{type(error).__name__}: "
         about = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
@@ -182,10 +185,11 @@ class ProcessorNodes:
 
 
 class NodeContext:
-    """What one processor sees of its task: the `ProcessorContext` of its node."""
+    """One processor's view of its task: the `ProcessorContext` of its node."""
 
     def __init__(self, task: TaskContext, node: ProcessorNode, wiring: ProcessorNodes) -> None:
-        self._task, self._node = task, node
+        self._task = task
+        self._node = node
         self._guard = wiring.guard
         self._guard.task = task
         self._ways = {way.child: way for way in wiring.ways(node.name)}
@@ -229,7 +233,7 @@ class NodeContext:
             record = record._replace(headers=tuple(header_pairs(record.headers)))
         if to is None and self._task.record_metadata is not None:
             self._forward_all(record)
-        elif to is None:  # in a punctuation or a commit: no source record can be refused
+        elif to is None:  # in a punctuation or a commit there is no source record to reject
             for way in self._ways.values():
                 self._guard.give(way, record)
         elif to in self._ways:
@@ -281,7 +285,7 @@ class NodeContext:
         self._task.late_rows.append(rows.fitting(self._task.state_bytes_max))
 
     def late_offsets(self, source: Columns | None, offsets: Int64Array | None, count: int) -> Int64Array:
-        """Where records stand in the store's source topic; NO_OFFSET of those that stand nowhere there."""
+        """Return the records' offsets in the store's source topic; NO_OFFSET for records without one there."""
         topic = self._task.topology.stores[next(iter(self._node.stores))].schema.source
         if source is not None and offsets is not None and source.topic == topic:
             return offsets
@@ -318,9 +322,10 @@ class NodeContext:
         source: Columns | None = None,
         places: Int64Array | None = None,
     ) -> None:
-        """Hand results to all children: as columns where there is one, a sink that can encode them so.
+        """Forward results to all children: as columns if the only child is a sink that can encode them at once.
 
-        `places` says which records of `source` brought them about, one for one; without, it is the one in hand.
+        `places` are the indexes of the records in `source` that caused the results, one for one. Without it, the
+        current record caused them.
         """
         if len(self._ways) == 1 and self._writers and (encoded := self._writers[0].encode(results)) is not None:
             self._task.outputs.add(encoded)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def progress_of(task: TaskContext, now_ms: int) -> Progress:
-    """How far a task is, and all that a restart needs beside its stores; what it kept of idle times is taken out."""
+    """Return the progress record: the task's positions and all else that a restart needs besides its stores."""
     return Progress(
         application=task.application,
         guarantee=task.guarantee,

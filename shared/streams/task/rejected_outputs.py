@@ -1,9 +1,9 @@
-"""The dead letter of an output: what a node could not take of what a store, a punctuation or a commit had given it.
+"""The dead letter of a rejected output: a record of a store, a punctuation or a commit that a node could not process.
 
-It looks like any dead letter but for what it cannot have: there is no source record to replay, since a store has
-counted it. So it has no `penstock.dlq.topic`, `.partition` and `.offset`; its key and value are the output's (text and
-bytes as they are, anything else as JSON, a result flat), and its headers say which node refused it, behind which store,
-of which window, and, as `penstock.origin.*`, which source record brought it about, where one did.
+It looks like any dead letter, except that no source record can be replayed, since a store has counted it. So it lacks
+the headers `penstock.dlq.topic`, `.partition` and `.offset`. Its key and value are the output's: text and bytes as they
+are, anything else as JSON, a result as a flat object. Its headers name the node that rejected it, the store and the
+window. If a source record caused it, `penstock.origin.*` name that record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.shared.streams.windows.window_limits import name_window
 
 
 class Emitted(NamedTuple):
-    """What `node` was given, and what is known of where it came from; `place` is the source record's."""
+    """The record that `node` was given, and its known origin; `place` has the source record's coordinates."""
 
     record: Record
     node: str
@@ -59,7 +59,7 @@ def refused_output(
     application: str,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """The dead letter; a value that makes it larger than `record_bytes_max` is left out."""
+    """Return the dead letter; a value that makes it larger than `record_bytes_max` is left out."""
     record, window = emitted.record, emitted.window
     letter = DeadLetter.of(source or ConsumerRecord(topic, 0, 0, 0, None, None), stage, error, 1, application)
     said = {

@@ -1,4 +1,4 @@
-"""How records become bytes at a sink: what `to()` writes unless it is given an encoder; and results read back."""
+"""Encoders of records at a sink: the defaults of `to()`; and the deserializer that reads results back."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.shared.streams.record import Record, WindowKey, WindowResult
 
 
 def encode_json(record: Record) -> tuple[bytes | None, bytes | None]:
-    """Keys: str as UTF-8, bytes as they are, a window's as its record key. Values: JSON, None as a tombstone."""
+    """Encode keys (str as UTF-8, bytes as they are, a window's as its record key) and values (JSON, None as None)."""
     key = record.key
     return encode_key(key.key if isinstance(key, WindowKey) else key), _value_bytes(record.value)
 
 
 def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
-    """As `encode_json`, but a window's key is the whole window as JSON: a retraction has no value to name it."""
+    """Encode as `encode_json`, but a window's key is the whole window as JSON, since a retraction has no value."""
     key = record.key
     if isinstance(key, WindowKey):
         return msgspec.json.encode(key._asdict()), _value_bytes(record.value)
@@ -27,7 +27,7 @@ def encode_updates(record: Record) -> tuple[bytes | None, bytes | None]:
 
 
 def result_deserializer(window_key: str) -> Deserializer:
-    """Reads a window's result back from its flat object; `window_key` is "bytes" where its key is."""
+    """Return a deserializer of windows' results from flat objects; `window_key` is "bytes" if their keys are bytes."""
 
     def decode(topic: str, data: bytes | None) -> WindowResult | None:
         if (value := json_deserializer(topic, data)) is None:
@@ -43,7 +43,7 @@ def result_deserializer(window_key: str) -> Deserializer:
 
 
 def bytes_keyed(result: WindowResult) -> WindowResult:
-    """A result that was read from JSON, where its key of bytes is base64."""
+    """Return a result that was read from JSON with its key decoded from base64 to bytes."""
     return msgspec.structs.replace(result, key=base64.b64decode(result.key))
 
 
@@ -54,7 +54,7 @@ def _value_bytes(value: Any) -> bytes | None:
 
 
 def encode_key(key: Any) -> bytes | None:
-    """A record key: text as UTF-8, bytes as they are, None as None, anything else as JSON."""
+    """Encode a record key: text as UTF-8, bytes as they are, None as None, anything else as JSON."""
     if key is None or isinstance(key, bytes):
         return key
     return key.encode() if isinstance(key, str) else msgspec.json.encode(key)

@@ -1,7 +1,7 @@
-"""A task's punctuation schedules: a queue for each of the two times, and the grids to take up after a restore.
+"""A task's punctuation schedules: a queue for each of the two times, and the grids to continue after a restore.
 
-A named schedule's grid is kept under its node, its name, its type and its interval, so one processor in two nodes has
-two, and a schedule that is another than before begins a grid of its own.
+A grid is the series of a schedule's due times. A named schedule's grid is kept under its node, name, type and interval.
+So one processor in two nodes has two grids, and a schedule with a new type or interval begins a new grid.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ NOT_INITIALIZED = "schedule() may be called in a processor's init() or later, no
 class TaskSchedules:
     """`restored` are the next due times of named schedules as of the last commit, until they are scheduled again.
 
-    A wall-clock schedule is due within an interval whatever was restored: clocks differ, and are set right.
-    `has_new_grid` says that a named schedule began a grid that no commit holds yet.
+    A wall-clock schedule is due within one interval whatever was restored, because clocks differ and are corrected.
+    `has_new_grid` means that a named schedule began a grid that no commit contains yet.
     """
 
     def __init__(self) -> None:
-        self.stream_time, self.wall_clock = PunctuationQueue(), PunctuationQueue()
+        self.stream_time = PunctuationQueue()
+        self.wall_clock = PunctuationQueue()
         self.restored: dict[str, int] = {}
         self.has_new_grid = False
         self._named: dict[str, Schedule] = {}
@@ -50,7 +51,7 @@ class TaskSchedules:
         name: str | None,
         node: str | None,
     ) -> Schedule:
-        """See `ProcessorContext.schedule`; `node` is the processor's, None for what owns the task."""
+        """See `ProcessorContext.schedule`. `node` is the processor's; None for schedules of the task's owner."""
         ms, start_ms = interval_ms(interval, "schedule: interval"), _start_ms(start)
         if not isinstance(type_, PunctuationType):
             known = " or ".join(map(str, PunctuationType))
@@ -69,7 +70,7 @@ class TaskSchedules:
             grid = f"{place} ({type_.value}, every {ms} ms)"
             restored = self.restored.pop(grid, None)
             for other in [key for key in self.restored if key.startswith(f"{place} (")]:
-                del self.restored[other]  # of another type or interval: it has no schedule any more
+                del self.restored[other]  # the grid of another type or interval, which has no schedule any more
             self.has_new_grid |= restored is None
         is_stream_time = type_ is PunctuationType.STREAM_TIME
         if restored is not None:
@@ -87,14 +88,14 @@ class TaskSchedules:
         return made
 
     def grids_ms(self) -> dict[str, int]:
-        """The next due time of each named schedule."""
+        """Return the next due time of each named schedule."""
         return self.restored | self.stream_time.grids_ms() | self.wall_clock.grids_ms()
 
 
 def _within(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
-    """A wall-clock grid's next point, no further ahead than an interval, or than where the grid is to start.
+    """Return a wall-clock grid's next point: at most one interval ahead, or at most as far as the configured start.
 
-    Another instance's clock, or this one's before it was set right, may have been ahead.
+    The clock of another instance, or this one's before a correction, may have been ahead.
 
     >>> _within(due_ms=3_670, now_ms=0, interval_ms=300, start_ms=0)
     70
@@ -104,7 +105,7 @@ def _within(due_ms: int, now_ms: int, interval_ms: int, start_ms: int) -> int:
 
 
 def _start_ms(start: Start) -> int | None:
-    """A start as ms since the epoch."""
+    """Return a start as ms since the epoch."""
     if start is None:
         return None
     if isinstance(start, datetime) and start.tzinfo is not None:

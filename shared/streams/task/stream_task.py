@@ -1,15 +1,15 @@
-"""The stream task: one partition of a topology, sans-IO.
+"""The stream task: a topology over one partition, sans-IO.
 
-Columns and the wall clock go in; what came of them is kept until `prepare_commit` hands it out as one `TaskCommit`:
+A task takes columns and the wall clock. It keeps the outcome until `prepare_commit` returns it as one `TaskCommit`:
 records for other topics (results, late records, dead letters), the changelog entries of the stores, and a progress
-record that ends them. The worker writes those in one transaction, or in order, and then says `commit_succeeded`; if
-it could not, the task is discarded and restored from what the changelog holds. There is no third way.
+record that ends them. The worker writes these in one transaction, or in order, and then calls `commit_succeeded`. If it
+cannot write them, the task is discarded and restored from the changelog. There is no third case.
 
-Within `process` records are taken in batches. A batch is cut where a STREAM_TIME punctuation is due and around each
-record that is refused, so the test driver and production see the same moments. A record whose processing raises before
-a store took it leaves nothing behind: what it had already sent on is dropped, and it goes to the dead-letter topic as a
-whole. Behind a store an output is left out by itself (`output_guard`). Where an error lets neither be, the task fails
-and is never committed again: what it holds is between two records.
+`process` takes records in batches. A batch is cut where a STREAM_TIME punctuation is due and around each rejected
+record, so the test driver and production process alike. If a record's processing raises before a store takes the
+record, nothing of it remains: its outputs are dropped, and the whole record goes to the dead-letter topic. Behind a
+store only an output is left out (`output_guard`). If an error allows neither, the task fails and is never committed
+again, because its state is between two records.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from penstock.shared.streams.state.local_state import LocalState
 
 ROW_STORES = (KeyValueStore, JoinStore, PersistentKeyValueStore, PersistentJoinStore)
-"""The stores that are given rows, each measured before a store has it."""
+"""The stores of rows; each row is measured before a store takes it."""
 
 RECORD_BYTES_MAX = 1024 * 1024
 """The producer's default of `max_request_size`."""
@@ -82,14 +82,14 @@ RECORD_BYTES_MAX = 1024 * 1024
 
 @in_callback("initialize", "close", "process", "refuse", "advance_time", "punctuate_wall_clock", "prepare_commit")
 class StreamTask:
-    """Runs a topology over one partition; `epoch` is the owner epoch its changelog entries carry.
+    """Runs a topology over one partition; `epoch` is the owner epoch of its changelog entries.
 
     With `local` its state is on disk, otherwise in memory.
 
-    `handlers` say what becomes of a record that cannot be handled. No output may take more than `record_bytes_max` as a
-    record; for the key and states of a changelog entry `state_bytes_max` is what that leaves. `columns_min` records or
-    more are taken as columns where the topology allows it. With `keeps_late` the changelog gets late records, for the
-    lake.
+    `handlers` decide about a record that cannot be processed. No output may have more than `record_bytes_max` bytes as
+    a record. `state_bytes_max` is the rest of that for the key and states of a changelog entry. `columns_min` or more
+    records are taken as columns if the topology allows it. With `keeps_late` late records are written to the changelog,
+    for the lake.
     """
 
     def __init__(
@@ -109,27 +109,45 @@ class StreamTask:
         registry: CollectorRegistry | None = None,
         local: LocalState | None = None,
     ) -> None:
-        self.topology, self.partition, self.application, self.guarantee = topology, partition, application, guarantee
-        self.epoch, self.commit_number, self.deduplicate_updates = epoch, 0, deduplicate_updates
-        self.stream_time_ms, self.now_ms, self._uncommitted, self._committing = NO_TIME, 0, False, False
+        self.topology = topology
+        self.partition = partition
+        self.application = application
+        self.guarantee = guarantee
+        self.epoch = epoch
+        self.commit_number = 0
+        self.deduplicate_updates = deduplicate_updates
+        self.stream_time_ms = NO_TIME
+        self.now_ms = 0
+        self._uncommitted = False
+        self._committing = False
         self.sources: dict[str, int] = {}
         self.source_ids: dict[str, str] = {}
         self.input: BatchInput | msgspec.UnsetType = msgspec.UNSET
         self.global_tables: Mapping[str, Lookup] = {}
         self.changelog_id: str | None = None
         self.failed: ProcessingFailed | None = None
-        self.metrics, self.local = TaskMetrics(registry, partition), local
+        self.metrics = TaskMetrics(registry, partition)
+        self.local = local
         self.stores = topology.build_stores(local)
         self.codecs = {n: StateCodec(b.schema.state_columns()) for n, b in topology.stores.items()}
-        self._all_stores, self._ahead = tuple(self.stores.values()), FetchAhead(topology, self.stores)
+        self._all_stores = tuple(self.stores.values())
+        self._ahead = FetchAhead(topology, self.stores)
         self.record_metadata: RecordMetadata | None = None
-        self.schedules, self.outputs, self.idle_ms = TaskSchedules(), TaskOutputs(), 0
-        self.late_records, self._closing, self._taken, self._prepared = 0, 0, 0, self.metrics.committed
+        self.schedules = TaskSchedules()
+        self.outputs = TaskOutputs()
+        self.idle_ms = 0
+        self.late_records = 0
+        self._closing = 0
+        self._taken = 0
+        self._prepared = self.metrics.committed
         self.max_future_ms: int | None = None
         self.has_time: HasTime = always
         self._source_record: ConsumerRecord | None = None
-        self.handlers, self.record_bytes_max, self.columns_min = handlers, record_bytes_max, columns_min
-        self.keeps_late, self.late_rows = keeps_late, list[LateRows]()
+        self.handlers = handlers
+        self.record_bytes_max = record_bytes_max
+        self.columns_min = columns_min
+        self.keeps_late = keeps_late
+        self.late_rows = list[LateRows]()
         self.state_bytes_max = default_state_bytes_max(record_bytes_max)
         self.key_bytes_max = key_bytes_max or default_key_bytes_max(record_bytes_max)
         for name, store in self.stores.items():
@@ -148,10 +166,10 @@ class StreamTask:
         at = f"epoch {self.epoch}, commit {self.commit_number}, stream time {self.stream_time_ms}"
         return f"StreamTask({self.application}-{self.partition}, {at}, sources {self.sources}, stores {sizes})"
 
-    # --- life ---
+    # --- lifecycle ---
 
     def initialize(self, now_ms: int) -> None:
-        """Call the processors' `init`; after `restore.restore_progress`, where there was something to restore."""
+        """Call the processors' `init`. If there is a state to restore, call `restore.restore_progress` first."""
         self.now_ms, self.schedule_refusal = now_ms, None
         for name, processor in self._processors.items():
             node = self.topology.nodes[name]
@@ -160,17 +178,18 @@ class StreamTask:
         self.vectorized_executors = vectorized_executors(self, self._processor_nodes)
 
     def close(self) -> None:
-        """Call the processors' `close`, of all of them; ProcessingFailed names those that raised."""
+        """Call `close` of all processors. Raises ProcessingFailed that names those that raised."""
         self._processor_nodes.close(self.partition)
 
-    # --- work ---
+    # --- processing ---
 
     def process(self, columns: Columns, now_ms: int, has_time: HasTime = always) -> None:
-        """Take consecutive records of one source partition. Those before the task's position are skipped.
+        """Process consecutive records of one source partition. Records before the task's position are skipped.
 
-        At least one is taken; once `has_time` says no, the others are not: `sources` says how far it came.
+        At least one record is processed. When `has_time` returns False, the rest is not. `sources` has the positions.
 
-        Raises ProcessingFailed that names node, topic, partition and offset; ConfigError and FatalError as they are.
+        Raises ProcessingFailed, which names node, topic, partition and offset. ConfigError and FatalError are raised
+        unchanged.
         """
         self.now_ms, self.has_time = now_ms, has_time
         position, self._taken = self.sources.get(columns.topic, -1), 0
@@ -192,7 +211,7 @@ class StreamTask:
             self.metrics.operator_times(self.times.by_store())
 
     def take_records(self, columns: Columns, forward: Callable[[Record], None] | None = None) -> None:
-        """Take records one by one, as long as there is time; `forward` takes what was decoded, if not the nodes do."""
+        """Process records one by one while there is time; `forward`, by default the nodes, takes decoded records."""
         source, to_nodes = self._routes[columns.topic]
         for record in self._ahead.records(columns):
             self._process_one(source, forward or to_nodes, record)
@@ -201,32 +220,32 @@ class StreamTask:
                 return
 
     def taken(self, last: ConsumerRecord, count: int) -> None:
-        """Records up to this one are done: evaluate STREAM_TIME punctuation."""
+        """Confirm the records up to this one, and evaluate STREAM_TIME punctuation."""
         self.sources[last.topic] = last.offset + 1
         self._taken += count
-        self._source_record = self.record_metadata = None  # what a punctuation forwards comes of no record
+        self._source_record = self.record_metadata = None  # no record causes the outputs of a punctuation
         try:
             self.schedules.stream_time.may_punctuate(self.stream_time_ms)
         except Exception as e:
             raise self._fail(f"a STREAM_TIME punctuation after {place_of(last)}", e) from e
 
     def set_current_record(self, record: ConsumerRecord) -> None:
-        """This record is what a processor is at now."""
+        """Set the record that processors process now."""
         self._source_record = record
         self.record_metadata = RecordMetadata(record.topic, record.partition, record.offset)
 
     def source_record(self) -> ConsumerRecord | None:
-        """The record in hand, if there is one; behind a repartition topic by its source record's place and key."""
+        """Return the current record, if any; behind a repartition topic it has its source record's coordinates."""
         record = self._source_record
         return original(record) if record is not None and self._routes[record.topic][0].is_internal else record
 
     def source_node(self, node: str) -> SourceNode:
-        """Where the record in hand was read; without one the first source from which a record can come to `node`."""
+        """Return the source of the current record; without one, the first source whose records can reach `node`."""
         record = self._source_record
         return self.topology.source_above(node) if record is None else self._routes[record.topic][0]
 
     def half_processed(self, error: Exception) -> ProcessingFailed:
-        """An error where a store had taken the record in hand: the task is unfit for any commit."""
+        """Return the error for a record that a store had taken. The task cannot be committed any more."""
         assert self._source_record is not None
         return self._fail(f"{place_of(self._source_record)}, which a store had taken,", error)
 
@@ -237,11 +256,11 @@ class StreamTask:
         mark, stage = self.mark(), STAGE_DESERIALIZE
         try:
             if record.timestamp < 0:
-                raise DataError(f"{record.topic}: a record without a timestamp cannot be put in time")
+                raise DataError(f"{record.topic}: the record has no timestamp, so it has no event time")
             key = record.key if source.key == "bytes" else string_deserializer(record.topic, record.key)
             value = source.value(record.topic, record.value)
             stage = STAGE_PROCESS
-            if record.timestamp > self.stream_time_ms:  # only now: what cannot be decoded moves no time
+            if record.timestamp > self.stream_time_ms:  # a record that cannot be decoded moves no time
                 self.stream_time_ms = record.timestamp
             headers = without_origin(record.headers) if source.is_internal else record.headers
             forward(Record(key, value, record.timestamp, headers))
@@ -252,7 +271,7 @@ class StreamTask:
             self._refuse(source, record, stage, e)
 
     def _refuse(self, source: SourceNode, record: ConsumerRecord, stage: str, error: Exception) -> None:
-        """Make a dead letter of a record that no store has taken, or raise what must not become one."""
+        """Make a dead letter of a record that no store has taken, or raise an error that must not become one."""
         if isinstance(error, ConfigError | FatalError | IllegalState | MemoryError):
             raise error
         if stage == STAGE_PROCESS and self._processor_nodes.is_of_sink(error):
@@ -269,22 +288,22 @@ class StreamTask:
         self.metrics.refused_at["dead_letters"] = place_of(record)
 
     def mark(self) -> Mark:
-        """How much there is of what a record brings about, and stream time, for `take_back`."""
+        """Return the number of outputs and stream time, for `take_back`."""
         return Mark(len(self.outputs), self.late_records, len(self.late_rows), self.stream_time_ms)
 
     def take_back(self, mark: Mark) -> None:
-        """Forget what came of a record since `mark`: a dead letter moves no time."""
+        """Drop all outputs since `mark` and restore stream time: a dead letter moves no time."""
         outputs, self.late_records, late_rows, self.stream_time_ms = mark
         self.outputs.take_back(outputs)
         del self.late_rows[late_rows:]
 
     def _fail(self, what: str, error: Exception) -> ProcessingFailed:
-        """The task holds half of something: it must not be committed, and takes nothing more."""
+        """Mark the task as failed, because it holds half of a change: it is not committed and takes no more records."""
         self.failed, self.needs_commit = self._processor_nodes.failure(what, error), False
         return self.failed
 
     def refuse(self, record: ConsumerRecord, error: PenstockError, stage: str = STAGE_DESERIALIZE) -> None:
-        """Refuse a record as if it failed at this stage, but it moves no time, and no node sees it."""
+        """Reject a record as if it had failed at this stage. It moves no time, and no node sees it."""
         if record.offset >= self.sources.get(record.topic, -1):
             self.set_current_record(record)
             self._refuse(self._routes[record.topic][0], record, stage, error)
@@ -293,7 +312,7 @@ class StreamTask:
             self.needs_commit = True
 
     def advance_time(self, ms: int) -> None:
-        """Move times on without a record, where there was one before; by 0 ms those that go by other tasks' marks."""
+        """Advance times without a record, if there was one before; 0 ms advances only those that follow watermarks."""
         if self.failed is not None or self.stream_time_ms == NO_TIME:
             return
         self.stream_time_ms += ms
@@ -306,13 +325,13 @@ class StreamTask:
             raise self._fail(f"an advance of partition {self.partition}'s time by {ms} ms", e) from e
 
     def advance(self, topic: str, position: int) -> None:
-        """Take it that everything before `position` is read: offsets without a record, as transactions' marks are."""
+        """Advance to `position` over offsets without a record, such as transaction markers."""
         if self.failed is None and position > self.sources.get(topic, position):
             self.sources[topic] = position
             self.needs_commit = True
 
     def punctuate_wall_clock(self, now_ms: int) -> bool:
-        """Evaluate WALL_CLOCK_TIME schedules; True if any fired: then a commit is needed, if only for the grids."""
+        """Evaluate WALL_CLOCK_TIME schedules. True if any fired; then a commit is needed, if only for the grids."""
         self.now_ms = now_ms
         try:
             fired = self.schedules.wall_clock.may_punctuate(now_ms)
@@ -332,7 +351,7 @@ class StreamTask:
         name: str | None = None,
         node: str | None = None,
     ) -> Schedule:
-        """As `ProcessorContext.schedule`; without a `node` for what owns the task. IllegalState before `initialize`."""
+        """As `ProcessorContext.schedule`; without `node` for the task's owner. IllegalState before `initialize`."""
         if self.schedule_refusal is not None:
             raise IllegalState(self.schedule_refusal)
         add = self.schedules.schedule
@@ -342,7 +361,7 @@ class StreamTask:
 
     @property
     def needs_commit(self) -> bool:
-        """Whether there is something that no commit holds yet; one that was prepared may not."""
+        """Whether there is work that no commit contains yet; a prepared commit does not count as one."""
         return self._uncommitted or self._committing or (self.schedules.has_new_grid and self.failed is None)
 
     @needs_commit.setter
@@ -352,14 +371,14 @@ class StreamTask:
 
     @property
     def is_committing(self) -> bool:
-        """Whether a commit was prepared of which it is not known that it holds."""
+        """Whether a commit was prepared and is not known to have succeeded."""
         return self._committing
 
     def prepare_commit(self, now_ms: int) -> TaskCommit:
-        """Everything since the last one, as what is to be written; ProcessingFailed where it cannot be.
+        """Return everything since the last commit, to be written. Raises ProcessingFailed if the task has failed.
 
-        The task may go on at once. Until `commit_succeeded` no other commit is prepared; where it never comes, the
-        task is discarded.
+        The task may continue at once. No other commit is prepared until `commit_succeeded`. If that is never
+        called, the task is discarded.
         """
         if self.failed is not None:
             raise self.failed
@@ -389,7 +408,7 @@ class StreamTask:
         return TaskCommit(outputs, changelog, dict(self.sources), self.epoch, self.commit_number)
 
     def _late_entries(self) -> list[Entries]:
-        """The changelog entries of late records."""
+        """Return the changelog entries of late records."""
         numbers = {name: number for number, name in enumerate(self.stores)}
         rows, self.late_rows = self.late_rows, []
         return [
@@ -398,7 +417,7 @@ class StreamTask:
         ]
 
     def commit_succeeded(self, place: CommitPlace | None = None) -> None:
-        """What `prepare_commit` gave is durable, at that place of the changelog; what is on disk needs to know it."""
+        """Confirm that the prepared commit is durable, at this place of the changelog; state on disk records it."""
         self._committing = False
         if self.local is not None:
             assert place is not None
@@ -406,18 +425,18 @@ class StreamTask:
         self.metrics.commit_succeeded(self._prepared, self._closing)
         self._closing = 0
 
-    # --- inside ---
+    # --- outputs and counts ---
 
     def add_output(self, record: ProducerRecord, source_key: bytes | None = None) -> None:
-        """A record for a topic; its partition is chosen by `source_key`, if not by its own."""
+        """Add a record for a topic; `source_key`, if given, chooses its partition instead of its own key."""
         self.outputs.add(record, source_key)
 
     def operators(self) -> list[TimedProcessor]:
-        """The processors that have a time of their own."""
+        """Return the processors that have a time of their own."""
         return self.times.operators
 
     def count_skipped(self, reason: str, records: int = 1) -> None:
-        """Count the record in hand, and others of its batch before it, as skipped."""
+        """Count the current record, and others of its batch before it, as skipped."""
         self.metrics.skipped(reason, records)
         if self._source_record is not None:
             self.metrics.refused_at["skipped"] = place_of(self._source_record)

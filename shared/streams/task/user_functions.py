@@ -1,8 +1,8 @@
-"""Users' functions, called from a task, which never awaits: what they give back must be there when they return.
+"""Checks of users' functions. A task calls them and never awaits, so they must have finished when they return.
 
-A coroutine that nobody awaits and a generator that nobody runs look like a function that did its work, and the record
-is gone without a trace. Where it can be told beforehand it is refused when the topology is written; what a plain
-function gives back of another's coroutine is an error of its record, as if it had raised.
+A coroutine that is never awaited, or a generator that is never iterated, looks like a function that did its work, and
+the record is lost without a trace. If a function is known to be one, it is rejected when the topology is defined. If a
+plain function returns another's coroutine, that is an error of its record, as if the function had raised.
 
 >>> plain("filter: predicate", 3)
 Traceback (most recent call last):
@@ -23,13 +23,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SHOWN_MAX = 100
-"""Characters of a wrong value that a message shows."""
+"""The characters of an invalid value that a message shows."""
 
 GENERATOR = "a generator function"
 
 
 def require_callable(argument: str, value: Any, *, may_yield: bool = False) -> None:
-    """ConfigError for what cannot be called, or would give a coroutine; or a generator, unless it `may_yield`."""
+    """Raise ConfigError unless the value is callable and no coroutine function; generators only with `may_yield`."""
     if not callable(value):
         raise ConfigError(f"{argument} must be callable, got {repr(value)[:SHOWN_MAX]}")
     kind = _unfinished_kind(value)
@@ -41,7 +41,7 @@ def require_callable(argument: str, value: Any, *, may_yield: bool = False) -> N
 
 
 def require_plain_methods(what: str, made: Any, methods: tuple[str, ...]) -> None:
-    """ConfigError for a class, or what was made of it, of which one of these methods is async or a generator."""
+    """Raise ConfigError if one of these methods, of a class or an instance, is async or a generator."""
     for name in methods:
         method = getattr(made, name, None)
         if method is not None:
@@ -49,9 +49,9 @@ def require_plain_methods(what: str, made: Any, methods: tuple[str, ...]) -> Non
 
 
 def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -> Callable[P, R]:
-    """The function, of which each call is held to be done when it returns: else it raises TypeError.
+    """Wrap a function so that it raises TypeError if it returns something that has yet to run.
 
-    ConfigError as `require_callable`.
+    Raises ConfigError as `require_callable`.
     """
     require_callable(argument, function, may_yield=may_yield)
     is_wrong: Callable[[Any], bool] = _is_awaitable if may_yield else _is_unfinished
@@ -66,7 +66,7 @@ def plain(argument: str, function: Callable[P, R], *, may_yield: bool = False) -
 
 
 def require_done(what: str, given: Any) -> None:
-    """TypeError where what a call gave back has yet to run."""
+    """Raise TypeError if a call returned something that has yet to run."""
     kind: Any = type(given)
     if _is_unfinished(kind):
         raise _unfinished(what, given)
@@ -95,5 +95,5 @@ def _is_unfinished(kind: Any) -> bool:
 
 def _unfinished(argument: str, given: Any) -> TypeError:
     if inspect.iscoroutine(given):
-        given.close()  # or Python warns of it a second time, when it is forgotten
+        given.close()  # otherwise Python warns a second time when it is collected
     return TypeError(f"{argument} returned a {type(given).__name__}, which has yet to run: a task awaits nothing")

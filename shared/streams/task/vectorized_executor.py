@@ -4,8 +4,8 @@ A source is vectorized if it feeds one window and nothing else (`vectorized_exec
 batch become columns, and the window's kernel takes them. Results of closed windows are forwarded at the batch's end,
 so no node below the window may ask for the time. If one does, the source is processed record by record.
 
-A record that has no place in a column, such as a value that cannot be decoded, and one that may make a state too large,
-is processed by itself. The batch is cut before and after it, and where a STREAM_TIME schedule is due.
+Some records are processed alone: one that cannot be put into a column, such as a value that cannot be decoded, and one
+that may make a state too large. The batch is cut before and after it, and where a STREAM_TIME schedule is due.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from penstock.shared.streams.task.processor_nodes import ProcessorNodes
 
 COLUMNS_MIN = 32
-"""Fewer records are taken one by one: to make columns of them costs more than it saves."""
+"""Fewer records are processed one by one, because making columns of them costs more than it saves."""
 
 
 def vectorized_executors(task: TaskContext, wiring: ProcessorNodes) -> dict[str, VectorizedExecutor]:
-    """The sources of a task that can be taken as columns, by topic.
+    """Return the vectorized executors of a task, by topic.
 
-    That is where a source feeds one window and nothing else, if through functions of single records (`chain`), none of
-    the window's aggregations is the user's own, and nobody could see the difference.
+    A source has one if it feeds one window and nothing else, directly or through functions of single records (`chain`).
+    The window must have no aggregation of the user, and the difference must not be visible to any node.
     """
     found = {}
     for source in task.topology.sources():
@@ -51,8 +51,10 @@ def vectorized_executors(task: TaskContext, wiring: ProcessorNodes) -> dict[str,
 
 
 def _chain(task: TaskContext, wiring: ProcessorNodes, source: SourceNode) -> tuple[list[Each], str | None]:
-    """The functions below a source, and the only node below them, if there is one; in a topic of our own there are
-    headers that they must not see, and nothing is called ahead."""
+    """Return the functions below a source, and the only node below them, if there is one.
+
+    For a topic of the application itself no function is called ahead, because its headers must not be visible.
+    """
     nodes: list[Each] = []
     below = task.topology.children[source.name]
     while len(below) == 1:
@@ -65,7 +67,7 @@ def _chain(task: TaskContext, wiring: ProcessorNodes, source: SourceNode) -> tup
 
 
 def _sees_time(task: TaskContext, wiring: ProcessorNodes, name: str) -> bool:
-    """Whether a node below this one may see when it is given a result: that of a batch comes at the batch's end."""
+    """Return whether a node below this one may see when it gets a result. A batch's results come at its end."""
     names = list(task.topology.children[name])
     for one in names:
         names += task.topology.children[one]
@@ -73,24 +75,27 @@ def _sees_time(task: TaskContext, wiring: ProcessorNodes, name: str) -> bool:
 
 
 class VectorizedExecutor:
-    """Takes the batches of one source for one task; of fewer than `records_min` records each is taken by itself."""
+    """Processes the batches of one source for one task; fewer than `records_min` records are processed one by one."""
 
     def __init__(
         self, task: TaskContext, source: SourceNode, operator: WindowAggregate, chain: OperatorChain | None = None
     ) -> None:
-        self._task, self._source, self._operator, self._chain = task, source, operator, chain
+        self._task = task
+        self._source = source
+        self._operator = operator
+        self._chain = chain
         self._values = BatchDecoder(source, operator.store, task.key_bytes_max, chain)
 
     @property
     def records_min(self) -> int:
-        """As the task says now: none is taken as columns while one of its records is too slow (`slow_steps`)."""
+        """Return the task's current minimum: no columns while one of its records is too slow (`slow_records`)."""
         return self._task.columns_min
 
     def take(self, columns: Columns) -> None:
-        """Take a batch, in parts where it has to be cut; none of them is begun where there is no more time.
+        """Process a batch, in parts if it must be cut. No part begins when the time is used up.
 
-        What went through the functions before the window is taken in any case: they are not called again, and one
-        that took long was called for the last record that is taken.
+        Records that passed the functions before the window are processed in any case, so the functions are not called
+        again. A slow call was the one for the last record that is processed.
         """
         self._take(columns)
         if self._chain is not None:
@@ -130,7 +135,7 @@ class VectorizedExecutor:
             else:
                 stop = self._until_due(columns.timestamps[start:next_odd]) + start
                 done = self._take_part(columns, values, start, stop)
-                if done < stop:  # the next one is refused
+                if done < stop:  # the next record is rejected
                     self._take_records(columns[done : done + 1])
                     done += 1
                 start = done
@@ -138,7 +143,7 @@ class VectorizedExecutor:
                 return
 
     def _until_due(self, timestamps: Int64Array) -> int:
-        """How many records until a STREAM_TIME schedule is due, the one that makes it so with them."""
+        """Return the number of records until a STREAM_TIME schedule is due, with the record that makes it due."""
         due = self._task.schedules.stream_time.next_due_ms()
         if due is None:
             return len(timestamps)
@@ -148,9 +153,9 @@ class VectorizedExecutor:
         return int(np.argmax(is_due)) + 1 if is_due.any() else len(timestamps)
 
     def _take_part(self, columns: Columns, values: DecodedBatch, start: int, stop: int) -> int:
-        """Take records until one is refused; the place of the first that was not taken."""
+        """Process records until one is rejected; return the index of the first that was not processed."""
         task, operator = self._task, self._operator
-        operator.store.touched = True  # what is taken in bulk cannot be refused record by record
+        operator.store.touched = True  # records taken in bulk cannot be rejected one by one
         task.set_current_record(columns.record(stop - 1))
         try:
             at = np.arange(start, stop)

@@ -1,12 +1,12 @@
-"""Marks of time in repartition topics: what one task tells the tasks behind the topic of how far time is.
+"""Watermarks in repartition topics: a task reports its event time to the tasks behind the topic.
 
-Where time moves by itself (`idle_timeout_ms`) windows close without a record, and their results may have to go through
-a repartition topic to further windows. Those must not have moved on by themselves meanwhile, or every result would come
-late. So a task that has read its sources says now and then, in each partition of each such topic it writes to: no
-result still to come from here is earlier than this, but for records that are late already. A mark stands behind the
-results that were written before it. Behind the topic time moves up to the earliest of all tasks' marks and no further.
+With idleness (`idle_timeout_ms`) windows close without a record, and their results may pass a repartition topic to
+further windows. If those had advanced by their own idleness meanwhile, every result would be late. So a task that has
+read its sources regularly writes a watermark to each partition of each repartition topic that it writes to: no later
+result of this task has a lower timestamp, except for records that are late already. A watermark follows the results
+that were written before it. Behind the topic, time advances to the lowest watermark of all tasks and no further.
 
-A mark is a record without key and value; its header says the rest.
+A watermark is a record without key and value; its header has the data.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.shared.streams.processor import INT64_MAX
 
 HEADER = "penstock.time-mark"
 NO_LIMIT = INT64_MAX
-"""The time of a task that never had a record: it holds nobody back."""
+"""The watermark of a task that never had a record: it holds no other task back."""
 
 
 class Watermark(msgspec.Struct, frozen=True):
-    """What the task of a partition says; `tasks` is how many there are, one a partition."""
+    """The watermark of a partition's task; `tasks` is the number of tasks, one a partition."""
 
     partition: int
     tasks: int
@@ -32,13 +32,13 @@ class Watermark(msgspec.Struct, frozen=True):
 
 
 def watermark_record(topic: str, to_partition: int, mark: Watermark) -> ProducerRecord:
-    """A mark as a record of a repartition topic; its timestamp puts it among the records of its time."""
+    """Return a watermark as a record of a repartition topic; its timestamp puts it among the records of its time."""
     timestamp = 0 if mark.time_ms == NO_LIMIT else max(0, mark.time_ms)
     return ProducerRecord(topic, None, None, ((HEADER, msgspec.json.encode(mark)),), to_partition, timestamp)
 
 
 def watermark_of(headers: Headers) -> Watermark | None:
-    """What a record's headers say, if it is a mark."""
+    """Return the watermark in a record's headers, or None."""
     for name, value in headers:
         if name == HEADER and value is not None:
             return msgspec.json.decode(value, type=Watermark)
@@ -46,7 +46,7 @@ def watermark_of(headers: Headers) -> Watermark | None:
 
 
 def watermarks_in(columns: Columns) -> Iterator[tuple[int, Watermark]]:
-    """The marks among records of a repartition topic, each with its place."""
+    """Yield the watermarks among records of a repartition topic, each with its index."""
     keys, headers, at = columns.keys, columns.headers, -1
     if headers is None or None not in keys:
         return
@@ -57,5 +57,5 @@ def watermarks_in(columns: Columns) -> Iterator[tuple[int, Watermark]]:
 
 
 def holds_records(columns: Columns) -> bool:
-    """Whether there is anything but marks."""
+    """Return whether there are records other than watermarks."""
     return sum(1 for _ in watermarks_in(columns)) < len(columns)

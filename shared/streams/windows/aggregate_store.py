@@ -1,7 +1,7 @@
-"""The store of an aggregation without windows: one row a key, which no time closes.
+"""The store of an aggregation without windows: one row a key, which never closes.
 
-It is a store of windows in which each key has one, from 0 to 0. Joins, processors and queries read its rows: a key and
-its results by name, as one flat object.
+It is a store of windows in which each key has one, from 0 to 0. Joins, processors and queries read its rows: the key
+and its results by name, as one flat object.
 
 >>> import numpy as np
 >>> from penstock.shared.streams.aggregations.aggregation import Count
@@ -31,7 +31,7 @@ from penstock.shared.streams.windows.window_store import LiveWindow, WindowStore
 
 
 def key_in_row(key: str | bytes) -> str:
-    """A key as its row has it: what JSON has for it, also before the row was ever written.
+    """Return a key as its row has it: as in JSON, even before the row is written.
 
     >>> key_in_row("ann"), key_in_row(b"ann")
     ('ann', 'YW5u')
@@ -40,32 +40,32 @@ def key_in_row(key: str | bytes) -> str:
 
 
 class AggregateRows:
-    """How rows are read, wherever they are kept. What is handed out are copies."""
+    """Reads rows, wherever they are kept; readers get copies."""
 
     names: Sequence[str]
-    """Of all aggregations, LATEST the first of them."""
+    """The names of all aggregations; LATEST is the first."""
     columns: StateColumns
 
     @abstractmethod
     def rows(self) -> Iterator[LiveRow]:
-        """As a store's."""
+        """As a store's `rows`."""
 
     @abstractmethod
     def rows_of(self, key: Any) -> Iterable[LiveRow]:
-        """As a store's."""
+        """As a store's `rows_of`."""
 
     def get(self, key: Any) -> dict[str, Any] | None:
-        """The key's row, None where there is none."""
+        """Return the key's row, or None."""
         key = self._own(key)
         rows = self.rows_of(key) if isinstance(key, str | bytes) else ()
         return next(map(self._row_of, rows), None)
 
     def items(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """All keys and rows."""
+        """Yield all keys and rows."""
         return ((row.key, self._row_of(row)) for row in self.rows())
 
     def _own(self, key: Any) -> Any:
-        """A key as the store has keys."""
+        """Return a key in the store's type of keys."""
         return key
 
     def _row_of(self, row: LiveRow) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class AggregateStore(WindowStore, AggregateRows):
         self.names = names
 
     def rows_of(self, key: Any) -> list[LiveWindow]:
-        """As that of windows, without arrays of the one row that there can be: joins ask for each record."""
+        """As for windows, but without arrays for the only row, because joins call it for each record."""
         code = self._known(key)
         if code == NONE:
             return []

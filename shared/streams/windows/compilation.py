@@ -1,4 +1,4 @@
-"""Compiling the kernels before they are needed.
+"""Compiles the kernels before they are needed.
 
 `python -m penstock.shared.streams.windows.compilation` compiles all kernels, the clients' as well, for an installation
 or an image.
@@ -22,7 +22,7 @@ from penstock.shared.streams.windows.window_store import WindowStore
 
 
 def compile_kernels() -> None:
-    """Have every kernel compiled, or read from where compiled code is kept."""
+    """Compile every kernel, or load it from numba's cache."""
     compile_decoding()
     column_slices.compile_kernels()
     reader.compile_kernels()

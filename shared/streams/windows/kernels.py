@@ -1,20 +1,21 @@
-"""The rules of windows, compiled: Kafka Streams' rule for each kind, record by record in order of arrival.
+"""The compiled rules of windows: Kafka Streams' rule for each kind, record by record in order of arrival.
 
-A window is a row: `cells` (int64; `floats` is the same memory as float64, `links` as int32) has links, its bounds and
-the numbers of its aggregations; `flags` has a byte for it. Links are its key's number, the next and the previous row of
-its key, and the next row of its bucket. The rows of a key are a list in falling order of start, which `heads` begins.
+A window is a row. `cells` (int64; `floats` is the same memory as float64, `links` as int32) has its links, its bounds
+and the numbers of its aggregations; `flags` has one byte for it. The links are its key's number, the next and the
+previous row of its key, and the next row of its bucket. The rows of a key are a list in descending order of start;
+`heads` has the first.
 
 A kernel takes records `[first, count)` of a batch: times, key numbers, and a row of values for each aggregation that
-looks at one. It carries out the whole rule for a record, closing included, before it looks at the next one. It stops
-early and says why: DONE, ROWS (no row is free), FULL (an output has no room), REFUSED_RECORD (a sum leaves 64 bits).
-The record at `meta[TAKEN]` was not begun then, so the caller makes room, or leaves it out, and calls again, after
-`close_due` where `meta[CLOSING]` says that closing was stopped.
+reads one. It applies the whole rule to a record, closing included, before the next one. It returns DONE, or stops early
+with ROWS (no row is free), FULL (an output has no room) or REFUSED_RECORD (a sum leaves 64 bits). The record at
+`meta[TAKEN]` is then not begun. The caller makes room, or leaves the record out, and calls again; it calls `close_due`
+first if `meta[CLOSING]` is not NOTHING, because closing was stopped.
 
-Windows that end below the close time are closed. It never goes back, whatever becomes of the grace. What is due is
-found by a timer wheel: rows lie in buckets by the time at which they are due, those of the bucket that time is in on a
-heap. A row is filed by the end that it had, and filed again where it is found to have grown.
+Windows that end below the close time are closed. The close time never goes back, even if the grace changes. A timer
+wheel finds the windows that are due. Rows are in buckets by the time at which they are due; those of the current bucket
+are on a heap. A row is filed by its end at that time, and filed again if it is found to have grown.
 
-All kernels are in one file, since numba knows a cached function by its file.
+All kernels are in one file, since numba identifies a cached function by its file.
 """
 
 # ruff: noqa: SIM110
@@ -30,7 +31,7 @@ FREE, LIVE, FRONT, HEAP, CLOSING, PENDING, PENDING_AT, REFUSED_BY = range(10, 18
 META = 18
 
 NOTHING, COLLECTING, ORDERED = range(3)
-"""How far closing was when it stopped for room: it is done; due rows are being collected; they are closed in order."""
+"""How far closing was when it stopped for room: it is done; it collects due rows; it closes them in order."""
 
 # --- links ---
 KEY, NEXT, PREVIOUS, BUCKET = range(4)
@@ -40,32 +41,32 @@ DIRTY, PERSISTED, KEPT, LISTED = 1, 2, 4, 8
 """Flags: changed since the commit; in the last commit; closed and kept; in the list of changed rows."""
 
 GONE, RETRACTED = 1, 2
-"""What has become of a window that the last commit had: it is not under its start any more; it has other bounds."""
+"""The fate of a window of the last commit: no window has its start any more; its bounds have changed."""
 
 # --- cells ---
 LINK_CELLS = 2
-"""The first cells are the four links: what is looked at together lies together in memory."""
+"""The first cells are the four links, so that what is read together is adjacent in memory."""
 START, END, SHOWN_START, SHOWN_END = range(LINK_CELLS, LINK_CELLS + 4)
-"""Bounds, and of a session those that the last commit had."""
+"""The bounds, and for a session those in the last commit."""
 
-# --- rows that are due, and what they are sorted by ---
+# --- due rows, and their sort keys ---
 ROW, BY_END, BY_START, BY_KEY = range(4)
 PENDING_COLUMNS = 4
 WORD_BYTES = 7
-"""So many bytes of a key, and three bits, fit into an int64 without its sign."""
+"""The bytes of a key that fit, with three bits more, into a non-negative int64."""
 RUN = 8
-"""So many rows are sorted by insertion, which is faster than merging them."""
+"""Up to this number rows are sorted by insertion, which is faster than by merging."""
 DIGITS = 256
-"""The values of a byte; more rows than that are sorted byte by byte, which is faster than merging them."""
+"""The values of a byte. More rows than this are sorted byte by byte, which is faster than by merging."""
 DIGIT_ROWS = DIGITS // PENDING_COLUMNS
-"""So many more rows than `pending` has `spare`, which counts digits in their four columns."""
+"""`spare` has this many rows more than `pending`, because it counts digits in their four columns."""
 
-# --- what an aggregation does ---
+# --- operations of aggregations ---
 COUNT, LATEST, SUM_INT, SUM_FLOAT, MIN_INT, MIN_FLOAT, MAX_INT, MAX_FLOAT, FIRST, LAST, OBJECT = range(11)
-"""FIRST and LAST have a time and a value, whose bits they copy; the time is -1 where there is no value yet. All others
-of two cells have a number and how many values are in it."""
+"""FIRST and LAST have a time and a value, whose bits they copy; the time is -1 without a value. All other operations of
+two cells have a number and the count of its values."""
 
-# --- steps: what Python carries out for aggregations whose states are objects ---
+# --- steps: operations that Python executes for aggregations whose states are objects ---
 NEW, ADD, MERGE, COPY, CLOSE, KEEP, DROP, UPDATE = range(8)
 
 # --- results of a call ---
@@ -78,7 +79,7 @@ INDEX, CODE, FROM, TO, CLOSED_AT, WAS_DIRTY = range(6)
 CLOSED_COLUMNS = 6
 LATE_TAKEN = 3
 LATE_COLUMNS = 4
-"""Of late records: index, close time, stream time, and 1 where other windows took the record."""
+"""For late records: index, close time, stream time, and 1 if other windows took the record."""
 UPDATE_COLUMNS = 5
 """Index, code, start, end, and 1 for a result or 0 for a retraction."""
 
@@ -105,7 +106,7 @@ def _sum_overflows(a, b):
 
 @compiled
 def _can_refuse(program):
-    """Whether one of the aggregations may refuse a record."""
+    """Return whether one of the aggregations may reject a record."""
     for a in range(len(program)):
         if program[a, 0] == SUM_INT:
             return True
@@ -114,7 +115,10 @@ def _can_refuse(program):
 
 @compiled
 def _refused_by(program, cells, row, other, base, values, has, i):
-    """The aggregation whose sum leaves 64 bits with record i in row (NONE: a new one), and in other if merged; NONE."""
+    """Return the aggregation whose sum would leave 64 bits with record i, or NONE.
+
+    The record is added to `row` (NONE: a new one), merged with `other` if there is one.
+    """
     for a in range(len(program)):
         if program[a, 0] != SUM_INT:
             continue
@@ -133,13 +137,13 @@ def _refused_by(program, cells, row, other, base, values, has, i):
 
 @compiled
 def _replaces(op, new, old):
-    """Whether a value of this time takes the place of one of that time (-1: of none)."""
+    """Return whether a value of the time `new` replaces one of the time `old` (-1: no value)."""
     return old < 0 or (new < old if op == FIRST else new >= old)
 
 
 @compiled
 def _put(op, cells, floats, row, cell, n_more, number, float_number):
-    """Put a number, or the result of n_more of them, into an aggregation's cells; it is there in both types."""
+    """Put a number, or the result of n_more of them, into an aggregation's cells; it is given in both types."""
     n = cells[row, cell + 1]
     cells[row, cell + 1] = n + n_more
     if n == 0:
@@ -164,7 +168,7 @@ def _put(op, cells, floats, row, cell, n_more, number, float_number):
 
 @compiled
 def _add(program, cells, floats, row, base, values, float_values, has, i, timestamp):
-    """Add record i to a row. What most do is done here, since this is short enough to be compiled into its callers."""
+    """Add record i to a row. Only common operations are inline here, so that callers can inline this function."""
     for a in range(len(program)):
         op, cell, v = program[a, 0], base + program[a, 1], program[a, 2]
         if op == COUNT:
@@ -182,7 +186,7 @@ def _add(program, cells, floats, row, base, values, float_values, has, i, timest
 
 @compiled
 def _merge(program, cells, floats, row, other, base):
-    """Put the numbers of a later window into an earlier one's row."""
+    """Merge the numbers of a later window into an earlier one's row."""
     for a in range(len(program)):
         op, cell = program[a, 0], base + program[a, 1]
         if op == COUNT:
@@ -212,7 +216,7 @@ def _new_row(code, start, end, links, flags, cells, free, meta):
 
 @compiled
 def _mark(row, flags, changed, meta):
-    """The row has changed since the last commit."""
+    """Mark a row as changed since the last commit."""
     if not flags[row] & LISTED:
         changed[meta[CHANGED]] = row
         meta[CHANGED] += 1
@@ -221,7 +225,7 @@ def _mark(row, flags, changed, meta):
 
 @compiled
 def _put_between(row, previous, next_, links, heads):
-    """Put a row into its key's list between two others, either of which may be NONE."""
+    """Insert a row into its key's list between two others, either of which may be NONE."""
     links[row, PREVIOUS], links[row, NEXT] = previous, next_
     _link(links[row, KEY], previous, row, links, heads)
     if next_ != NONE:
@@ -230,7 +234,7 @@ def _put_between(row, previous, next_, links, heads):
 
 @compiled
 def _link(code, previous, next_, links, heads):
-    """A row, or with NONE the key's list, goes on with another."""
+    """Link a row, or with NONE the head of the key's list, to its next row."""
     if previous == NONE:
         heads[code] = next_
     else:
@@ -239,7 +243,7 @@ def _link(code, previous, next_, links, heads):
 
 @compiled
 def _take_out(row, links, flags, heads, meta):
-    """Take a row out of its key's list; it is free once its bucket was looked at, or at once if it is in none."""
+    """Remove a row from its key's list. It is free once its bucket is visited, or at once if it is in none."""
     previous, next_ = links[row, PREVIOUS], links[row, NEXT]
     _link(links[row, KEY], previous, next_, links, heads)
     if next_ != NONE:
@@ -272,7 +276,7 @@ def _note_late(index, close_time, stream_time, is_taken, late, meta):
 
 @compiled
 def _update(index, code, start, end, row, cells, base, updates, meta):
-    """Note a result on update, or with row NONE a retraction."""
+    """Write a result on update, or with row NONE a retraction."""
     n = meta[UPDATES]
     updates[n, 0], updates[n, 1], updates[n, 2], updates[n, 3], updates[n, 4] = index, code, start, end, row != NONE
     if row != NONE:
@@ -344,9 +348,9 @@ def _pend(row, cells, pending, meta):
 
 @compiled
 def _turn(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
-    """Move the front up to the bucket that this time is in; what lies before it is pending if due, or filed again.
+    """Move the front to the bucket of the close time; earlier rows become pending if they are due, or are filed again.
 
-    False where there is no room: what was not looked at is in its bucket still.
+    Return False if there is no room; rows that were not visited are still in their buckets.
     """
     target = close_time // bucket_ms
     first = max(meta[FRONT] + 1, target - len(ring) + 1)
@@ -380,7 +384,7 @@ def _turn(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues,
 
 @compiled
 def _collect(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta):
-    """Have all that is due pending; False where there is no room: call again then."""
+    """Make all due rows pending. Return False if there is no room; call again then."""
     if close_time // bucket_ms > meta[FRONT] and not _turn(
         close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, dues, pending, free, meta
     ):
@@ -403,9 +407,9 @@ def _collect(close_time, bucket_ms, kept_ms, links, flags, cells, ring, heap, du
 
 @compiled
 def _set_words(pending, n, links, arena, places, sizes):
-    """Give each pending row a number that is in the order of the keys, as far as seven bytes tell them apart.
+    """Give each pending row a number that orders its key, as far as seven bytes distinguish the keys.
 
-    They are the bytes after what all keys begin with, then how many there are, since the missing ones are as zeros.
+    It has the bytes after the keys' common prefix, zeros for missing ones, and then the number of bytes.
     """
     first = links[pending[0, ROW], KEY]
     prefix = sizes[first]
@@ -437,7 +441,7 @@ def _is_key_before(a, b, links, arena, places, sizes):
 
 @compiled
 def _is_before(a, i, b, j, links, arena, places, sizes):
-    """Whether row i of a is closed before row j of b: by end, start, and key as bytes."""
+    """Return whether row i of a is closed before row j of b: by end, start, and key as bytes."""
     if a[i, BY_END] != b[j, BY_END]:
         return a[i, BY_END] < b[j, BY_END]
     if a[i, BY_START] != b[j, BY_START]:
@@ -455,7 +459,7 @@ def _move(a, i, b, j):
 
 @compiled
 def _merge_sort(pending, spare, first, n, links, arena, places, sizes):
-    """Sort the pending rows from `first` to n in the order in which they are closed."""
+    """Sort the pending rows from `first` to n in closing order."""
     for low in range(first, n, RUN):
         for i in range(low + 1, min(low + RUN, n)):
             if not _is_before(pending, i, pending, i - 1, links, arena, places, sizes):
@@ -492,7 +496,7 @@ def _merge_sort(pending, spare, first, n, links, arena, places, sizes):
 
 @compiled
 def _radix_sort(pending, spare, n):
-    """Sort the first n pending rows by end, start and the word of the key: by each byte, the last one first."""
+    """Sort the first n pending rows by end, start and the key's word, byte by byte from the last."""
     for column in range(BY_KEY, BY_END - 1, -1):
         differing = 0
         for i in range(1, n):
@@ -522,15 +526,15 @@ def _radix_sort(pending, spare, n):
 
 @compiled
 def _sort(pending, spare, n, links, arena, places, sizes):
-    """Sort the first n pending rows in the order in which they are closed; `spare` has room for as many, and digits."""
-    if n > RUN:  # of fewer rows hardly one has the bounds of another
+    """Sort the first n pending rows in closing order; `spare` has room for as many, and for the digits."""
+    if n > RUN:  # fewer rows rarely have equal bounds
         _set_words(pending, n, links, arena, places, sizes)
     if n <= DIGITS:
         _merge_sort(pending, spare, 0, n, links, arena, places, sizes)
         return
     _radix_sort(pending, spare, n)
     first = 0
-    for i in range(1, n + 1):  # what has the same bounds and the same word is sorted by whole keys
+    for i in range(1, n + 1):  # rows with equal bounds and words are sorted by whole keys
         if (
             i == n
             or pending[i, BY_KEY] != pending[first, BY_KEY]
@@ -547,12 +551,13 @@ def close_due(
     index, keeps, moves, base, bucket_ms, kept_ms, links, flags, cells, heads, free, ring, heap, dues, pending, spare,
     arena, places, sizes, closed, deleted, changed, steps, has_objects, meta,
 ):  # fmt: skip
-    """Close what ends below the close time, in order; False where an output has no room: call again then.
+    """Close the windows that end below the close time, in order. Return False if an output has no room; call again.
 
-    With `keeps` a closed window stays for `kept_ms` longer; with `moves` a window's bounds may not be those it had.
+    With `keeps` a closed window stays for another `kept_ms`. With `moves` a window's bounds may have changed since the
+    last commit.
     """
     close_time = meta[CLOSE_TIME]
-    while True:  # what is kept may be due at once
+    while True:  # kept windows may be due at once
         if meta[CLOSING] != ORDERED:
             meta[CLOSING] = COLLECTING
             if not _collect(
@@ -618,10 +623,10 @@ def take_sessions(
     flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late, closed, deleted,
     changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
-    """Kafka Streams' session rule (KStreamSessionWindowAggregate).
+    """Apply Kafka Streams' session rule (KStreamSessionWindowAggregate).
 
-    A record joins the sessions of its key that are no further than the gap from it and not closed. Where what comes of
-    it ends below the close time it is late. Sessions of a key lie further apart than the gap: there are two at most.
+    A record joins the open sessions of its key that are at most the gap away. It is late if the resulting session ends
+    below the close time. Sessions of a key are more than the gap apart, so a record joins two at most.
     """
     can_refuse = _can_refuse(program)
     for i in range(first, count):
@@ -713,7 +718,7 @@ def take_time_windows(
     bucket_ms, links, flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late,
     closed, deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
-    """Kafka Streams' rule for windows of one size that begin at multiples of the advance (KStreamWindowAggregate).
+    """Apply Kafka Streams' rule for windows of one size, at multiples of the advance (KStreamWindowAggregate).
 
     A row's END is the last moment in its window, one less than the window's end.
     """
@@ -741,7 +746,7 @@ def take_time_windows(
                 return FULL
             if logs_updates and meta[UPDATES] + windows > len(updates):
                 return FULL
-            # The list falls by start: find where the latest of these windows stands, or would.
+            # The list descends by start: find the position of the latest of these windows.
             before, at = NONE, heads[code]
             while at != NONE and cells[at, START] > latest * advance_ms:
                 before, at = at, links[at, NEXT]
@@ -770,7 +775,7 @@ def take_time_windows(
                 if has_objects:
                     _step(ADD, row, i, steps, meta)
                 _mark(row, flags, changed, meta)
-            if logs_updates:  # in the order of Kafka Streams: the earliest window first
+            if logs_updates:  # in Kafka Streams' order: the earliest window first
                 meta[UPDATES] += windows
                 row = heads[code]
                 while cells[row, START] > latest * advance_ms:
@@ -804,7 +809,7 @@ def take_time_windows(
 
 @compiled
 def _insert(row, links, cells, heads):
-    """Put a row into its key's list, which falls by start."""
+    """Insert a row into its key's list, which descends by start."""
     code, start = links[row, KEY], cells[row, START]
     before, at = NONE, heads[code]
     while at != NONE and cells[at, START] > start:
@@ -817,7 +822,7 @@ def _new_window(
     code, start, end, model, program, base, links, flags, cells, heads, free, ring, heap, dues, bucket_ms, changed,
     steps, has_objects, meta,
 ):  # fmt: skip
-    """A row for a new window with the numbers of another one, or with none."""
+    """Create a row for a new window with the numbers of another one, or with none."""
     row = _new_row(code, start, end, links, flags, cells, free, meta)
     if model == NONE:
         _init(program, cells, row, base)
@@ -838,11 +843,11 @@ def take_sliding_windows(
     links, flags, cells, floats, heads, free, ring, heap, dues, pending, spare, arena, places, sizes, late, closed,
     deleted, changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
-    """Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
+    """Apply Kafka Streams' rule of sliding windows (KStreamSlidingWindowAggregate).
 
-    A window ends at each record, another starts just after it where that holds something. Both bounds are in the
+    One window ends at each record. Another starts just after it, if it contains a record. Both bounds are in the
     window. The first aggregation is the time of the window's latest record. A closed window is kept as long as a record
-    that is still taken can reach it: new windows begin with what it holds.
+    that is still accepted can reach it, because new windows begin with its numbers.
     """
     kept_ms = 2 * difference_ms
     can_refuse = _can_refuse(program)
@@ -859,7 +864,7 @@ def take_sliding_windows(
         if t + difference_ms < close_time:
             missed = 1
         else:
-            # Look at the windows of the key that the record can be in, and at the one that ends before it.
+            # Visit the windows of the key that can contain the record, and the one that ends before it.
             at = heads[code]
             while at != NONE and cells[at, START] > t + 1:
                 at = links[at, NEXT]
@@ -889,7 +894,7 @@ def take_sliding_windows(
                     has_left = True
                     spare[n_found, ROW] = at
                     n_found += 1
-                    if latest == t:  # another record of this moment made all windows that there are to make
+                    if latest == t:  # another record of this time has made all windows already
                         is_whole = True
                         break
                     previous = latest
@@ -923,7 +928,7 @@ def take_sliding_windows(
                 if refused_by != NONE:
                     meta[REFUSED_BY] = refused_by
                     return REFUSED_RECORD
-            # What begins with another window's numbers begins before that one gets the record.
+            # A window that begins with another one's numbers is created before that one takes the record.
             made_right = NONE
             if not is_whole and not has_right and right_latest > t:
                 made_right = _new_window(
@@ -959,7 +964,7 @@ def take_sliding_windows(
                 if t < close_time:
                     missed += 1
                 elif made_next != NONE and previous + 1 == t - difference_ms:
-                    is_both = True  # the window after the record before is the one that ends here, and is told twice
+                    is_both = True  # the window after the previous record also ends here; its update is written twice
                 else:
                     made_left = _new_window(
                         code, t - difference_ms, t, left if lends else NONE, program, base, links, flags, cells, heads,
@@ -1024,9 +1029,9 @@ def load_rows(
     codes, starts, ends, states, keeps, kept_ms, is_table, base, bucket_ms, rows, links, flags, cells, heads, free,
     ring, heap, dues, meta,
 ):  # fmt: skip
-    """Put windows back as the last commit had them; there must be as many free rows, and none of them there yet.
+    """Restore windows as of the last commit. There must be as many free rows, and none of the windows may exist yet.
 
-    With `keeps` those that end below the close time are closed ones that are kept.
+    With `keeps` those that end below the close time are closed and kept.
     """
     for i in range(len(codes)):
         row = _new_row(codes[i], starts[i], ends[i], links, flags, cells, free, meta)
@@ -1045,7 +1050,7 @@ def load_rows(
 
 @compiled
 def rows_at(codes, starts, links, cells, heads, rows):
-    """Find the rows of the windows of these keys and starts; NONE for one that is not there."""
+    """Find the rows of the windows of these keys and starts; NONE for a missing one."""
     for i in range(len(codes)):
         row = heads[codes[i]]
         while row != NONE and cells[row, START] > starts[i]:
@@ -1055,7 +1060,7 @@ def rows_at(codes, starts, links, cells, heads, rows):
 
 @compiled
 def drop_rows(rows, is_table, links, flags, heads, free, meta):
-    """Take rows out as if they had never been there."""
+    """Remove rows as if they had never existed."""
     for row in rows:
         _take_out(row, links, flags, heads, meta)
         if is_table:
@@ -1065,7 +1070,7 @@ def drop_rows(rows, is_table, links, flags, heads, free, meta):
 
 @compiled
 def sweep(ring, heap, dues, links, free, meta):
-    """Free the rows that were taken out and that the wheel still has."""
+    """Free the removed rows that are still in the wheel."""
     for slot in range(len(ring)):
         row, kept = ring[slot], NONE
         while row != NONE:
@@ -1097,7 +1102,7 @@ def take_rows(
     times, codes, first, count, values, float_values, has, program, base, links, flags, cells, floats, heads, free,
     changed, updates, logs_updates, steps, has_objects, meta,
 ):  # fmt: skip
-    """An aggregation without windows: one row a key, which nothing closes."""
+    """Aggregate without windows: one row a key, which never closes."""
     can_refuse = _can_refuse(program)
     for i in range(first, count):
         meta[TAKEN] = i

@@ -1,7 +1,7 @@
-"""The operator of aggregations without windows: one row a key, which goes out on update.
+"""The operator of aggregations without windows: one row a key, forwarded on update.
 
-It has a time as windows have, the highest timestamp of a record with a key. Nothing closes, and no record is late.
-A row goes out at the time of its key's latest record, as with Kafka Streams' `KStreamAggregate`.
+It has a time, as windows have: the highest timestamp of a record with a key. Nothing closes, and no record is late. A
+row is forwarded with the timestamp of its key's latest record, as in Kafka Streams' `KStreamAggregate`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class KeyAggregate(WindowAggregate):
         super().__init__(store_name, Rule("table"), aggregations, "on_update")
 
     def results_from_ms(self) -> int:
-        """What has changed since the commit goes out with it, also where its time is long past."""
+        """Return stream time, or the earliest time of a changed row if the commit forwards the rows."""
         return self.stream_time_ms if self._tells_each else self._changed_from_ms()
 
     def _changed_from_ms(self) -> int:
-        """The earliest time of a row that has changed; stream time where none has."""
+        """Return the earliest time of a changed row; stream time if none has changed."""
         table = self.store.table
         latest = table.cells[table.changed_rows(), table.base + self._columns.program[0][1]]
         return int(latest.min(initial=self.stream_time_ms))

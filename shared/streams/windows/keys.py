@@ -1,7 +1,7 @@
-"""Record keys as numbers: a hash index that owns the keys' bytes.
+"""A hash index that gives record keys numbers, and owns the keys' bytes.
 
-A key has a number for as long as something refers to it; `release` gives the numbers of the others back. So a window is
-a row of numbers, and no Python object stands for a key.
+A key has a number as long as something refers to it; `release` frees the numbers of the others. So a window is a row of
+numbers, and no Python object is made for a key.
 
 >>> keys = KeyIndex()
 >>> data = np.frombuffer(b"annbobann", np.uint8)
@@ -38,13 +38,13 @@ GROWTH = 1.125
 Bytes = NDArray[np.uint8]
 Int32Array = NDArray[np.int32]
 
-# Of `counts`.
+# Indexes of `counts`.
 _USED, _FREE, _BYTES, _GARBAGE, _TAKEN = range(5)
 
 
 @compiled
 def hash_of(data, at, length):
-    """A 64-bit hash of bytes, eight at a time; each step mixes the high bits into the low ones."""
+    """Return a 64-bit hash of bytes, eight at a time; each step mixes the high bits into the low ones."""
     h = np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(length)
     i = 0
     while i + 8 <= length:
@@ -74,9 +74,9 @@ def _same(a, a_at, b, b_at, length):
 
 @compiled
 def take_codes(data, offsets, lengths, first, codes, slots, hashes, arena, places, sizes, free, counts):
-    """Number keys from `first` on; returns how far it came, less than all where room ran out.
+    """Number the keys from `first` on; return the index reached, which is less than all if there is no room.
 
-    A length below 0 is no key: its number is NONE.
+    A negative length means no key; its number is NONE.
     """
     mask = np.uint64(len(slots) - 1)
     for i in range(first, len(offsets)):
@@ -132,7 +132,7 @@ def _find(data, length, slots, hashes, arena, places, sizes):
 
 @compiled
 def _drop(candidates, is_used, slots, hashes, sizes, free, counts):
-    """Give the numbers of unused keys back, moving what follows in their slots up."""
+    """Free the numbers of unused keys, and move up the keys that follow in their slots."""
     mask = np.int64(len(slots) - 1)
     for code in candidates:
         if is_used[code] or sizes[code] == NONE:
@@ -192,7 +192,7 @@ def _are_ascii(data, offsets, lengths):
 
 
 def are_ascii(keys: PackedBytes) -> bool:
-    """Whether no key has a byte beyond ASCII.
+    """Return whether all keys consist of ASCII.
 
     >>> are_ascii(PackedBytes.of([b"ann", None])), are_ascii(PackedBytes.of([b"\\xff"]))
     (True, False)
@@ -201,7 +201,7 @@ def are_ascii(keys: PackedBytes) -> bool:
 
 
 class KeyIndex:
-    """Numbers of keys, from 0; arrays that are kept beside them have `capacity` places."""
+    """Numbers keys from 0; arrays beside it have `capacity` elements."""
 
     def __init__(self) -> None:
         self.capacity = SLOTS_MIN // 2
@@ -220,7 +220,7 @@ class KeyIndex:
         return f"<KeyIndex of {len(self)} keys, {int(self._counts[_BYTES])} bytes>"
 
     def codes(self, data: Bytes, offsets: Int64Array, lengths: Int64Array) -> Int32Array:
-        """The numbers of keys that stand in `data`; new ones get theirs, one with a length below 0 has NONE."""
+        """Return the numbers of keys in `data`. New keys get a number; one with a negative length has NONE."""
         codes = np.empty(len(offsets), np.int32)
         done = 0
         while True:
@@ -233,38 +233,38 @@ class KeyIndex:
             self._make_room(int(lengths[done]))
 
     def codes_of(self, keys: Sequence[bytes | None]) -> Int32Array:
-        """As `codes`, of keys in whatever form."""
+        """As `codes`, for any sequence of keys."""
         packed = PackedBytes.of(keys)
         return self.codes(packed.data, packed.offsets, packed.lengths)
 
     def code(self, key: bytes) -> int:
-        """The number of a key, NONE for one that has none."""
+        """Return the number of a key, or NONE."""
         data = np.frombuffer(key, np.uint8)
         return int(_find(data, len(key), self.slots, self.hashes, self.arena, self.places, self.sizes))
 
     def key(self, code: int) -> bytes:
-        """The key with this number."""
+        """Return the key with this number."""
         at = self.places[code]
         return self.arena[at : at + self.sizes[code]].tobytes()
 
     def keys(self, codes: NDArray[Any]) -> PackedBytes:
-        """The keys with these numbers, copied: the index may change."""
+        """Return a copy of the keys with these numbers, because the index may change."""
         return copied(PackedBytes(self.arena, self.places[codes], self.sizes[codes]))
 
     def release(self, candidates: NDArray[Any], is_used: NDArray[np.bool_]) -> None:
-        """Forget those of these keys that are not used; `is_used` is by number."""
+        """Release the candidates that are not used; `is_used` is indexed by number."""
         _drop(candidates, is_used, self.slots, self.hashes, self.sizes, self._free, self._counts)
         if 2 * self._counts[_GARBAGE] > self._counts[_BYTES] and self._counts[_GARBAGE] > BYTES_MIN:
             self.repack()
 
     def repack(self, size: int | None = None) -> None:
-        """Put the bytes that are left together, in memory of this size; of the same one by default."""
+        """Compact the remaining bytes, in memory of this size; the default is the current size."""
         packed = np.zeros(len(self.arena) if size is None else size, np.uint8)
         self._counts[_BYTES] = _compact(self.arena, packed, self.places, self.sizes, int(self._counts[_USED]))
         self._counts[_GARBAGE], self.arena = 0, packed
 
     def _make_room(self, length: int) -> None:
-        """Room for one more key of this length, and some."""
+        """Make room for one more key of this length, and for some others."""
         if self._counts[_BYTES] + length > len(self.arena):
             least = int(self._counts[_BYTES] - self._counts[_GARBAGE]) + length
             self.repack(max(len(self.arena), int(least * GROWTH)))
@@ -278,7 +278,7 @@ class KeyIndex:
 
 
 def grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
-    """The array with room for more rows, in memory of its own."""
+    """Return a copy of the array with room for more rows."""
     shape = (size, *array.shape[1:])
     larger = np.full(shape, fill, array.dtype) if fill else np.zeros(shape, array.dtype)  # zeros take no memory yet
     larger[: len(array)] = array
@@ -286,15 +286,15 @@ def grown(array: NDArray[Any], size: int, fill: int = 0) -> NDArray[Any]:
 
 
 def compile_kernels() -> None:
-    """Have the kernels of the index compiled, or read from where compiled code is kept."""
+    """Compile the index's kernels, or load them from numba's cache."""
     index = KeyIndex()
-    index.codes_of([b"%d" % number for number in range(SLOTS_MIN)])  # so many that the slots are filled anew
+    index.codes_of([b"%d" % number for number in range(SLOTS_MIN)])  # enough keys for a rehash
     index.release(np.arange(len(index)), np.zeros(index.capacity, np.bool_))
     index.repack()
 
 
 def last_of_each(codes: Any, starts: Int64Array) -> Int64Array:
-    """The places of the last one of each code and start, ascending; codes are small numbers, NONE among them.
+    """Return the indexes of the last one of each code and start, ascending; codes are small numbers or NONE.
 
     >>> last_of_each(np.array([7, 8, 7, 7], np.int32), np.array([0, 0, 5, 0])).tolist()
     [1, 2, 3]
@@ -304,9 +304,9 @@ def last_of_each(codes: Any, starts: Int64Array) -> Int64Array:
     places = np.arange(len(codes))
     last = np.empty(int(codes.max(initial=NONE)) + 1, np.int64)
     last[codes] = places
-    if (last[codes] == places).all():  # each code comes once
+    if (last[codes] == places).all():  # each code occurs once
         return places
-    order = np.lexsort((starts, codes))  # stable: of equal ones the last is the newest
+    order = np.lexsort((starts, codes))  # stable: the last of equal ones is the newest
     codes, starts = codes[order], starts[order]
     is_last = np.ones(len(order), np.bool_)
     is_last[:-1] = (codes[1:] != codes[:-1]) | (starts[1:] != starts[:-1])

@@ -1,18 +1,18 @@
-"""The kinds of windows: what each is, and the times that say when it takes a record and when it closes.
+"""The kinds of windows: their definitions, and the times at which they take a record and close.
 
-Sessions: all records of a key of which each lies within `gap_ms` of another. One closes when stream time has passed its
-end by more than gap and grace. With a gap of 10 and no grace, records at 0, 8 and 25 of one key: 8 extends the session
-[0, 0] to [0, 8]; 25 lies 17 after its end, so it starts [25, 25], and since the close time is now 25 - 0 - 10 = 15 > 8,
-[0, 8] is closed. A record at 12 comes too late (12 < 15); one at 16 does not, it merges into [16, 25].
+Sessions: all records of a key, each within `gap_ms` of another. A session closes when stream time has passed its end by
+more than gap and grace. Example: a gap of 10, no grace, records of one key at 0, 8 and 25. The record at 8 extends the
+session [0, 0] to [0, 8]. The one at 25 is 17 after its end, so it starts [25, 25]. The close time is now
+25 - 0 - 10 = 15 > 8, so [0, 8] is closed. A record at 12 is late (12 < 15); one at 16 merges into [16, 25].
 
 Tumbling and hopping windows: fixed spans that begin at multiples of the advance. A record is in every window that began
-less than `size_ms` before it; the end of a window is not in it. With a size of 10 and an advance of 5, a record at 12
-is in [5, 15) and [10, 20); the first start is 0, so one at 3 is in [0, 10) alone. A window closes when stream time has
-reached its end and the grace. A record that is too late for some of its windows counts in the others; it is late when
-it is too late for all.
+less than `size_ms` before it; a window's end is not in it. Example: a size of 10, an advance of 5. A record at 12 is in
+[5, 15) and [10, 20). The first start is 0, so one at 3 is only in [0, 10). A window closes when stream time reaches its
+end plus the grace. A record that is too late for some of its windows counts in the others; it is late if it is too late
+for all.
 
-Sliding windows: both bounds are in the window. One ends at each record, and one starts just after each, where that
-holds something.
+Sliding windows: both bounds are in the window. One ends at each record, and one starts just after each record, if it
+contains another.
 
 Sources of the semantics: KStreamSessionWindowAggregate, KStreamWindowAggregate and KStreamSlidingWindowAggregate.
 """
@@ -25,16 +25,16 @@ from typing import Literal
 from penstock.shared.common.errors import ConfigError
 
 Kind = Literal["session", "tumbling", "hopping", "sliding", "table"]
-"""A table has one row a key, which takes every record and is never closed."""
+"""A table has one row a key, which takes every record and never closes."""
 
-WINDOWS_MAX = 10_000  # that one record is in: each is a write
+WINDOWS_MAX = 10_000  # windows of one record; each costs a write
 BUCKETS_PER_PATIENCE = 512
-"""So many buckets the timer wheel has for the time for which a window lives at least; it has twice as many in all."""
+"""The timer wheel's buckets for the minimum lifetime of a window; the wheel has twice as many in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What windows are, with their times in ms: `span_ms` is the gap, the size or the difference."""
+    """The definition of windows, with times in ms: `span_ms` is the gap, the size or the difference."""
 
     kind: Kind
     span_ms: int = 0
@@ -42,7 +42,7 @@ class Rule:
     advance_ms: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse times that no windows of this kind can have: ConfigError."""
+        """Raise ConfigError for times that windows of this kind cannot have."""
         if self.kind == "session" and self.span_ms < 1:
             raise ConfigError(f"session gap must be at least 1 ms, got {self.span_ms}")
         if self.kind == "sliding" and self.span_ms < 0:
@@ -60,37 +60,38 @@ class Rule:
 
     @property
     def reach_ms(self) -> int:
-        """How much later than a record a bound of its windows may lie, and be closed."""
+        """How much later than a record a bound or the closing of its windows may be."""
         if self.kind == "session":
             return self.span_ms + self.grace_ms
         return self.span_ms + 1 if self.kind == "sliding" else self.span_ms  # one may start just after a record
 
     @property
     def results_before_ms(self) -> int:
-        """How far before the close time the timestamp of a result still to come may lie.
+        """How far before the close time the timestamp of a later result may be.
 
-        A result has the time of its window's latest record, which may be its first moment; one of a session its end.
+        A result has the time of its window's latest record, which may be the window's first moment. A session's result
+        has the session's end.
         """
         return 0 if self.kind == "session" else self.span_ms
 
     @property
     def gap_ms(self) -> int:
-        """A session's."""
+        """The gap of a session; 0 for other windows."""
         return self.span_ms if self.kind == "session" else 0
 
     @property
     def size_ms(self) -> int:
-        """That of other windows; of a sliding one the time difference."""
+        """The size of a window, or a sliding window's time difference; 0 for a session."""
         return 0 if self.kind == "session" else self.span_ms
 
     @property
     def bounds(self) -> int:
-        """How many cells of a row are bounds."""
+        """The number of cells of a row that are bounds."""
         return 4 if self.kind == "session" else 2
 
     @property
     def keeps(self) -> bool:
-        """Whether closed windows are kept, for others to begin with what they hold."""
+        """Whether closed windows are kept, because new windows begin with their numbers."""
         return self.kind == "sliding"
 
     @property
@@ -100,12 +101,12 @@ class Rule:
 
     @property
     def bucket_ms(self) -> int:
-        """The width of the wheel's buckets."""
+        """The width of the timer wheel's buckets."""
         return max(1, (self.span_ms + self.grace_ms + self.kept_ms) // BUCKETS_PER_PATIENCE)
 
     @property
     def waits_ms(self) -> int:
-        """How far the close time lies behind stream time."""
+        """How far the close time is behind stream time."""
         return self.grace_ms + (self.span_ms if self.kind == "session" else 0)
 
     @property
@@ -115,10 +116,10 @@ class Rule:
 
     @property
     def rows_per_record(self) -> int:
-        """How many rows one record can need."""
+        """The maximum number of rows that one record needs."""
         return 4 + (self.span_ms // self.advance_ms if self.advance_ms else 0)
 
 
 def hopping_windows(size_ms: int, advance_ms: int, grace_ms: int) -> Rule:
-    """Windows of one size that begin every `advance_ms`: tumbling ones where that is the size."""
+    """Return the rule of windows of one size that begin every `advance_ms`; if that is the size, they are tumbling."""
     return Rule("tumbling" if size_ms == advance_ms else "hopping", size_ms, grace_ms, advance_ms)

@@ -1,6 +1,6 @@
-"""Late records as changelog entries: what each would have brought to the windows that it missed.
+"""Late records as changelog entries: the state that each would have added to the windows it missed.
 
-They are kept until the commit that they belong to. A record that only some of its windows had closed for is kept too.
+They are kept until their commit. A record for which only some windows had closed is kept too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ NUMBER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class LateRows:
-    """Late records of one store, in their order: keys, times in ms, source offsets (NO_OFFSET: of no source record).
+    """Late records of one store in order: keys, times in ms, source offsets (NO_OFFSET: no source record).
 
-    Each missed `missed` windows, of which the first begins at `first_missed`, and the others `advance_ms` after each
-    other. `states` are the state columns of each record alone, where `has_state`.
+    Each missed `missed` windows. The first begins at `first_missed`, and the others follow every `advance_ms`. `states`
+    are the state columns of each record alone, valid where `has_state`.
     """
 
     store: str
@@ -54,7 +54,7 @@ class LateRows:
         return len(self.keys)
 
     def fitting(self, bytes_max: int) -> LateRows:
-        """The same, without the states that make an entry larger than this."""
+        """Return the same records, without the states that make an entry larger than this."""
         sizes = self.keys.sizes() + NUMBER_BYTES * (self.missed + 3)
         for column in self.states:
             own = NUMBER_BYTES if isinstance(column, np.ndarray) else LENGTH.size + np.array([*map(len, column)])
@@ -67,10 +67,9 @@ class LateRows:
 
 
 def missed_windows(rule: Rule, times: Int64Array, close_times_ms: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Of each record the start of the first window that it missed, and how many it missed.
+    """Return for each record the start of the first window that it missed, and the number of missed windows.
 
-    Of sessions that is the one that it would have been alone, of sliding windows the one that ends with it.
-
+    For sessions this is the one that the record would have been alone, for sliding windows the one that ends with it.
     >>> hopping = Rule("hopping", span_ms=10, advance_ms=5)
     >>> [found.tolist() for found in missed_windows(hopping, np.array([12, 12]), np.array([17, 30]))]
     [[5, 5], [1, 2]]
@@ -86,7 +85,7 @@ def missed_windows(rule: Rule, times: Int64Array, close_times_ms: Int64Array) ->
 
 
 def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int, commit: int) -> Entries:
-    """The entries of late records, in their order."""
+    """Return the entries of late records, in order."""
     if all(isinstance(column, np.ndarray) for column in rows.states) and rows.has_state.all():
         head = ENVELOPE.pack(FORMAT_VERSION, LATE, number, epoch, commit)
         order = np.argsort(rows.missed, kind="stable")
@@ -106,7 +105,7 @@ def encode_late_rows(rows: LateRows, codec: StateCodec, number: int, epoch: int,
 
 
 def _packed(rows: LateRows, places: Int64Array, count: int, head: bytes) -> PackedBytes:
-    """The values of rows that missed as many windows, which are of one length."""
+    """Return the values of rows that missed the same number of windows, which have equal lengths."""
     states = [(f"f{i}", np.asarray(column)[places]) for i, column in enumerate(rows.states)]
     fields: list[Any] = [("head", f"V{len(head)}"), ("time", ">i8"), ("offset", ">i8"), ("count", ">u4")]
     fields += [("missed", ">i8", (count,)), ("flag", "u1")]
@@ -121,7 +120,7 @@ def _packed(rows: LateRows, places: Int64Array, count: int, head: bytes) -> Pack
 
 
 def require_room(stores: Iterable[StoreSchema], state_bytes_max: int) -> None:
-    """Raise ConfigError where a record can miss more windows than half of a changelog entry can say."""
+    """Raise ConfigError if a record can miss more windows than half of a changelog entry can list."""
     for store in stores:
         windows = store.size_ms // store.advance_ms if store.advance_ms else 1
         if NUMBER_BYTES * windows > state_bytes_max // 2:

@@ -1,7 +1,7 @@
-"""Late records on their way to the late topic: the source record as it was, and headers that say how late it came.
+"""Late records for the late topic: the unchanged source record, with headers that describe its lateness.
 
-What a punctuation or a commit forwards comes of no source record. Where that is late, it goes there itself, as JSON,
-and without the headers that name a source record.
+A record that a punctuation or a commit forwards has no source record. If it is late, it is written itself, as JSON,
+without the headers that name a source record.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ STORE = "penstock.late.store"
 APPLICATION = "penstock.late.application"
 CHANGELOG_ID = "penstock.late.changelog_id"
 HEADERS = (TOPIC, PARTITION, OFFSET, LATENESS_MS, CLOSE_TIME_MS, STREAM_TIME_MS, STORE, APPLICATION)
-"""What every late record of a source record has; CHANGELOG_ID is there as well where there is a changelog."""
+"""The headers of every late record of a source record; CHANGELOG_ID is present if there is a changelog."""
 COLUMNS_MIN = 8
-"""Fewer late records of a batch are made one by one: to make columns of them costs more than it saves."""
+"""Fewer late records of a batch are made one by one, because making columns of them costs more than it saves."""
 STAGE_LATE = "late"
-"""What a late record has in the place of a dead letter's stage."""
+"""A late record's value where a dead letter has its stage."""
 
 
 def late_record(
@@ -55,12 +55,12 @@ def late_record(
     application: str,
     changelog_id: str | None = None,
 ) -> ProducerRecord:
-    """The record for the late topic; header values are text in UTF-8, numbers in decimal.
+    """Return the record for the late topic; header values are UTF-8 text, numbers in decimal.
 
-    `lateness_ms` is how far the record's time lies behind the close time: 1 or more. `store` is the store whose window
-    it came too late for: another store of the same source may have taken it, as may another `application`.
-    `changelog_id` is the id of the application's changelog topic. A reset makes another: it tells this life of the
-    application from earlier ones, which may have taken the record. None where there is no changelog.
+    `lateness_ms` is how far the record's time is behind the close time: 1 or more. `store` is the store whose window
+    had closed. Another store of the same source, or another `application`, may have taken the record. `changelog_id` is
+    the id of the application's changelog topic, None if there is no changelog. A reset creates another changelog, so
+    the id distinguishes incarnations of the application; an earlier one may have taken the record.
     """
     place = _place(record.topic.encode(), record.partition, record.offset)
     lateness = _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
@@ -69,20 +69,20 @@ def late_record(
 
 
 def parse_late_record(record: ConsumerRecord) -> DeadLetter:
-    """A record of a late topic as the source record that it was, and why it is there; to be read like a dead letter.
+    """Return a late topic's record as its source record with the reason, in the form of a dead letter.
 
-    DataError for one that comes of no source record, or that nobody here wrote.
+    Raises DataError if the record has no source record, or was written by another program.
     """
     found = {name: value for name, value in record.headers if name in HEADERS}
     where = place_of(record)
     missing = [name for name in HEADERS if name not in found]
     if missing:
-        raise DataError(f"{where} is no source's late record: without {', '.join(missing)}")
+        raise DataError(f"{where} is not the late record of a source record: it lacks the headers {', '.join(missing)}")
     text = {name: (value or b"").decode(errors="replace") for name, value in found.items()}
     numbers = {name: text[name] for name in (PARTITION, OFFSET, LATENESS_MS)}
     for name, value in numbers.items():
         if not (value.isascii() and value.isdigit()):
-            raise DataError(f"{where} is no late record: {name} is {value!r}, not a number")
+            raise DataError(f"{where} is not a late record: the header {name} is {value!r}, not a number")
     own = {*HEADERS, CHANGELOG_ID}
     original: Headers = tuple(header for header in record.headers if header[0] not in own)
     partition, offset = int(text[PARTITION]), int(text[OFFSET])
@@ -101,10 +101,10 @@ def forwarded_late_record(
     changelog_id: str | None,
     record_bytes_max: int,
 ) -> ProducerRecord:
-    """What was forwarded by itself, for the late topic: key and value as JSON, text and bytes as they are.
+    """Return a forwarded record for the late topic: key and value as JSON, text and bytes as they are.
 
-    What JSON does not have is shown by its `repr`; a value that makes the record too large is left out. So nothing
-    that is late can end the task.
+    A value without JSON is replaced by its `repr`; one that makes the record too large is left out. So no late record
+    can end the task.
     """
     lateness = _lateness(record.timestamp, close_time_ms, stream_time_ms, store, application, changelog_id)
     headers = record.headers + lateness
@@ -116,9 +116,9 @@ def forwarded_late_record(
 
 
 def send_late(task: TaskContext, forwarded: Record, node: str, close_time_ms: int, stream_time_ms: int) -> None:
-    """Count what came too late for a node's windows and send it to its source's late topic.
+    """Count a record that is too late for a node's windows, and send it to its source's late topic.
 
-    That is the source record in hand; where there is none, in a punctuation or a commit, what was `forwarded`.
+    The record sent is the current source record. In a punctuation or a commit there is none, and `forwarded` is sent.
     """
     if task.record_metadata is not None:
         _send_in_hand(task, node, close_time_ms, stream_time_ms)
@@ -138,7 +138,7 @@ def send_late_columns(
     close_times_ms: Int64Array,
     stream_times_ms: Int64Array,
 ) -> None:
-    """As `send_late`, of the source records in these places of a batch; the last becomes the one in hand."""
+    """As `send_late`, for the source records at these indexes of a batch; the last becomes the current record."""
     if len(places) < COLUMNS_MIN:
         moments = zip(places.tolist(), close_times_ms.tolist(), stream_times_ms.tolist(), strict=True)
         for place, close_time_ms, stream_time_ms in moments:
@@ -150,7 +150,7 @@ def send_late_columns(
     topic: bytes | PackedBytes = columns.topic.encode()
     partition: int | Int64Array = columns.partition
     offset, timestamps = columns.offsets[places], columns.timestamps[places]
-    if source.is_internal:  # each says by itself where its source record stands
+    if source.is_internal:  # each record's headers have the coordinates of its source record
         records = [original(columns.record(place)) for place in places.tolist()]
         topic = PackedBytes.of([record.topic.encode() for record in records])
         partition, offset = (np.array([getattr(r, n) for r in records], np.int64) for n in ("partition", "offset"))
@@ -186,7 +186,7 @@ def _in_hand(task: TaskContext) -> ConsumerRecord:
 
 def _strings(column: Sequence[bytes | None], places: Int64Array) -> PackedBytes:
     if isinstance(column, PackedBytes):
-        return copied(column.at(places))  # or a few late records would keep all that was fetched with them
+        return copied(column.at(places))  # otherwise a few late records would keep the whole fetch in memory
     return PackedBytes.of([column[place] for place in places.tolist()])
 
 
@@ -210,7 +210,7 @@ def _place(topic: Any, partition: Any, offset: Any) -> tuple[tuple[str, Any], ..
 def _lateness(
     timestamp_ms: Any, close_time_ms: Any, stream_time_ms: Any, store: str, application: str, changelog_id: str | None
 ) -> tuple[tuple[str, Any], ...]:
-    """The headers of one record; of many where times are arrays: a value is then one for all, or one for each."""
+    """Return the headers of one record. If times are arrays, of many: a value is one for all, or one for each."""
     told = (
         (LATENESS_MS, _decimal(close_time_ms - timestamp_ms)),
         (CLOSE_TIME_MS, _decimal(close_time_ms)),
@@ -226,7 +226,7 @@ def _decimal(number: int | Int64Array) -> bytes | PackedBytes:
 
 
 def as_bytes(value: Any) -> bytes | None:
-    """Text and bytes as they are, anything else as JSON, what JSON does not have by its `repr`; never raises."""
+    """Return text and bytes as they are, anything else as JSON, or its `repr` if it has no JSON; never raises."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -238,5 +238,5 @@ def as_bytes(value: Any) -> bytes | None:
 
 
 def place_of(record: ConsumerRecord) -> str:
-    """Where a record stands, in words."""
+    """Return a record's coordinates as text."""
     return f"{record.topic}-{record.partition}@{record.offset}"

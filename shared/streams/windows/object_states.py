@@ -1,7 +1,7 @@
-"""States that are Python objects, one a row of a table, changed step by step as a kernel says.
+"""States that are Python objects, one for each row of a table, changed by the steps that a kernel writes.
 
-A kernel writes what is to be done: begin a row, add a record to it, merge two, copy one, close one. Python does it in
-that order, for one aggregation after another. What records of a row bring one after the other is put in at once.
+The steps are: begin a row, add a record to it, merge two rows, copy one, close one. Python executes them in this order,
+one aggregation after another. Consecutive records of a row are added at once.
 
 >>> from penstock.shared.streams.aggregations.collect import CollectList
 >>> states = ObjectStates(CollectList("page").bind(dict))
@@ -34,40 +34,40 @@ from penstock.shared.streams.aggregations.quantiles import Quantiles
 from penstock.shared.streams.windows import kernels as k
 
 ChangelogColumn = NDArray[Any] | list[bytes]
-"""One column of a state as the changelog has it: numbers, or bytes."""
+"""One column of a state as in the changelog: numbers, or bytes."""
 
 ESCAPED_BYTES_MAX = 6
-"""What a character of ASCII takes in JSON, at most."""
+"""The maximum bytes of an ASCII character in JSON."""
 AROUND_TEXT_BYTES = 5
-"""What stands around it: two quotes and a comma; or null and a comma, of a missing one."""
+"""The bytes around a text in JSON: two quotes and a comma. A missing one takes null and a comma."""
 NUMBER_TEXT_BYTES_MAX = 26
-"""What an int64, a float64, a bool or null takes in JSON with a comma, at most."""
+"""The maximum bytes of an int64, a float64, a bool or null in JSON with a comma."""
 HLL_BYTES_MAX = 4 * 1024
-"""What a sketch of `CountDistinct` takes, at most: 2,088 bytes."""
+"""The limit of a `CountDistinct` sketch, whose measured maximum is 2,088 bytes."""
 KLL_BYTES_MAX = 16 * 1024
-"""What a sketch of `Quantiles` takes, at most, with its quantiles: 5,324 bytes after 40 million values."""
+"""The limit of a `Quantiles` sketch with its quantiles, which measured 5,324 bytes after 40 million values."""
 
 SINGLY_MAX = 4
-"""So few numbers are put into a sketch one by one: to hand it an array costs as much as five of them."""
+"""Up to this many numbers are added to a sketch one by one, because an array costs as much as five of them."""
 
 Step = Sequence[int]
-"""What to do, with which row, and which record, row or output."""
+"""An operation, its row, and its record, row or output."""
 
 _NUMBERS = frozenset((int, float, bool, type(None)))
 _TEXTS = frozenset((str, type(None)))
 
 
 class Done(NamedTuple):
-    """The states of windows that were closed, in their order, and of those that go out as updates, by their places."""
+    """The states of closed windows in order, and of windows that are forwarded as updates, by index."""
 
     closed: list[Any]
     updated: dict[int, Any]
 
 
 class ObjectStates:
-    """The states of one aggregation; `rows` has them by row, None where there is none.
+    """The states of one aggregation; `rows` has them by row, None for a row without one.
 
-    No state takes more than `bytes_max` in the changelog; None where a state grows with its records.
+    No state takes more than `bytes_max` in the changelog; it is None if a state grows with its records.
     """
 
     def __init__(self, aggregation: Aggregation[Any]) -> None:
@@ -80,23 +80,23 @@ class ObjectStates:
         return f"<ObjectStates of {self.aggregation.function}, {len(self.rows)} rows>"
 
     def resize(self, count: int) -> None:
-        """Have room for so many rows."""
+        """Make room for `count` rows."""
         self.rows += [None] * (count - len(self.rows))
 
     def take(self, values: Sequence[Any]) -> list[Any]:
-        """What records bring; raises something where one of them would be refused."""
+        """Return what records add to states; raises an error if one of them would be rejected."""
         return self._take(self.aggregation, values)
 
     def take_one(self, value: Any) -> list[Any]:
-        """As `take`, of one record; DataError, or what the user's code raises, where it is refused."""
+        """As `take`, for one record. Raises DataError, or the error of the user's code, if it is rejected."""
         try:
             return self._take(self.aggregation, (value,))
         except Exception:
-            self.aggregation.add(self.aggregation.initial(), value)  # says why
+            self.aggregation.add(self.aggregation.initial(), value)  # raises a better error
             raise
 
     def growth(self, got: Sequence[Any]) -> Int64Array:
-        """By how many bytes each record lengthens a state in the changelog, at most; raises what encoding it raises."""
+        """Return the maximum bytes that each record adds to a state in the changelog; raises encoding errors."""
         kinds = set(map(type, got))
         if kinds <= _TEXTS:
             texts = [text or "" for text in got]
@@ -107,15 +107,15 @@ class ObjectStates:
         return np.fromiter((len(msgspec.json.encode(g)) + 1 for g in got), np.int64, len(got))
 
     def encoded_bytes(self, row: int) -> int:
-        """The bytes of a row's state in the changelog that are not of a fixed size."""
+        """Return the bytes of a row's state in the changelog that have no fixed size."""
         return sum(len(c) for c in self.aggregation.to_columns(self.rows[row]) if isinstance(c, bytes))
 
     def carry_out(
         self, steps: Iterable[Step], got: Sequence[Any], times: Sequence[int], undo: list[tuple[int, Any]] | None = None
     ) -> Done:
-        """Do what a kernel said; what records of a batch bring is in `got`, their times in `times`.
+        """Execute a kernel's steps; `got` is what the records of a batch add, `times` are their times.
 
-        With `undo` the states that rows had are noted there, and none of them is changed in place.
+        With `undo` the rows' previous states are appended to it, and none of them is changed in place.
         """
         rows, aggregation, feed, done = self.rows, self.aggregation, self._feed, Done([], {})
         waiting: dict[int, list[int]] = {}
@@ -160,23 +160,23 @@ class ObjectStates:
         return done
 
     def to_changelog(self, column: NDArray[Any]) -> list[ChangelogColumn]:
-        """The aggregation's `state_columns`. Raises what encoding a state raises."""
+        """Return the aggregation's `state_columns`. Raises encoding errors."""
         kinds = [one.type for one in self.aggregation.state_columns]
         many = list(zip(*map(self.aggregation.to_columns, column.tolist()), strict=True)) or [()] * len(kinds)
         return [list(own) if kind == "binary" else np.array(own, kind) for kind, own in zip(kinds, many, strict=True)]
 
     def from_changelog(self, columns: Sequence[Any]) -> NDArray[Any]:
-        """From `state_columns`. Raises ValueError or what reading a state raises."""
+        """Decode `state_columns`. Raises ValueError or another decoding error."""
         plain = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns]
         return objects(map(self.aggregation.from_columns, zip(*plain, strict=True)), len(columns[0]))
 
 
 def objects(values: Iterable[Any], count: int) -> NDArray[Any]:
-    """So many values as a column of objects, each in one place even if it is a sequence."""
+    """Return the values as a column of objects; each is one element even if it is a sequence."""
     return np.fromiter(values, object, count)
 
 
-# --- what a value is to an aggregation, and how values get into a state ---
+# --- the part of a value that an aggregation takes, and how it gets into a state ---
 
 
 def _take_all(aggregation: Any, values: Sequence[Any]) -> list[Any]:
@@ -203,13 +203,13 @@ def _take_distinct(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     got: list[Any] = list(map(aggregation._get, values))
     kinds = set(map(type, got))
     if str in kinds:
-        "".join(g for g in got if type(g) is str).encode()  # what is no UTF-8 raises
+        "".join(g for g in got if type(g) is str).encode()  # raises for text that is not valid UTF-8
     integers = [g for g in got if type(g) is int] if int in kinds else [0]
     if not kinds <= _NUMBERS | _TEXTS or not INT64_MIN <= min(integers) <= max(integers) <= INT64_MAX:
         got = list(map(aggregation._item, values))
         scratch = aggregation.initial()
         for value in values:
-            aggregation.add(scratch, value)  # of large integers it refuses some
+            aggregation.add(scratch, value)  # it rejects some large integers
     elif "" in got:
         got = [EMPTY_TEXT if g == "" else g for g in got]
     return got
@@ -228,7 +228,7 @@ def _take_quantiles(aggregation: Any, values: Sequence[Any]) -> list[Any]:
     got = list(map(aggregation._get, values))
     if not set(map(type, got)) <= _NUMBERS:
         got = list(map(aggregation._number, values))
-    return list(np.array([np.nan if g is None else g for g in got], np.float64).tolist())  # a sketch passes NaN over
+    return list(np.array([np.nan if g is None else g for g in got], np.float64).tolist())  # a sketch skips NaN
 
 
 def _feed_quantiles(aggregation: Any, state: Any, got: Sequence[Any], times: Sequence[int]) -> Any:
@@ -262,5 +262,5 @@ _KINDS: dict[type, tuple[_Take, _Feed, int | None]] = {
     CollectList: (_take_field, _feed_collected, None),
     CollectSet: (_take_encodable, _feed_collected, None),
 }
-"""Of the aggregations whose records are known to be refused or not before a kernel sees them; the last is the largest
-size of a state, None where it grows."""
+"""Aggregations that can be checked before a kernel sees their records; the last item is the maximum size of a state,
+None if it grows."""

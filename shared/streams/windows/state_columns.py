@@ -1,8 +1,8 @@
 """The states of a store's aggregations as columns: numbers in the cells of a table's rows, objects beside them.
 
-Count, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float` are carried out by the kernels,
-cell by cell. All other aggregations have states that are Python objects, one a row (`ObjectStates`); the kernels say
-step by step what is to be done with them. A number of which there is none yet has 0 in its cells.
+The kernels compute Count, Sum, Mean, Min, Max, and First and Last of a field that is typed `int` or `float`, cell by
+cell. All other aggregations have states that are Python objects, one for each row (`ObjectStates`); for these the
+kernels write steps. A missing number has 0 in its cells.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count, Min
 >>> columns = StateColumns([Count(), Min("ms").bind(dict)])
@@ -30,7 +30,7 @@ from penstock.shared.streams.windows.object_states import ChangelogColumn, Objec
 from penstock.shared.streams.windows.window_table import Values
 
 Column = NDArray[Any]
-"""int64, float64 or objects."""
+"""An array of int64, float64 or objects."""
 
 _NUMBERS: dict[type, tuple[int, int]] = {
     Sum: (k.SUM_INT, k.SUM_FLOAT),
@@ -40,21 +40,21 @@ _NUMBERS: dict[type, tuple[int, int]] = {
 }
 _BY_TIME: dict[type, int] = {First: k.FIRST, Last: k.LAST}
 _PLAIN: dict[type, int] = {Count: k.COUNT, Latest: k.LATEST}
-"""Aggregations that look at no value."""
+"""Aggregations that read no value."""
 FLOAT_INTEGERS_MAX = 2**53
-"""Up to here a float64 has every integer."""
+"""Up to this number a float64 represents every integer."""
 _TAKEN = {"int64": frozenset((int, bool)), "float64": frozenset((int, float, bool))}
 
 
 class Unfit(Exception):
-    """Among the values is one that an aggregation refuses; record by record it is found."""
+    """An aggregation rejects one of the values; processing record by record finds it."""
 
 
 class StateColumns:
-    """The state columns of several aggregations in their order.
+    """The state columns of several aggregations in order.
 
-    `program` is what the kernels do, `cells` how many cells a row has for it; `types` are those of the columns as
-    windows have them: int64, float64 or object.
+    `program` is the kernels' operations, `cells` the number of a row's cells for it. `types` are the types of the
+    windows' columns: int64, float64 or object.
     """
 
     def __init__(self, aggregations: Sequence[Aggregation[Any]]) -> None:
@@ -64,7 +64,7 @@ class StateColumns:
         self.objects: list[ObjectStates] = []
         self._slices: list[slice] = []
         self.numbers: list[Any] = []
-        """The aggregations that look at a number, in the order of the rows of values."""
+        """The aggregations that read a number, in the order of the rows of values."""
         types: list[str] = []
         for aggregation in aggregations:
             at, kind = len(types), type(aggregation)
@@ -91,14 +91,14 @@ class StateColumns:
             self._slices.append(slice(at, len(types)))
         self.types = tuple(types)
         self.calls_users = any(states.calls_users for states in self.objects)
-        """Whether a record may be refused by what is called with it only after its windows are known."""
+        """Whether user code may reject a record only after its windows are known."""
 
     # --- records ---
 
     def take(self, values: Sequence[Any] | None, timestamps: Int64Array) -> tuple[Values, list[list[Any]]]:
-        """What records give to the kernels, and to each of `objects`; Unfit where one would be refused.
+        """Return what records add in the kernels, and to each of `objects`. Raises Unfit if one would be rejected.
 
-        `values` may be None where no aggregation looks at them.
+        `values` may be None if no aggregation reads them.
         """
         count = len(timestamps)
         taken = self.no_values(count)
@@ -108,22 +108,22 @@ class StateColumns:
         self.settle_zeros(taken.cells)
         try:
             return taken, [states.take(values or ()) for states in self.objects]
-        except Exception as e:  # a value's own methods may raise anything
+        except Exception as e:  # a value's own methods may raise any error
             raise Unfit from e
 
     def settle_zeros(self, cells: Int64Array) -> None:
-        """Make -0.0 to 0.0 where numbers are added or compared: there is one zero only. `cells` are those of `take`."""
+        """Change -0.0 to 0.0 where numbers are added or compared, so there is one zero. `cells` are from `take`."""
         for own, number in zip(cells, self.numbers, strict=True):
             if number.type == "float64" and type(number) not in _BY_TIME:
                 own.view(np.float64)[:] += 0.0
 
     def no_values(self, count: int) -> Values:
-        """So many records that bring nothing."""
+        """Return values for records that add nothing."""
         shape = (len(self.numbers), count)
         return Values(np.zeros(shape, np.int64), np.zeros(shape, np.uint8))
 
     def take_one(self, value: Any, into: Values) -> None:
-        """As `take`, of one record into `into`; DataError where an aggregation refuses its value."""
+        """As `take`, for one record, into `into`. Raises DataError if an aggregation rejects its value."""
         for at, number in enumerate(self.numbers):
             got = number.number(value)
             into.has[at, 0] = got is not None
@@ -133,9 +133,9 @@ class StateColumns:
     def of_each(
         self, values: Values, got: Sequence[Sequence[Any]], times: Int64Array
     ) -> tuple[Sequence[ChangelogColumn], NDArray[np.bool_]]:
-        """The `state_columns` of windows of one record each, and of which records there are none.
+        """Return the `state_columns` of windows of one record each, and a mask of the records that have them.
 
-        There are none where an aggregation of the user's, or encoding its state, raises.
+        A record has none if a user's aggregation, or encoding its state, raises.
         """
         try:
             return self.to_changelog(self._of_each(values, got, times)), np.ones(len(times), np.bool_)
@@ -181,7 +181,7 @@ class StateColumns:
     # --- windows ---
 
     def of_rows(self, cells: Int64Array, states: Sequence[Sequence[Any]]) -> list[Column]:
-        """The columns of windows that have these cells, and of each of `objects` these states."""
+        """Return the columns of windows with these cells, and these states for each of `objects`."""
         columns: list[Column] = []
         own = iter(states)
         for (op, at, _), kind in zip(self.program, self._slices, strict=True):
@@ -194,7 +194,7 @@ class StateColumns:
         return columns
 
     def to_rows(self, columns: Sequence[Column]) -> tuple[Int64Array, list[list[Any]]]:
-        """As cells and states what `of_rows` gives as columns."""
+        """Return cells and states from columns; the inverse of `of_rows`."""
         cells = np.zeros((len(columns[0]), self.cells), np.int64)
         states: list[list[Any]] = []
         for (op, at, _), kind in zip(self.program, self._slices, strict=True):
@@ -206,17 +206,17 @@ class StateColumns:
         return cells, states
 
     def states(self, values: Sequence[Any]) -> list[Any]:
-        """One window's states from its values in the columns; those that change in place are the store's own."""
+        """Return one window's states from its column values; states that change in place are not copied."""
         own = zip(self.program, self.aggregations, self._slices, strict=True)
         return [values[s.start] if op == k.OBJECT else a.from_columns(values[s]) for (op, _, _), a, s in own]
 
     def values(self, states: Sequence[Any]) -> list[Any]:
-        """One window's values in the columns from its states."""
+        """Return one window's column values from its states."""
         own = zip(self.program, self.aggregations, states, strict=True)
         return [v for (op, _, _), a, s in own for v in ((s,) if op == k.OBJECT else a.to_columns(s))]
 
     def as_columns(self, rows: Sequence[Sequence[Any]]) -> list[Column]:
-        """Columns of windows from the values of each."""
+        """Return columns of windows from the values of each."""
         many = list(zip(*rows, strict=True)) or [()] * len(self.types)
         return [
             objects(column, len(rows)) if type_ == "object" else np.array(column, type_)
@@ -224,11 +224,11 @@ class StateColumns:
         ]
 
     def results(self, columns: Sequence[Column]) -> list[list[Any]]:
-        """Each aggregation's results as plain values."""
+        """Return each aggregation's results as plain values."""
         return [own.tolist() if isinstance(own, np.ndarray) else own for own in self.result_columns(columns)]
 
     def result_columns(self, columns: Sequence[Column]) -> list[Column | list[Any]]:
-        """Each aggregation's results: an array of numbers, or a list where one is None or no number."""
+        """Return each aggregation's results: an array of numbers, or a list if one is None or no number."""
         found: list[Column | list[Any]] = []
         for aggregation, at in zip(self.aggregations, self._slices, strict=True):
             first, *more = columns[at]
@@ -249,7 +249,7 @@ class StateColumns:
         return found
 
     def to_changelog(self, columns: Sequence[Column]) -> Sequence[ChangelogColumn]:
-        """The aggregations' `state_columns`; raises what encoding a state raises."""
+        """Return the aggregations' `state_columns`. Raises encoding errors."""
         if not self.objects:
             return columns
         made: list[ChangelogColumn] = []
@@ -259,7 +259,7 @@ class StateColumns:
         return made
 
     def from_changelog(self, columns: Sequence[Any]) -> list[Column]:
-        """Columns as windows have them from the aggregations' `state_columns`; raises what reading a state raises."""
+        """Return the windows' columns from the aggregations' `state_columns`. Raises decoding errors."""
         found: list[Column] = []
         at, own = 0, iter(self.objects)
         for (op, _, _), aggregation in zip(self.program, self.aggregations, strict=True):
@@ -270,9 +270,9 @@ class StateColumns:
 
 
 def _means(sums: Column, counts: Column) -> Column:
-    """Each sum over its count, as Python divides; 0 where there is none."""
+    """Return each sum over its count, divided as Python does; 0 if the count is 0."""
     counts = np.maximum(counts, 1)
-    if sums.dtype == np.int64 and (np.abs(sums) > FLOAT_INTEGERS_MAX).any():  # numpy would round them first
+    if sums.dtype == np.int64 and (np.abs(sums) > FLOAT_INTEGERS_MAX).any():  # numpy would round the sums first
         return np.array([number / n for number, n in zip(sums.tolist(), counts.tolist(), strict=True)])
     return np.asarray(sums / counts)
 

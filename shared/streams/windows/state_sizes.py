@@ -1,12 +1,13 @@
-"""How large the states of each key's windows can be as a changelog entry, at most.
+"""Upper bounds for the size of the states of each key's windows in a changelog entry.
 
-A state that no entry can hold must not be made: the record that would make it is refused. To encode a state with every
-record would cost as much as the state is large. So each key has an upper bound, to which every record adds what it
-brings. Only where the bound leaves the limit are the key's states encoded, and the bound begins again at what they
-take. Where they might still get too large with what comes, records are taken one by one, and each state is measured.
+A state that no entry can hold must not be made, so the record that would make it is rejected. Encoding a state with
+every record would cost as much as the state is large. So each key has an upper bound, which grows by each record's
+size. Only if the bound exceeds the limit are the key's states encoded, and the bound is set to their size. If they
+might still become too large, records are processed one by one, and each state is measured.
 
-A window's states hold what its key's records brought, each once; a session's also those of other sessions of its key
-that were merged into it. So the largest window of a key, or the sum of its sessions, bounds what comes of a batch.
+A window's states contain what its key's records added, each once. A session's states also contain those of other
+sessions of its key that were merged into it. So the largest window of a key, or the sum of its sessions, bounds the
+states after a batch.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from penstock.shared.streams.windows.window_limits import LENGTH_BYTES, NUMBER_B
 from penstock.shared.streams.windows.window_table import WindowTable
 
 UNKNOWN = 2**62
-"""The bound of a key whose windows were restored: they are measured with its next record."""
+"""The bound of a key whose windows were restored; they are measured with its next record."""
 
 
 class StateSizes:
     """The bounds of one table's keys, in bytes without the key."""
 
     def __init__(self, table: WindowTable, columns: StateColumns) -> None:
-        self._table, self._growing = table, [states for states in columns.objects if states.bytes_max is None]
+        self._table = table
+        self._growing = [states for states in columns.objects if states.bytes_max is None]
         self._rows_add_up = table.rule.kind == "session"
         kinds = [column.type for one in columns.aggregations for column in one.state_columns]
         self._fixed = sum(LENGTH_BYTES if kind == "binary" else NUMBER_BYTES for kind in kinds)
@@ -41,15 +43,15 @@ class StateSizes:
         return f"<StateSizes of {len(self._bounds)} keys, {len(self._growing)} aggregations that grow>"
 
     def forget(self, codes: Int32Array) -> None:
-        """Windows of these keys were restored."""
+        """Reset the bounds of keys whose windows were restored."""
         self._see_keys()
         self._bounds[codes] = UNKNOWN
 
     def in_doubt(self, codes: Int32Array, got: Sequence[Sequence[object]], bytes_max: int) -> list[int]:
-        """The places of records with which a state may take more than `bytes_max`, the key included.
+        """Return the indexes of records with which a state may take more than `bytes_max`, including the key.
 
-        `got` is what the records bring to each aggregation with objects as states; a code below 0 is no key. Raises
-        what encoding a value raises.
+        `got` is what the records add for each aggregation with objects as states; a code below 0 is no key. Raises
+        encoding errors.
         """
         if not self._growing and self._fixed + self._longest(codes) <= bytes_max:
             return []
@@ -70,7 +72,7 @@ class StateSizes:
         return np.flatnonzero(np.isin(codes, doubtful)).tolist() if len(doubtful) else []
 
     def _measured(self, code: int) -> int:
-        """What the key's windows take now, by the rule of the module's text."""
+        """Return the size of the key's windows now: the largest, or for sessions the sum."""
         taken = 0
         for row in self._table.rows_of(code):
             size = sum(states.encoded_bytes(row) for states in self._growing)

@@ -1,4 +1,4 @@
-"""What all operators have that go by event time."""
+"""The base class of operators with event time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NO_TIME = -1
 
 
 class TimedProcessor(Processor):
-    """A processor with times of its own, which are state: the progress record has them under the name of the store.
+    """A processor with times of its own, which are state: the progress record has them by the name of the store.
 
-    `stream_time_ms` is the highest timestamp of a record, moved on where the source is idle. `close_time_ms` is the
-    watermark by which windows were closed: stream time less the grace, and less the gap of sessions; None before the
-    first record. It never goes back: under a longer grace it stands still until stream time has got as far.
+    `stream_time_ms` is the highest timestamp of a record; it advances when the source is idle. `close_time_ms` is the
+    watermark by which windows were closed: stream time minus the grace, and minus the gap of sessions; None before the
+    first record. It never goes back: with a longer grace it stays until stream time has caught up.
     """
 
     store_name: str
@@ -26,8 +26,8 @@ class TimedProcessor(Processor):
 
     @abstractmethod
     def advance_time(self, stream_time_ms: int) -> None:
-        """Move the operator's time on without a record."""
+        """Advance the operator's time without a record."""
 
     @abstractmethod
     def results_from_ms(self) -> int:
-        """No result still to come has an earlier timestamp, by the close time; NO_TIME where any may come."""
+        """The lower limit of later results' timestamps, by the close time; NO_TIME if any timestamp may come."""

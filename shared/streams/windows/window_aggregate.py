@@ -1,9 +1,9 @@
-"""The operator of all windows: it hands batches to its store's kernel, and what comes of them to its task.
+"""The operator of all windows: it gives batches to its store's kernel, and the results to its task.
 
-An operator has a time of its own, the highest timestamp of a record with a key, which closes its windows and is kept
-in the progress record under its store's name. A record that an aggregation refuses does not move it. A window's result
-goes out when it is closed (`on_close`), or on update: there the results of one commit are reduced to the last per
-window, and a window is retracted (value None) only if an earlier commit had shown it.
+An operator has a time of its own: the highest timestamp of a record with a key. It closes the windows, and is kept in
+the progress record under the store's name. A record that an aggregation rejects does not advance it. A window's result
+is forwarded when it closes (`on_close`), or on update. On update only the last result of each window in a commit is
+forwarded, and a window is retracted (value None) only if an earlier commit had forwarded it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class WindowAggregate(TimedProcessor):
         aggregations: Mapping[str, Aggregation[Any]],
         emit: Emit,
     ) -> None:
-        self.store_name, self.rule, self.emit = store_name, rule, emit
+        self.store_name = store_name
+        self.rule = rule
+        self.emit = emit
         self.names = tuple(aggregations)
         self.stream_time_ms = NO_TIME
 
@@ -92,14 +94,14 @@ class WindowAggregate(TimedProcessor):
     def take(
         self, columns: Columns, places: Int64Array, codes: Int32Array, values: Values, got: list[list[Any]]
     ) -> int:
-        """Take the records of `columns` in these places, all of which have a key; how many of them are done.
+        """Take the records of `columns` at these indexes, which all have a key; return how many are done.
 
-        The next one is refused, if there is one.
+        If that is fewer than all, the next one is rejected.
         """
         times = columns.timestamps[places]
         taken = self.store.take(times, codes, values, got)
         if len(late := taken.late[taken.late[:, LATE_TAKEN] == 0]):
-            own, close_times_ms, stream_times_ms, _ = late.T.copy()  # kernels take arrays without gaps
+            own, close_times_ms, stream_times_ms, _ = late.T.copy()  # kernels take contiguous arrays
             self.context.emit_late_columns(columns, places[own], close_times_ms, stream_times_ms)
         self._keep_late(taken.late, times, codes, values, got, columns, places)
         self._told(taken, columns, places)
@@ -115,7 +117,7 @@ class WindowAggregate(TimedProcessor):
         source: Columns | None = None,
         places: Int64Array | None = None,
     ) -> None:
-        """Keep for the lake what records would have brought to the windows that they missed."""
+        """Keep for the lake what records would have added to the windows that they missed."""
         if not len(late) or not self.context.keeps_late:
             return
         at, close_times_ms = late[:, 0], late[:, 1]
@@ -133,24 +135,24 @@ class WindowAggregate(TimedProcessor):
         )  # fmt: skip
 
     def in_doubt(self, codes: Int32Array, got: list[list[Any]]) -> list[int]:
-        """The places of records with which a state may get too large to be written, or that have no JSON.
+        """Return the indexes of records that have no JSON, or with which a state may become too large to be written.
 
-        Each of them has to be taken by itself: then it is measured, and refused where it must be.
+        Each of them must be processed alone; then it is measured, and rejected if necessary.
         """
         if not self._columns.objects:
             return []
         try:
             return self.store.sizes.in_doubt(codes, got, self._state_bytes_max)
-        except Exception:  # a value has no JSON: which one is found one by one
+        except Exception:  # a value has no JSON; processing one by one finds it
             return list(range(len(codes)))
 
     def overflow(self, refused_by: int) -> DataError:
-        """Why an aggregation refuses a record that every check of its value lets pass."""
+        """Return the error of a record whose value is valid, but whose sum does not fit into 64 bits."""
         aggregation: Any = self._columns.aggregations[refused_by]
         return DataError(f"{aggregation.function}({aggregation.field!r}): the sum does not fit into 64 bits")
 
     def _told(self, taken: Taken, source: Columns | None = None, places: Int64Array | None = None) -> None:
-        """Take over the store's times, and hand on what came of records."""
+        """Copy the store's times, and forward the outcome of records."""
         self._keep_time()
         if taken.missed:
             self.context.count_missed(taken.missed)

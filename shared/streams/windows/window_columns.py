@@ -1,4 +1,4 @@
-"""Windows in columns: what a store hands out of windows that changed or were closed."""
+"""Windows in columns, in which a store returns changed and closed windows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EMPTY: Int64Array = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class Windows:
-    """Windows in columns: keys, bounds in ms, states; `closed_at` where they are closed."""
+    """Windows in columns: keys, bounds in ms, states; `closed_at` if they are closed."""
 
     keys: PackedBytes
     starts: Int64Array
@@ -29,11 +29,11 @@ class Windows:
         return len(self.keys)
 
     def tuples(self) -> Iterator[tuple[Any, ...]]:
-        """Key, start, end, then the values of the states' columns."""
+        """Yield key, start, end, then the values of the states' columns."""
         return zip(self.keys, *(column.tolist() for column in [self.starts, self.ends, *self.columns]), strict=True)
 
     def chosen(self, places: Any) -> Windows:
-        """The windows in these places, by number or by a mask."""
+        """Return the windows at these indexes, or selected by a mask."""
         at = np.arange(len(self))[places]
         columns = [column[at] for column in self.columns]
         closed_at = self.closed_at[at] if len(self.closed_at) else EMPTY
@@ -41,7 +41,7 @@ class Windows:
 
 
 def joined(parts: Sequence[Windows], types: Sequence[str]) -> Windows:
-    """All these windows, one after the other; `types` are those of their columns."""
+    """Return all these windows, in order; `types` are the types of their columns."""
     if len(parts) == 1:
         return parts[0]
     if not parts:

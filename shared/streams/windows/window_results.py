@@ -1,10 +1,10 @@
-"""Results of many windows on their way out: as records for whatever node comes next, or encoded at once for a sink.
+"""Results of many windows: as records for the next node, or encoded at once for a sink.
 
-Encoded, they are byte for byte what `result_encoders` makes of each (`json_rows`). Rows of an aggregation without
-windows are results without bounds.
+Encoded results are byte for byte those that `result_encoders` makes one by one (`json_rows`). Rows of an aggregation
+without windows are results without bounds.
 
-What a commit hands on goes in order of event time, so that a window downstream finds none of it late. A retraction
-comes before what replaces it, which is never older.
+A commit forwards results in order of event time, so that none of them is late for a window downstream. A retraction
+precedes the result that replaces it, which is never older.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ BOUNDS = ("key", "start", "end")
 
 @dataclass(slots=True)
 class WindowResults:
-    """Results of a store's windows; `is_retracted` says which tell that a window is no more.
+    """Results of a store's windows; `is_retracted` marks those that retract a window.
 
-    `names` are those of the aggregations. They go in order of the windows, or `by_time`, retractions before results of
-    the same time, then by start. Without bounds each is a row of its key, and none is retracted.
+    `names` are those of the aggregations. Results are in the order of the windows. With `by_time` they are in order of
+    time, retractions before results of the same time, then of start. Without bounds each is a row of its key, and none
+    is retracted.
     """
 
     store: str
@@ -46,7 +47,7 @@ class WindowResults:
     by_time: bool = False
     has_bounds: bool = True
     _order: Int64Array = field(init=False)
-    """The places of all windows in the order in which they go."""
+    """The indexes of all windows in output order."""
 
     def __post_init__(self) -> None:
         self._order = np.arange(len(self.windows))
@@ -58,7 +59,7 @@ class WindowResults:
         return len(self.windows)
 
     def records(self) -> Iterator[tuple[Record, Exception | None]]:
-        """The results as records, one by one; with the error where one cannot be made."""
+        """Yield the results as records one by one, with an error if one cannot be made."""
         windows = self.windows
         gone = [False] * len(self) if self.is_retracted is None else self.is_retracted.tolist()
         keys, times = self.keys_of(windows.keys), self._times().tolist()
@@ -80,7 +81,7 @@ class WindowResults:
             yield Record(key, result, times[at]), error
 
     def _results(self) -> list[list[Any]] | None:
-        """Each aggregation's results; None where one of them cannot be made."""
+        """Return each aggregation's results; None if one of them cannot be made."""
         if self.is_retracted is not None and self.is_retracted.any():
             return None
         try:
@@ -93,7 +94,7 @@ class WindowResults:
         return [own[0] for own in results[self._has_latest :]]
 
     def encoded(self, *, whole_window_keys: bool) -> tuple[PackedBytes, PackedBytes]:
-        """Keys and values, as `encode_updates` makes them, or else `encode_json`; raises what encoding raises."""
+        """Return encoded keys and values, as by `encode_updates` or else `encode_json`; raises encoding errors."""
         order = self._order
         there = order if self.is_retracted is None else order[~self.is_retracted[order]]
         keys, is_bare = key_texts(self.windows.keys, self.keys_of)
@@ -111,11 +112,11 @@ class WindowResults:
         return objects(BOUNDS, [keys.at(order), *(column.at(order) for column in bounds)], is_bare=is_bare), values
 
     def source_keys(self) -> PackedBytes:
-        """Each window's record key."""
+        """Return each window's record key."""
         return self.windows.keys.at(self._order)
 
     def timestamps(self) -> Int64Array:
-        """Each result's event time in ms: that of the window's latest record where it is kept, or else its end."""
+        """Return each result's event time in ms: that of the window's latest record if it is kept, else its end."""
         return np.asarray(self._times()[self._order])
 
     def _times(self) -> Int64Array:

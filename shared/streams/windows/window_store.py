@@ -1,7 +1,7 @@
-"""The live windows of one store: a table of numbers that kernels change, and what a commit writes of it.
+"""The live windows of one store: a table of numbers that kernels change, and the changes for the next commit.
 
-`take` is the whole rule for a batch of records, `take_one` for one of which an aggregation of the user's own may refuse
-the value after its windows are known: then everything is put back. What was closed is kept until the commit.
+`take` applies the whole rule to a batch of records. `take_one` does so for one record that a user's aggregation may
+reject after its windows are known; then everything is undone. Closed windows are kept until the commit.
 
 >>> from penstock.shared.streams.aggregations.aggregation import Count
 >>> store = WindowStore("s", Rule("session", span_ms=10), StateColumns([Count()]), text_keys=True)
@@ -34,11 +34,11 @@ from penstock.shared.streams.windows.window_columns import EMPTY, Windows, joine
 from penstock.shared.streams.windows.window_table import NEVER, Values, WindowTable
 
 ROWS_AT_ONCE = 1_000
-"""Of windows that are made into objects one after the other."""
+"""The number of windows that are turned into objects at once."""
 
 
 class LiveWindow(NamedTuple):
-    """One live window, its bounds in ms as its kind has them; one that was `closed` is kept for others."""
+    """One live window; its kind defines its bounds (ms). A `closed` one is kept for the numbers of later ones."""
 
     key: Any
     start: int
@@ -49,12 +49,12 @@ class LiveWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What came of a batch: `count` records of it are done, and `refused_by` is the aggregation that refuses the next.
+    """The outcome of a batch: `count` records are done, and `refused_by` is the aggregation that rejects the next one.
 
-    `late` has a row for each record that came too late for a window: its place in the batch, close time and stream
-    time (ms) of its moment, and 1 where other windows took it, 0 where it is a late record.
-    `closed_by` says which records closed the windows, `updates_by` which brought the updates about; `is_retracted`
-    says which of the updates tell that a window is no more.
+    `late` has a row for each record that was too late for a window: its index in the batch, the close time and stream
+    time (ms) then, and 1 if other windows took it, 0 if it is a late record. `closed_by` are the indexes of the records
+    that closed the windows, `updates_by` those that caused the updates. `is_retracted` marks the updates that retract a
+    window.
     """
 
     count: int
@@ -69,16 +69,18 @@ class Taken:
 
 
 class WindowStore:
-    """Window store in memory; `touched` is set by every change, for its owner to see and take back."""
+    """A window store in memory; every change sets `touched`, which its owner reads and resets."""
 
     def __init__(self, name: str, rule: Rule, columns: StateColumns, *, text_keys: bool) -> None:
-        self.name, self.rule, self.columns = name, rule, columns
+        self.name = name
+        self.rule = rule
+        self.columns = columns
         self.table = WindowTable(rule, columns.program, columns.cells)
         self.index = self.table.keys
         self.sizes = StateSizes(self.table, columns)
         self.touched = False
         self.fetch: Callable[[Iterable[bytes], int], None] | None = None
-        """As `prepare`, where windows are on disk."""
+        """As `prepare`, if windows are on disk."""
         self._text_keys = text_keys
         self._finals: list[Windows] = []
         self._final_changed: list[Windows] = []
@@ -98,21 +100,21 @@ class WindowStore:
 
     @property
     def stream_time_ms(self) -> int:
-        """The highest timestamp of a record with a key, -1 before the first."""
+        """The highest timestamp of a record with a key; -1 before the first."""
         return int(self.table.meta[k.STREAM_TIME])
 
     @property
     def close_time_ms(self) -> int | None:
-        """What ends below this is closed; None before there is a time. It never goes back."""
+        """Windows that end below this are closed; None before the first record. It never goes back."""
         time_ms = int(self.table.meta[k.CLOSE_TIME])
         return None if time_ms == NEVER else time_ms
 
     def begin(self, stream_time_ms: int, close_time_ms: int | None) -> None:
-        """Go on at these times; windows were loaded before."""
+        """Continue at these times, after windows were loaded."""
         self.table.begin(stream_time_ms, NEVER if close_time_ms is None else close_time_ms)
 
     def prepare(self, keys: Iterable[bytes | None], time_ms: int) -> None:
-        """These keys come next, at times up to this one: have what they can touch, and what time can close."""
+        """Fetch the windows that records with these keys, at times up to `time_ms`, can reach or close."""
         if self.fetch is not None:
             self.fetch({key for key in keys if key is not None}, time_ms)
 
@@ -127,9 +129,9 @@ class WindowStore:
         *,
         updates: bool = False,
     ) -> Taken:
-        """Take records until all are taken or one is refused; `got` is what they bring to each of `columns.objects`.
+        """Take records until all are taken or one is rejected; `got` is what they add for each of `columns.objects`.
 
-        With `updates` each result is told as it changes.
+        With `updates` each changed result is returned.
         """
         table = self.table
         table.logs_updates = updates
@@ -148,7 +150,7 @@ class WindowStore:
         *,
         updates: bool = False,
     ) -> Taken:
-        """As `take`, of one record; raises what an aggregation raises, or `check`, and then nothing has changed.
+        """As `take`, for one record. If an aggregation or `check` raises, nothing has changed.
 
         `check` is called with the states of each window that took the record.
         """
@@ -177,7 +179,7 @@ class WindowStore:
         return self._taken(count, refused_by, done, changes)
 
     def advance(self, stream_time_ms: int) -> Taken:
-        """Move time on without a record, and close what is due."""
+        """Advance time without a record, and close the due windows."""
         changes = int(self.table.meta[k.CHANGED])
         self.table.advance(stream_time_ms)
         return self._taken(0, None, self._carry_out([()] * len(self.columns.objects), ()), changes)
@@ -200,7 +202,7 @@ class WindowStore:
         return self.table.late[: self.table.meta[k.LATE]]
 
     def _late_records(self) -> int:
-        """How many of the records no window took."""
+        """Return how many of the records no window took."""
         late = self._late()
         return int(len(late) - late[:, k.LATE_TAKEN].sum())
 
@@ -244,7 +246,7 @@ class WindowStore:
     # --- windows as objects ---
 
     def key_of(self, raw: bytes) -> str | bytes:
-        """A key as records have it."""
+        """Return a key as records have it."""
         if not self._text_keys:
             return raw
         try:
@@ -253,22 +255,22 @@ class WindowStore:
             return raw
 
     def keys_of(self, raw: PackedBytes) -> list[Any]:
-        """As `key_of`, of many."""
+        """As `key_of`, for many keys."""
         return list(map(self.key_of, raw.tolist())) if self._text_keys else raw.tolist()
 
     def keys(self) -> Iterator[str | bytes]:
-        """The keys that have a window at the first look."""
+        """Yield the keys that have a window at the first call."""
         codes = np.unique(self.table.links[self.table.live_rows(), k.KEY])
         return map(self.key_of, self.index.keys(codes).tolist())
 
     def rows(self) -> Iterator[LiveWindow]:
-        """All live windows; the store must not change meanwhile."""
+        """Yield all live windows; the store must not change meanwhile."""
         rows = self.table.live_rows()
         for at in range(0, len(rows), ROWS_AT_ONCE):
             yield from self._windows(rows[at : at + ROWS_AT_ONCE])
 
     def rows_of(self, key: Any) -> list[LiveWindow]:
-        """The key's live windows in order of start."""
+        """Return the key's live windows in order of start."""
         code = self._known(key)
         return [] if code == k.NONE else self._windows(np.array(self.table.rows_of(code), np.int64))
 
@@ -300,18 +302,18 @@ class WindowStore:
                 return k.NONE
         return self.index.code(key) if isinstance(key, bytes) else k.NONE
 
-    # --- what a commit writes ---
+    # --- changes for a commit ---
 
     def finals(self) -> Windows:
-        """The windows that were closed."""
+        """Return the windows that were closed."""
         return joined(self._finals, self.columns.types)
 
     def live(self) -> Windows:
-        """The live windows that changed."""
+        """Return the live windows that changed."""
         return self._columns(self.table.changed_rows())
 
     def deleted(self) -> tuple[PackedBytes, Int64Array]:
-        """Keys and starts under which the last commit's windows are no longer, closed ones aside."""
+        """Return keys and starts of the last commit's windows that no longer exist, except closed ones."""
         keys, starts, _ = self._gone(k.GONE)
         return keys, starts
 
@@ -331,12 +333,12 @@ class WindowStore:
         return self.index.keys(codes), starts, ends
 
     def updated(self) -> tuple[Windows, NDArray[np.bool_]]:
-        """What has become of the last commit's results: windows that are no more, marked so, and all that changed.
+        """Return the changes of results since the last commit: retracted windows, marked so, and all changed ones.
 
-        Those that were closed after it are among them.
+        Windows that were closed since then are included.
         """
         live = self.live()
-        if self.rule.keeps:  # a window that was closed and is kept has changed with that alone
+        if self.rule.keeps:  # a window that was only closed and kept also counts as changed
             kept = self.table.flags[self.table.changed_rows()] & k.KEPT != 0
             live = live.chosen(~kept) if kept.any() else live
         keys, starts, ends = self._gone(k.RETRACTED)
@@ -349,12 +351,12 @@ class WindowStore:
         return windows, np.arange(len(windows)) < len(gone)
 
     def committed(self) -> None:
-        """The changes are in the changelog, or on their way there: a commit that fails ends with a restored store."""
+        """Drop the changes, which are in the changelog or will be; after a failed commit the store is restored."""
         self._finals, self._final_changed = [], []
         self.table.committed()
 
     def dirty_keys(self) -> set[Any]:
-        """The keys whose windows are not as the last commit has them."""
+        """Return the keys whose windows differ from the last commit."""
         changed = self.table.links[self.table.changed_rows(), k.KEY]
         gone = self.table.deleted[: self.table.meta[k.DELETED], 0]
         parts = [self.index.keys(changed), self.index.keys(gone), *(part.keys for part in self._finals)]
@@ -363,16 +365,16 @@ class WindowStore:
     # --- restoring ---
 
     def load(self, key: Any, start: int, end: int, states: list[Any]) -> None:
-        """Restore one live window; one with the same key and start is replaced."""
+        """Restore one live window; it replaces one with the same key and start."""
         self.unload(key, start)
         columns = self.columns.as_columns([self.columns.values(states)])
         raw = key if isinstance(key, bytes) else key.encode()
         self._load(Windows(PackedBytes.of([raw]), np.array([start]), np.array([end]), columns))
 
     def load_many(self, keys: Sequence[bytes], starts: Int64Array, ends: Int64Array, states: Sequence[Any]) -> None:
-        """Restore live windows by key, bounds and the aggregations' `state_columns`; none of them may be there already.
+        """Restore live windows by key, bounds and the aggregations' `state_columns`; none of them may exist yet.
 
-        Raises what reading a state raises, before anything is changed.
+        Raises decoding errors before anything is changed.
         """
         self._load(Windows(PackedBytes.of(keys), starts, ends, self.columns.from_changelog(states)))
 
@@ -386,8 +388,8 @@ class WindowStore:
     ) -> None:
         """Restore changes of windows in the order of the changelog: each window is live, or removed.
 
-        Of each key and start the last change counts. `read` gives the `state_columns` of the windows in these places.
-        Raises what `read` or reading a state raises, before anything is changed.
+        For each key and start the last change counts. `read` returns the `state_columns` of the windows at these
+        indexes. Raises the errors of `read` and decoding errors before anything is changed.
         """
         codes = self.index.codes_of(keys)
         newest = last_of_each(codes, starts)
@@ -398,14 +400,14 @@ class WindowStore:
             self._load(Windows(keys.at(live), starts[live], ends[live], columns), codes[live])
 
     def unload(self, key: Any, start: int) -> None:
-        """Restore a removal; a window that is not there is no error, since a snapshot may be ahead of the log."""
+        """Restore a removal; a missing window is no error, since a snapshot may be ahead of the log."""
         code = self._known(key)
         row = k.NONE if code == k.NONE else self.table.row_at(code, start)
         if row != k.NONE:
             self._drop(np.array([row], np.int64))
 
     def evict(self, key: Any) -> int:
-        """Forget a key's windows, which somebody else keeps: how many there were."""
+        """Drop a key's windows from memory, because they are kept elsewhere; return their number."""
         code = self._known(key)
         rows = [] if code == k.NONE else self.table.rows_of(code)
         self._drop(np.array(rows, np.int64))

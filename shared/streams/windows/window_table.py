@@ -1,7 +1,7 @@
-"""Live windows as rows of arrays, and the kernels that change them.
+"""Live windows as rows of arrays, and the calls of the kernels that change them.
 
-The table owns the arrays, makes them larger where a kernel says so, and hands out what came of a batch. It knows
-nothing of a task: who takes what was refused, late or closed is the operator's business.
+The table owns the arrays, enlarges them when a kernel needs room, and returns the outcome of a batch. It knows nothing
+of a task: the operator handles rejected, late and closed records.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _ROOMS = {
     ("_pending", "_spare"): k.PENDING,
     ("_heap", "_dues"): k.HEAP,
 }
-"""The arrays of which a kernel may say that they are full, and where it counts what is in them."""
+"""The arrays that a kernel can find full, and the counters of their elements."""
 NEVER = -(2**62)
 """Earlier than all times: nothing was closed yet."""
 GONE_MIN = 1_024
-"""So few rows that were taken out may wait until the wheel comes to them."""
+"""Up to this number removed rows may wait until the wheel reaches them."""
 IDLE_KEYS_MIN = 1_024
-"""Fewer keys without a window are not looked for."""
+"""Fewer keys without a window are not searched for."""
 
 
 class Mark(NamedTuple):
-    """A key's rows, and all numbers of the table, before a record."""
+    """A key's rows, and all counters of the table, before a record."""
 
     code: int
     rows: Int64Array
@@ -50,23 +50,27 @@ class Mark(NamedTuple):
 
 
 class Values(NamedTuple):
-    """What a batch's records give to the aggregations that look at a number: cells, and whether there is one."""
+    """The numbers of a batch's records for the aggregations that read one: cells, and whether each is present."""
 
     cells: Int64Array
     has: NDArray[np.uint8]
 
     @classmethod
     def none(cls, count: int) -> Values:
-        """Of aggregations that look at nothing."""
+        """Return values for aggregations that read none."""
         return cls(np.zeros((0, count), np.int64), np.zeros((0, count), np.uint8))
 
 
 class WindowTable:
-    """The live windows of one store, by `rule`; `program` has what each aggregation does (`kernels`), its first cell
-    and its row of values; there are `state_cells` cells of numbers."""
+    """The live windows of one store, by `rule`.
+
+    `program` has for each aggregation its operation (`kernels`), its first cell and its row of values. There are
+    `state_cells` cells of numbers.
+    """
 
     def __init__(self, rule: Rule, program: Sequence[tuple[int, int, int]], state_cells: int) -> None:
-        self.rule, self.base = rule, k.LINK_CELLS + rule.bounds
+        self.rule = rule
+        self.base = k.LINK_CELLS + rule.bounds
         self.program: Int64Array = np.array(program, np.int64).reshape(-1, 3)
         self.has_objects = bool((self.program[:, 0] == k.OBJECT).any())
         self.keys = KeyIndex()
@@ -109,9 +113,9 @@ class WindowTable:
     def take(
         self, times: Int64Array, codes: Int32Array, values: Values, *, closes: bool = True
     ) -> tuple[int, int | None]:
-        """Take records until all are taken or one is refused.
+        """Take records until all are taken or one is rejected.
 
-        Gives how many are taken, and the aggregation that refuses the next one. Outputs add up until `clear`.
+        Return how many are taken, and the aggregation that rejects the next one. Outputs add up until `clear`.
         """
         self._see_keys()
         first = 0
@@ -127,16 +131,16 @@ class WindowTable:
                 self.close_due(first - 1)
 
     def advance(self, stream_time_ms: int, index: int = k.NONE) -> None:
-        """Move time on, and close what is due."""
+        """Advance time, and close the due windows."""
         meta = self.meta
         meta[k.STREAM_TIME] = max(meta[k.STREAM_TIME], stream_time_ms)
-        if self.rule.kind == "table":  # which nothing closes
+        if self.rule.kind == "table":  # tables never close
             return
         meta[k.CLOSE_TIME] = max(meta[k.CLOSE_TIME], meta[k.STREAM_TIME] - self.rule.waits_ms)
         self.close_due(index)
 
     def close_due(self, index: int) -> None:
-        """Close what ends below the close time; `index` says which record of the batch brought it about."""
+        """Close windows that end below the close time; `index` is the record of the batch that caused it."""
         rule = self.rule
         while not k.close_due(
             index, rule.keeps, rule.kind == "session", self.base, rule.bucket_ms, rule.kept_ms, self.links, self.flags,
@@ -166,14 +170,14 @@ class WindowTable:
             result = k.take_time_windows(*batch, rule.span_ms, rule.advance_ms, rule.grace_ms, *rest)
         return result
 
-    # --- what came of records ---
+    # --- outcome of records ---
 
     def clear(self) -> None:
-        """Forget late, closed and updated windows and steps that were handed out."""
+        """Drop late, closed and updated windows and steps that were read."""
         self.meta[[k.LATE, k.MISSED, k.CLOSED, k.UPDATES, k.STEPS]] = 0
 
     def rows_of(self, code: int) -> list[int]:
-        """The rows of a key in order of start."""
+        """Return the rows of a key in order of start."""
         rows, row = [], int(self.heads[code]) if 0 <= code < len(self.heads) else k.NONE
         while row != k.NONE:
             rows.append(row)
@@ -181,27 +185,27 @@ class WindowTable:
         return rows[::-1]
 
     def row_at(self, code: int, start: int) -> int:
-        """The row of a key's window that starts there, or NONE."""
+        """Return the row of a key's window that starts there, or NONE."""
         return next((row for row in self.rows_of(code) if self.cells[row, k.START] == start), k.NONE)
 
     def rows_at(self, codes: Int32Array, starts: Int64Array) -> Int64Array:
-        """The rows of the windows of these keys and starts, without those that are not there."""
+        """Return the rows of the windows of these keys and starts, without missing ones."""
         self._see_keys()
         rows = np.empty(len(codes), np.int64)
         k.rows_at(codes, starts, self.links, self.cells, self.heads, rows)
         return np.asarray(rows[rows != k.NONE])
 
     def live_rows(self) -> Int64Array:
-        """All rows that are live."""
+        """Return all live rows."""
         return np.asarray(np.flatnonzero(self.links[:, k.KEY] != k.NONE))
 
     def changed_rows(self) -> Int64Array:
-        """The live rows that have changed since the last commit."""
+        """Return the live rows that have changed since the last commit."""
         rows = self.changed[: self.meta[k.CHANGED]].astype(np.int64)
         return np.asarray(rows[(self.links[rows, k.KEY] != k.NONE) & (self.flags[rows] & k.DIRTY != 0)])
 
     def moved_rows(self) -> Int64Array:
-        """Those of the changed rows whose bounds are not those that the last commit had."""
+        """Return the changed rows whose bounds differ from the last commit."""
         rows = self.changed_rows()
         if self.rule.kind != "session":
             return rows[:0]
@@ -211,7 +215,7 @@ class WindowTable:
         return np.asarray(rows[is_moved | (cells[:, k.END] != cells[:, k.SHOWN_END])])
 
     def committed(self) -> None:
-        """The changes are in the changelog now: what is shown is what there is; keys without a window go."""
+        """Mark the changes as committed, and release keys without a window."""
         listed, rows = self.changed[: self.meta[k.CHANGED]], self.changed_rows()
         self.flags[listed] &= 0xFF ^ (k.LISTED | k.DIRTY)
         self.flags[rows] |= k.PERSISTED
@@ -227,10 +231,10 @@ class WindowTable:
             has_row[: len(self.heads)] = self.heads[: keys.capacity] != k.NONE
             keys.release(np.flatnonzero(~has_row & (keys.sizes != k.NONE)), has_row)
 
-    # --- a record that is taken back ---
+    # --- undoing a record ---
 
     def mark(self, code: int) -> Mark:
-        """What a record of this key can change; the next `take` must be of one record, and close nothing."""
+        """Copy what a record of this key can change. The next `take` must be of one record, and close nothing."""
         self._see_keys()
         needed = self.rule.rows_per_record
         if self.meta[k.FREE] < needed:
@@ -239,7 +243,7 @@ class WindowTable:
         return Mark(code, rows, self.cells[rows], self.flags[rows], int(self.heads[code]), self.meta.copy())
 
     def take_back(self, mark: Mark) -> None:
-        """Put everything back as it was; new rows go to where gone ones go."""
+        """Undo everything since the mark; new rows are freed like removed ones."""
         meta, was = self.meta, mark.meta
         new = self._free[meta[k.FREE] : was[k.FREE]]
         listed = new[np.isin(new, self.changed[: was[k.CHANGED]])]
@@ -249,14 +253,14 @@ class WindowTable:
         self.heads[mark.code] = mark.head
         free, heap = int(meta[k.FREE]), int(meta[k.HEAP])
         meta[:] = was
-        if self.rule.kind != "table":  # else no wheel has them
+        if self.rule.kind != "table":  # a table's rows are in no wheel
             meta[k.FREE], meta[k.HEAP] = free, heap
         self._sweep_many()
 
     # --- restoring ---
 
     def load(self, codes: Int32Array, starts: Int64Array, ends: Int64Array, cells: Int64Array) -> Int64Array:
-        """Put windows back as the last commit had them, none of which are there; their rows."""
+        """Restore windows as of the last commit, none of which may exist yet; return their rows."""
         count = len(codes)
         self._see_keys()
         if self.meta[k.FREE] < count:
@@ -273,22 +277,22 @@ class WindowTable:
         return rows
 
     def drop(self, rows: Int64Array) -> None:
-        """Take rows out as if they had never been there."""
+        """Remove rows as if they had never existed."""
         k.drop_rows(rows, self.rule.kind == "table", self.links, self.flags, self.heads, self._free, self.meta)
         self._sweep_many()
 
     def _sweep_many(self) -> None:
-        """Have the rows that were taken out swept, where they are more than those that are live."""
+        """Free the removed rows if they outnumber the live ones."""
         gone = len(self.flags) - int(self.meta[k.FREE]) - len(self)
         if self.rule.kind != "table" and gone > len(self) + GONE_MIN:
             self.sweep()
 
     def sweep(self) -> None:
-        """Free the rows that were taken out and that the wheel still has."""
+        """Free the removed rows that are still in the wheel."""
         k.sweep(self._ring, self._heap, self._dues, self.links, self._free, self.meta)
 
     def begin(self, stream_time_ms: int, close_time_ms: int) -> None:
-        """Time is this, and what ends below that close time is closed; windows were loaded before."""
+        """Continue at these times, after windows were loaded."""
         self.meta[k.STREAM_TIME], self.meta[k.CLOSE_TIME] = stream_time_ms, close_time_ms
         if self.rule.keeps:
             rows = self.live_rows()
@@ -306,7 +310,7 @@ class WindowTable:
             return
         used = {names: int(self.meta[count]) for names, count in _ROOMS.items()}
         short = [names for names, count in used.items() if 0 < len(getattr(self, names[0])) <= 2 * count]
-        for names in short or used:  # else one record needs more than half of one
+        for names in short or used:  # if none is short, one record needs more than half of an array
             for name in names:
                 array = getattr(self, name)
                 setattr(self, name, grown(array, 2 * len(array)))
