@@ -1,6 +1,6 @@
 """Records in columns on their way into batches by kernels: some thousands at a time, no Python object for one.
 
-This module is loaded where numba is installed and columns are sent (intake.py).
+This module is loaded where numba is installed and columns are sent (producer.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records that are refused, or wait, on their way into a batch; against a broker in this process."""
+"""Records that are rejected, or wait, on their way into a batch; against a broker in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
 from penstock.shared.clients.producer.delivery import Deliveries
-from penstock.shared.clients.producer.intake import UntilClosed
+from penstock.shared.clients.producer.producer import UntilClosed
 from penstock.shared.common.errors import (
     DataError,
     IllegalState,
