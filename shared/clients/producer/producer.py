@@ -6,7 +6,7 @@
 
 `send` suspends only while the topic's metadata is missing and while the buffer is full. Most records go straight into
 an open batch of their partition. Every other record goes through `_enqueue`: checks, serializers, metadata, partition,
-memory, a new batch. The `Sender` sends the batches: accumulator.py says when a batch is due, sender.py what a
+memory, a new batch. The `Sender` sends the batches: record_accumulator.py says when a batch is due, sender.py what a
 response means.
 
 A transactional producer makes everything that it sends between begin and commit visible to `read_committed` at once,
@@ -36,11 +36,15 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.connection import BatchRecord, Connection
-from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.batch import Batch, Callback, OnDelivery
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
 from penstock.shared.clients.producer.bulk import NO_HEADERS, Bulk, ColumnBulk, bulk_of
-from penstock.shared.clients.producer.checks import (
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
+from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
+from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.partitioner import Partitioner, RoutedTopic, Routes
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.record_validation import (
     NO_VALUE,
     HeaderList,
     checked_callback,
@@ -52,15 +56,9 @@ from penstock.shared.clients.producer.checks import (
     record_of,
     serialized,
 )
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
-from penstock.shared.clients.producer.held_up_share import HeldUpShare
-from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
-from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.partitioner import Partitioner
-from penstock.shared.clients.producer.routing import RoutedTopic, Routes
 from penstock.shared.clients.producer.sender import Sender
 from penstock.shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
-from penstock.shared.clients.producer.transactions import Transaction, TxnState, is_fatal
+from penstock.shared.clients.producer.transaction_manager import Transaction, TxnState, is_fatal
 from penstock.shared.common import compilation
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.compilation import loaded
@@ -124,7 +122,7 @@ class Producer:
         self._key_serializer = key_serializer
         self._value_serializer = value_serializer
         self._interceptors = Interceptors(interceptors)
-        self._memory = BufferMemory(settings.buffer_memory)
+        self._memory = BufferPool(settings.buffer_memory)
         self._metrics = ProducerMetrics(
             registry,
             self._connection.client_id,

@@ -121,7 +121,7 @@ async def test_an_expired_id_is_fetched_anew(api: Api) -> None:
     """A coordinator that has forgotten the producer costs the transaction; the next one has a new epoch."""
     async with producing(transactional_id="x") as (cluster, producer):
         await producer.init_transactions()
-        ledger = producer._sender.outcomes.ledger
+        ledger = producer._sender.completion.ledger
         before = ledger.epoch
         control = cluster.control(api, Fail(ErrorCode.INVALID_PRODUCER_ID_MAPPING), times=2)
         with pytest.raises((InvalidProducerIdMapping, TransactionAborted)):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.shared.clients.producer.checks import (
+from penstock.shared.clients.producer.record_validation import (
     checked_callback,
     checked_headers,
     checked_partition,

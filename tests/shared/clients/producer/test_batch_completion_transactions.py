@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.clients.producer.transaction_manager import Transaction, TxnState
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     DeliveryTimeout,
@@ -239,7 +239,7 @@ def test_aborted_without_an_error() -> None:
     core.leaders[B] = None
     queued = core.send(B)
     transaction.move(TxnState.ABORTING)
-    core.outcomes.fail_all(TransactionAborted("aborted before the record was sent"), out=False)
+    core.completion.fail_all(TransactionAborted("aborted before the record was sent"), out=False)
     assert isinstance(queued.fate, TransactionAborted)
     assert flying.fate is None
     core.answer(flying.batch, NOT_LEADER)

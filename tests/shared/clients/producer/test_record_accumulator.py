@@ -111,11 +111,11 @@ def test_turns_of_partitions_go_round() -> None:
 
     def one_request_each() -> list[TopicPartition]:
         drained = core.accumulator.drain(
-            0, lambda tp: core.leaders[tp], *[lambda _: True] * 2, core.outcomes.may_send, hurry=False
+            0, lambda tp: core.leaders[tp], *[lambda _: True] * 2, core.completion.may_send, hurry=False
         )
         batches = [batch for of in drained.requests.values() for batch in of]
         for batch in batches:
-            core.outcomes.sent(batch, 0)
+            core.completion.sent(batch, 0)
             core.answer(batch)
         return [batch.tp for batch in batches]
 

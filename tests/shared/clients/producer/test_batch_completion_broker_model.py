@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.clients.connection import read_batches
 from penstock.shared.clients.producer.batch import Batch
-from penstock.shared.clients.producer.sequences import EPOCH_MAX
+from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
 from penstock.shared.common.errors import RecordTooLarge, SendCancelled
 from penstock.shared.common.records import RecordMetadata, TopicPartition
 from tests.shared.clients.producer.harness import (
@@ -163,7 +163,7 @@ class World:
             self.data.draw(st.sampled_from(sent), "cancelled").cancel()
 
     def abort_pending(self) -> None:
-        self.producer.outcomes.fail_all(SendCancelled("aborted"), out=False)
+        self.producer.completion.fail_all(SendCancelled("aborted"), out=False)
 
     def finish(self) -> None:
         """No more faults: everything comes to its end, and new records go through."""

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from penstock.shared.clients.producer.transactions import TRANSITIONS, Transaction, TxnState
+from penstock.shared.clients.producer.transaction_manager import TRANSITIONS, Transaction, TxnState
 from penstock.shared.common.errors import IllegalState, NotEnoughReplicas, ProducerFenced, TransactionAborted
 from penstock.shared.common.records import TopicPartition
 

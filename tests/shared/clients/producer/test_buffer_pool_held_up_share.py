@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.shared.clients.producer.accumulator import HELD_UP_MS
 from penstock.shared.clients.producer.batch import Batch
-from penstock.shared.clients.producer.held_up_share import HeldUpShare
+from penstock.shared.clients.producer.buffer_pool import HeldUpShare
+from penstock.shared.clients.producer.record_accumulator import HELD_UP_MS
 from penstock.shared.common.errors import BufferExhausted, IllegalState
 from penstock.shared.common.records import TopicPartition
 from tests.shared.clients.producer.harness import INVALID_RECORD, NOT_ENOUGH_REPLICAS, A, B, C, Harness
@@ -225,7 +225,7 @@ async def test_nobody_overtakes() -> None:
     assert table.share.waiting == 0
     assert not table.must_wait(A)
     await waiting
-    table.core.outcomes.fail_all(BufferExhausted("over"), out=True)
+    table.core.completion.fail_all(BufferExhausted("over"), out=True)
     table.refuse(A, LIMIT - 1)
     small = asyncio.ensure_future(table.share.wait(table.core.accumulator.queue(A), 10 * BATCH, 10_000))
     await soon()

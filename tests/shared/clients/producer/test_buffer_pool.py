@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.common.errors import BufferExhausted, IllegalState
 
 
 async def test_waiters_are_served_in_order() -> None:
     """Who waits first is served first: a small request does not overtake a large one."""
-    memory = BufferMemory(100)
+    memory = BufferPool(100)
     assert memory.try_acquire(90)
     served: list[str] = []
 
@@ -34,7 +34,7 @@ async def test_waiters_are_served_in_order() -> None:
 
 async def test_exhausted() -> None:
     """A wait that is too long ends in BufferExhausted and leaves nothing behind."""
-    memory = BufferMemory(100)
+    memory = BufferPool(100)
     assert memory.try_acquire(100)
     with pytest.raises(BufferExhausted, match="buffer_memory=100"):
         await memory.acquire(1, 0)
@@ -44,7 +44,7 @@ async def test_exhausted() -> None:
 
 async def test_a_cancelled_waiter_lets_the_next_one_in() -> None:
     """Cancelling the first waiter, who needs too much, lets the second have what is free."""
-    memory = BufferMemory(100)
+    memory = BufferPool(100)
     assert memory.try_acquire(90)
     large = asyncio.ensure_future(memory.acquire(50, 5_000))
     await asyncio.sleep(0)
@@ -57,7 +57,7 @@ async def test_a_cancelled_waiter_lets_the_next_one_in() -> None:
 
 async def test_cancelled_in_the_moment_it_is_granted() -> None:
     """A waiter that is cancelled after its bytes were granted gives them back."""
-    memory = BufferMemory(10)
+    memory = BufferPool(10)
     assert memory.try_acquire(10)
     waiter = asyncio.ensure_future(memory.acquire(10, 5_000))
     await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def test_cancelled_in_the_moment_it_is_granted() -> None:
 
 async def test_close_fails_the_waiters() -> None:
     """Closing while a send waits is a clear error for that send."""
-    memory = BufferMemory(10)
+    memory = BufferPool(10)
     assert memory.try_acquire(10)
     waiter = asyncio.ensure_future(memory.acquire(1, 5_000))
     await asyncio.sleep(0)
@@ -82,7 +82,7 @@ async def test_close_fails_the_waiters() -> None:
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_bytes_are_conserved(sizes: list[int]) -> None:
     """What is taken and given back adds up."""
-    memory = BufferMemory(100)
+    memory = BufferPool(100)
     taken = [size for size in sizes if memory.try_acquire(size)]
     assert memory.available == 100 - sum(taken)
     for size in taken:
@@ -92,7 +92,7 @@ def test_bytes_are_conserved(sizes: list[int]) -> None:
 
 async def test_bytes_given_back_together() -> None:
     """Within the block nobody is served; at its end all that fit are, in order, from the whole sum."""
-    memory = BufferMemory(100)
+    memory = BufferPool(100)
     assert memory.try_acquire(100)
     waiters = [asyncio.ensure_future(memory.acquire(size, 5_000)) for size in (70, 20, 30)]
     await asyncio.sleep(0)
@@ -104,11 +104,11 @@ async def test_bytes_given_back_together() -> None:
     await asyncio.gather(*waiters[:2])
     memory.release(70)
     await waiters[2]
-    assert repr(memory) == "<BufferMemory 50 of 100 bytes free, 0 waiting>"
+    assert repr(memory) == "<BufferPool 50 of 100 bytes free, 0 waiting>"
 
 
 async def test_nothing_is_given_back_twice() -> None:
     """More bytes than were taken are a bug, and said to be one."""
-    memory = BufferMemory(10)
+    memory = BufferPool(10)
     with pytest.raises(AssertionError, match="more bytes given back"):
         memory.release(1)

@@ -1,8 +1,8 @@
-"""What becomes of a batch: acknowledged, sent again, split, or given up. Values in, values out; no I/O.
+"""How a batch ends: it is acknowledged, retried, split, or failed. Values in, values out; no I/O.
 
-An answer completes a batch, or sends it back to its partition's queue with a backoff of its own, or ends it.
-`delivery_timeout_ms` ends a batch wherever it is; its memory is given back when nobody can read it any more, which for
-one in a request is when that is over.
+A response completes a batch, puts it back into its partition's queue with a backoff of its own, or fails it.
+`delivery_timeout_ms` fails a batch wherever it is. The memory of a batch is released once nobody can read it any more:
+for a batch in flight, when its request is over.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import copy
 import random
 
 from penstock.shared.clients.connection import ProduceAnswer, SealedBatch, error_for_code
-from penstock.shared.clients.connection.errors import DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED
-from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.connection.errors import CODE_OF, DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED, codes_of
 from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState, ProducerState
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.sequences import SequenceLedger
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.clients.producer.transactions import Transaction, TxnState, fenced_by, is_fatal
+from penstock.shared.clients.producer.transaction_manager import (
+    SequenceLedger,
+    Transaction,
+    TxnState,
+    fenced_by,
+    is_fatal,
+)
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
     CorruptRecord,
@@ -37,22 +42,30 @@ from penstock.shared.common.log import get_logger
 log = get_logger(__name__)
 
 STALE_METADATA = (NotLeaderOrFollower, UnknownTopicOrPartition, BrokerNotAvailable)
-MESSAGE_TOO_LARGE = 10
-FENCED = frozenset({47, 90})
-ENDS_TRANSACTION_ALONE = frozenset({29, 45, 47, 48, 49, 59})
-"""Refusals after which the transaction must be aborted and the producer can go on: of the topic's authorization, and of
-epochs, sequences and transaction states that a new epoch puts right. An old epoch (47) is also what a transaction has
-that the coordinator timed out; whether a newer producer exists turns out when the abort asks for the next epoch."""
+MESSAGE_TOO_LARGE = CODE_OF["MESSAGE_TOO_LARGE"]
+FENCED = codes_of("INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
+ENDS_TRANSACTION_ALONE = codes_of(
+    "TOPIC_AUTHORIZATION_FAILED",
+    "OUT_OF_ORDER_SEQUENCE_NUMBER",
+    "INVALID_PRODUCER_EPOCH",
+    "INVALID_TXN_STATE",
+    "INVALID_PRODUCER_ID_MAPPING",
+    "UNKNOWN_PRODUCER_ID",
+)
+"""Codes after which the transaction must be aborted and the producer can go on: a missing permission for the topic, and
+epochs, sequences and transaction states that a new epoch corrects (KIP-360). INVALID_PRODUCER_EPOCH is also the answer
+after the coordinator has timed the transaction out. The abort requests the next epoch, which shows whether a newer
+producer exists."""
 RETRY_BACKOFF_JITTER = 0.2
 
 
-class Outcomes:
-    """Decides on answers and on time, over the accumulator, the sequence ledger and the buffer memory."""
+class BatchCompletion:
+    """Applies responses and the passing of time to the accumulator, the sequence ledger and the buffer pool."""
 
     def __init__(
         self,
         accumulator: RecordAccumulator,
-        memory: BufferMemory,
+        memory: BufferPool,
         settings: ProducerSettings,
         transaction: Transaction | None,
         metrics: ProducerMetrics,
@@ -70,7 +83,7 @@ class Outcomes:
         accumulator.on_taken_back = None if transaction is None else self._taken_back
 
     def __repr__(self) -> str:
-        return f"<Outcomes {self.ledger!r}>"
+        return f"<BatchCompletion {self.ledger!r}>"
 
     def settle(self) -> None:
         """Settle the sequence numbers of partitions that nothing is out of; afterwards the ledger may not be ready.
@@ -141,7 +154,8 @@ class Outcomes:
             self._accumulator.replace(batch, batch.split(), now_ms)
             return
         if isinstance(error, OutOfOrderSequence | ProducerFenced) and batch.sequenced:
-            # Refused by its number, so it is not in the log, whatever earlier tries were.
+            # The broker rejected the sequence number or epoch (KIP-98): the batch is not in the log, whatever became of
+            # earlier attempts.
             batch.fate_unknown = False
             pending = self._accumulator.queue(batch.tp).earlier_pending(batch)
             if self._transaction is None and not pending:
@@ -151,7 +165,7 @@ class Outcomes:
         self._refused(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
     def unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
-        """The request failed on its way: whether it reached the log is unknown. The batch is no longer out."""
+        """The request failed in flight: the batch may be in the log or not. It is no longer out."""
         self._accumulator.landed(batch)
         batch.fate_unknown = True
         if isinstance(error, STALE_METADATA):
@@ -183,7 +197,7 @@ class Outcomes:
                 self.fail_transaction(error)
 
     def fail_transaction(self, error: PenstockError) -> None:
-        """The transaction cannot be committed any more: what it still has queued is dropped."""
+        """Fail the transaction and drop what it still has queued: it can no longer be committed."""
         assert self._transaction is not None
         self._transaction.fail(error)
         fatal = is_fatal(error)
@@ -191,7 +205,7 @@ class Outcomes:
         self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
 
     def _taken_back(self, error: SendCancelled) -> None:
-        """Records were taken back: a commit would leave them out without a word."""
+        """Fail the transaction after records were taken back: a commit would leave them out silently."""
         assert self._transaction is not None
         if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
             self.fail_transaction(error)
@@ -210,7 +224,7 @@ class Outcomes:
         self._done(batch)
 
     def fail(self, batch: Batch, error: PenstockError) -> None:
-        """End a batch with an error; callbacks are told."""
+        """End a batch with an error and call its callbacks."""
         if batch.sequenced and not self._accumulator.is_out(batch):
             self._given_up(batch)
         if batch.removed and not batch.sequenced and batch.state is BatchState.OPEN:
@@ -272,7 +286,7 @@ class Outcomes:
 
     def _given_up(self, batch: Batch) -> None:
         if self._transaction is not None:
-            # Only the coordinator hands out epochs here; aborting the transaction asks for one.
+            # Only the coordinator grants epochs here (KIP-360): aborting the transaction requests one.
             self._transaction.epoch_is_spent |= batch.fate_unknown
             self.ledger.given_up(batch.tp, lost=False)
         else:

@@ -127,7 +127,7 @@ def test_an_error_of_one_partition_is_not_the_others() -> None:
     for batch, code in zip(batches, (NOT_LEADER, NOT_LEADER, 0), strict=True):
         core.answer(batch, code, offset=100)
     assert [record.fate is None for record in records] == [True, True, False]
-    assert core.outcomes.metadata_is_stale
+    assert core.completion.metadata_is_stale
     assert core.turn() == [], "no new leader is known"
     core.leaders = {A: 2, B: 3}
     core.turn()
@@ -140,11 +140,11 @@ def test_stale_metadata_is_noted_for_errors_that_show_it() -> None:
         core = Harness()
         core.send()
         core.answer(core.turn_one(), code)
-        assert core.outcomes.metadata_is_stale is stale
+        assert core.completion.metadata_is_stale is stale
     core = Harness()
     core.send()
     core.lose(core.turn_one())
-    assert core.outcomes.metadata_is_stale
+    assert core.completion.metadata_is_stale
 
 
 def test_a_batch_in_flight_expires() -> None:
@@ -189,7 +189,7 @@ def test_no_memory_is_given_back_twice() -> None:
     core.after(1_000)
     core.lose(one)
     core.turn()
-    core.outcomes.fail_all(SendCancelled("closed"), out=True)
+    core.completion.fail_all(SendCancelled("closed"), out=True)
     core.answer(two, TOO_LARGE)
     assert core.all_memory_is_back
 
@@ -203,7 +203,7 @@ def test_an_answer_ends_its_batch_alone() -> None:
     one, two = core.turn()
     ended: list[int] = []
     one.callbacks[0] = one.callbacks[0]._replace(
-        on_delivery=lambda *_: ended.append(core.outcomes.fail_all(SendCancelled("aborted"), out=False))
+        on_delivery=lambda *_: ended.append(core.completion.fail_all(SendCancelled("aborted"), out=False))
     )
     core.answer(one, 42)
     assert ended == [1]
@@ -221,7 +221,7 @@ def test_a_callback_that_ends_everything_while_batches_expire() -> None:
     records = [core.send(tp) for tp in (A, B)]
     first = records[0].batch
     first.callbacks.append(
-        first.callbacks[0]._replace(on_delivery=lambda *_: core.outcomes.fail_all(SendCancelled("aborted"), out=True))
+        first.callbacks[0]._replace(on_delivery=lambda *_: core.completion.fail_all(SendCancelled("aborted"), out=True))
     )
     core.after(1_000)
     assert [type(record.fate) for record in records] == [DeliveryTimeout, SendCancelled]
@@ -302,7 +302,7 @@ def test_an_unsupported_version_is_final_and_surely_not_written() -> None:
     """The request never left: the record fails, and its sequence number is used again."""
     core = Harness()
     record = core.send()
-    core.outcomes.unsent(core.turn_one(), UnsupportedVersion("Produce"), 0)
+    core.completion.unsent(core.turn_one(), UnsupportedVersion("Produce"), 0)
     assert isinstance(record.fate, UnsupportedVersion)
     core.send()
     assert core.state(core.turn_one()) == (0, 0)
@@ -331,4 +331,4 @@ def test_errors_are_counted_by_record() -> None:
 
 def test_repr() -> None:
     """The state reads as text."""
-    assert repr(Harness().outcomes) == "<Outcomes <SequenceLedger producer 7 epoch 0, 0 partitions>>"
+    assert repr(Harness().completion) == "<BatchCompletion <SequenceLedger producer 7 epoch 0, 0 partitions>>"

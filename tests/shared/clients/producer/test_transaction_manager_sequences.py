@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.clients.producer.batch import ProducerState
-from penstock.shared.clients.producer.sequences import EPOCH_MAX, SequenceLedger
+from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX, SequenceLedger
 from penstock.shared.common.records import TopicPartition
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)

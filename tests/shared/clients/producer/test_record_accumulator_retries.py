@@ -123,9 +123,9 @@ def test_one_batch_expires() -> None:
         record = core.send()
         core.down = {1} if muted else set()
         core.now_ms = 3_199
-        core.outcomes.expire(3_199)
+        core.completion.expire(3_199)
         assert record.fate is None
-        core.outcomes.expire(3_200)
+        core.completion.expire(3_200)
         assert isinstance(record.fate, DeliveryTimeout)
         assert core.after(3_200) == []
         assert core.all_memory_is_back
@@ -190,7 +190,7 @@ def test_end_all_that_is_not_done() -> None:
     core = Harness(batch_size=150, linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
     records = [core.send(tp, b"x" * 50) for _ in range(33) for tp in (A, B, C)]
     assert core.turn()
-    core.outcomes.fail_all(SendCancelled("closed"), out=True)
+    core.completion.fail_all(SendCancelled("closed"), out=True)
     assert all(isinstance(record.fate, SendCancelled) for record in records)
     assert not core.accumulator.incomplete
     assert not core.accumulator.queued()
@@ -201,7 +201,7 @@ def test_end_what_is_not_sent() -> None:
     core = Harness(batch_size=150, linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
     records = [core.send(tp, b"x" * 50) for _ in range(33) for tp in (A, B, C)]
     sent = core.turn()
-    ended = core.outcomes.fail_all(SendCancelled("aborted"), out=False)
+    ended = core.completion.fail_all(SendCancelled("aborted"), out=False)
     in_flight = [record for record in records if record.batch in sent]
     assert ended > 0
     assert in_flight

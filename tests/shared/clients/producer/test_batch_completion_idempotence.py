@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.clients.producer.sequences import EPOCH_MAX
+from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
 from penstock.shared.common.errors import InvalidRequest, RecordTooLarge
 from tests.shared.clients.producer.harness import (
     DUPLICATE,

@@ -49,14 +49,17 @@ class PartitionQueue:
     )
 
     def __init__(self, tp: TopicPartition, in_flight_max: int) -> None:
-        self.tp, self.in_flight_max = tp, in_flight_max
+        self.tp = tp
+        self.in_flight_max = in_flight_max
         self.queued: deque[Batch] = deque()
         self.open: Batch | None = None
         self.out: list[Batch] = []
         self.ready_since_ms: int | None = None
         self.unreachable = ""
         """Why its first batch, which is due, cannot go."""
-        self.batches = self.batches_at_ack = self.held = 0
+        self.batches = 0
+        self.batches_at_ack = 0
+        self.held = 0
 
     def __repr__(self) -> str:
         return f"<PartitionQueue {self.tp}, {len(self.queued)} queued, {len(self.out)} out>"
