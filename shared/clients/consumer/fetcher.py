@@ -47,8 +47,10 @@ class Fetcher:
     """The partitions of one consumer; `read_committed` and `policy` are the settings of that name."""
 
     def __init__(self, limits: FetchLimits, policy: ResetPolicy, *, read_committed: bool, has_group: bool) -> None:
-        self.limits, self._policy = limits, policy
-        self.read_committed, self._has_group = read_committed, has_group
+        self.limits = limits
+        self._policy = policy
+        self.read_committed = read_committed
+        self._has_group = has_group
         self._partitions: dict[TopicPartition, PartitionState] = {}  # in the order in which they are asked for
         self._ready: dict[TopicPartition, None] = {}  # with pieces or an error, in the order of handing out
         self._in_flight: dict[int, int] = {}  # by node, the bytes that may come

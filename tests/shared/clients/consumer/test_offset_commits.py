@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.consumer.commit_sequence import LATE_MS
-from penstock.shared.clients.consumer.committer import REFUSED_RETRY_MS, Committer
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.consumer.offset_commits import REFUSED_RETRY_MS, OffsetCommits
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
     CommitFailed,
@@ -146,7 +146,7 @@ class Member:
     def __init__(self, coordinator: Coordinator) -> None:
         self.coordinator, self.generation, self.clock = coordinator, coordinator.generation, ManualClock()
         self.registry = CollectorRegistry()
-        self.committer = Committer(
+        self.commits = OffsetCommits(
             coordinator,  # type: ignore[arg-type]
             lambda: GroupMetadata("g", self.generation, "m", "i"),
             ConsumerMetrics(self.registry, "g"),
@@ -157,7 +157,7 @@ class Member:
         self.told: list[tuple[int, str]] = []
 
     def later(self, offset: int, tp: TopicPartition = A) -> None:
-        self.committer.commit_async({tp: at(offset)}, lambda o, e: self.told.append((o[tp].offset, type(e).__name__)))
+        self.commits.commit_async({tp: at(offset)}, lambda o, e: self.told.append((o[tp].offset, type(e).__name__)))
 
 
 async def turns(count: int = 50) -> None:
@@ -191,7 +191,7 @@ async def test_passing_failures_are_retried(fate: str) -> None:
     """A coordinator that loads, moved, hangs up or does not answer is asked again; a sync commit waits for it."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = scripted(fate, fate)
-    await member.committer.commit({A: at(5), B: at(6)}, 5_000)
+    await member.commits.commit({A: at(5), B: at(6)}, 5_000)
     assert coordinator.committed == {A: at(5), B: at(6)}
     # What half an answer has stored is not sent again, so that the next answer is a whole one.
     failed = 1 if fate == "half" else 2
@@ -205,26 +205,26 @@ async def test_a_partition_that_is_no_more_holds_no_other_up() -> None:
     """Those stored are done and told; the one that is unknown is tried for a while, then named, and later once."""
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: f"without t-1: {GONE}"
-    await member.committer.commit({A: at(1)}, 5_000)
-    both = asyncio.ensure_future(member.committer.commit({A: at(2), B: at(2)}, 60_000))
+    await member.commits.commit({A: at(1)}, 5_000)
+    both = asyncio.ensure_future(member.commits.commit({A: at(2), B: at(2)}, 60_000))
     await turns(5)
     member.later(3, A)
     member.later(3, B)
     await turns()
     assert coordinator.committed == {A: at(3)}
     assert (both.done(), member.told) == (False, [(3, "NoneType")])
-    await asyncio.wait_for(member.committer.commit({A: at(4)}, 60_000), 5)
+    await asyncio.wait_for(member.commits.commit({A: at(4)}, 60_000), 5)
     member.clock.advance(REFUSED_RETRY_MS)
     with pytest.raises(UnknownTopicOrPartition, match=r"OffsetCommit of client c, group g, generation 1.*t-1"):
         await asyncio.wait_for(both, 5)
     assert member.told == [(3, "NoneType"), (3, "UnknownTopicOrPartition")]
     sent = len(coordinator.sent)
     with pytest.raises(UnknownTopicOrPartition, match="t-1"):
-        await asyncio.wait_for(member.committer.commit({A: at(5), B: at(5)}, 60_000), 5)
+        await asyncio.wait_for(member.commits.commit({A: at(5), B: at(5)}, 60_000), 5)
     assert coordinator.committed == {A: at(5)}
     assert len(coordinator.sent) == sent + 1
     coordinator.fates = lambda: "ok"
-    await member.committer.commit({A: at(6), B: at(6)}, 5_000)
+    await member.commits.commit({A: at(6), B: at(6)}, 5_000)
     assert coordinator.committed == {A: at(6), B: at(6)}
 
 
@@ -233,11 +233,11 @@ async def test_a_text_that_is_too_long_is_said_of_its_partition_at_once() -> Non
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: f"without t-1: {TOO_LONG}"
     with pytest.raises(InvalidRequest, match="t-1"):
-        await member.committer.commit({A: at(1), B: at(1)}, 5_000)
+        await member.commits.commit({A: at(1), B: at(1)}, 5_000)
     assert coordinator.committed == {A: at(1)}
-    await member.committer.commit({A: at(2)}, 5_000)
-    await member.committer.drain(5_000)
-    assert member.committer.sequence.is_drained
+    await member.commits.commit({A: at(2)}, 5_000)
+    await member.commits.drain(5_000)
+    assert member.commits.sequence.is_drained
 
 
 @pytest.mark.parametrize(
@@ -254,17 +254,17 @@ async def test_what_only_a_rebalance_can_mend_is_raised_at_once(code: int, error
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: str(code)
     with pytest.raises(error) as raised:
-        await member.committer.commit({A: at(5)}, 5_000)
+        await member.commits.commit({A: at(5)}, 5_000)
     assert "OffsetCommit of client c, group g, generation 1, member m, instance i, t-0" in str(raised.value)
     member.later(6)
     await turns()
     assert member.told == [(6, error.__name__)]
-    await member.committer.close()
+    await member.commits.close()
 
 
 async def test_callbacks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the coordinator is away the oldest are told by an error that passes; the newest offsets are committed."""
-    monkeypatch.setattr("penstock.shared.clients.consumer.committer.WAITING_MAX", 3)
+    monkeypatch.setattr("penstock.shared.clients.consumer.offset_commits.WAITING_MAX", 3)
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
     for offset in range(1, 8):
@@ -272,7 +272,7 @@ async def test_callbacks_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     await asyncio.sleep(0)
     assert member.told == [(offset, "CoordinatorNotAvailable") for offset in range(1, 5)]
     coordinator.gate.set()
-    await member.committer.commit({}, 5_000)
+    await member.commits.commit({}, 5_000)
     assert member.told[4:] == [(5, "NoneType"), (6, "NoneType"), (7, "NoneType")]
     assert coordinator.committed == {A: at(7)}
 
@@ -283,7 +283,7 @@ async def test_callbacks_are_called_before_a_sync_commit_returns() -> None:
     coordinator.fates = scripted(str(LOADING), "delay5")
     member.later(3)
     member.later(7, B)
-    await member.committer.commit({A: at(5)}, 5_000)
+    await member.commits.commit({A: at(5)}, 5_000)
     assert member.told == [(3, "NoneType"), (7, "NoneType")]
     assert coordinator.committed == {A: at(5), B: at(7)}
 
@@ -291,10 +291,10 @@ async def test_callbacks_are_called_before_a_sync_commit_returns() -> None:
 async def test_a_commit_of_nothing_waits_for_what_is_pending() -> None:
     """It has nothing of its own to wait for, and what was committed before it is done all the same."""
     member = Member(coordinator := Coordinator())
-    await member.committer.commit({}, 5_000)
+    await member.commits.commit({}, 5_000)
     coordinator.gate = asyncio.Event()
     member.later(1)
-    waiting = asyncio.create_task(member.committer.commit({}, 5_000))
+    waiting = asyncio.create_task(member.commits.commit({}, 5_000))
     await turns()
     assert not waiting.done()
     coordinator.gate.set()
@@ -303,8 +303,8 @@ async def test_a_commit_of_nothing_waits_for_what_is_pending() -> None:
     coordinator.gate = asyncio.Event()
     member.later(2)
     with pytest.raises(KafkaTimeout, match="not committed within 5 ms"):
-        await member.committer.commit({}, 5)
-    await member.committer.close()
+        await member.commits.commit({}, 5)
+    await member.commits.close()
 
 
 @pytest.mark.parametrize("code", [UNKNOWN, GENERATION, REBALANCE])
@@ -314,12 +314,12 @@ async def test_a_revocation_goes_on_without_what_cannot_be_committed(code: int) 
     coordinator.fates = lambda: str(code)
     member.later(1)
     async with asyncio.timeout(5):
-        await member.committer.drain(60_000)
+        await member.commits.drain(60_000)
     coordinator.gate = asyncio.Event()
     member.later(2)
     async with asyncio.timeout(5):
-        await member.committer.drain(5)
-    await member.committer.close()
+        await member.commits.drain(5)
+    await member.commits.close()
 
 
 async def test_a_callback_that_raises_harms_nobody() -> None:
@@ -329,7 +329,7 @@ async def test_a_callback_that_raises_harms_nobody() -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("in the callback")
 
-    member.committer.commit_async({A: at(1)}, broken)
+    member.commits.commit_async({A: at(1)}, broken)
     member.later(2)
     await turns()
     assert member.told == [(2, "NoneType")]
@@ -342,11 +342,11 @@ async def test_failed_offsets_go_on_in_the_new_generation() -> None:
     member = Member(coordinator := Coordinator())
     coordinator.generation = 2
     member.later(5)
-    member.committer.commit_async({B: at(6)}, lambda o, e: member.told.append((o[B].offset, type(e).__name__)))
+    member.commits.commit_async({B: at(6)}, lambda o, e: member.told.append((o[B].offset, type(e).__name__)))
     await turns()
     assert (coordinator.committed, member.told) == ({}, [(5, "IllegalGeneration"), (6, "IllegalGeneration")])
     member.generation = 2
-    member.committer.keep([A])
+    member.commits.keep([A])
     await turns()
     assert coordinator.committed == {A: at(5)}
 
@@ -355,12 +355,12 @@ async def test_a_commit_whose_partitions_go_is_not_waited_for() -> None:
     """A sync commit that has not been answered when its partitions are lost ends at once."""
     member = Member(coordinator := Coordinator())
     coordinator.gate = asyncio.Event()
-    waiting = asyncio.ensure_future(member.committer.commit({A: at(5)}, 60_000))
+    waiting = asyncio.ensure_future(member.commits.commit({A: at(5)}, 60_000))
     await turns()
-    member.committer.keep([B])
+    member.commits.keep([B])
     with pytest.raises(CommitFailed, match="the partitions were taken away"):
         await asyncio.wait_for(waiting, 5)
-    await member.committer.close()
+    await member.commits.close()
 
 
 async def test_an_error_of_the_generation_before_is_not_the_new_ones() -> None:
@@ -370,8 +370,8 @@ async def test_an_error_of_the_generation_before_is_not_the_new_ones() -> None:
     member.later(5)
     await turns()
     coordinator.generation = member.generation = 2
-    member.committer.keep([A])
-    waiting = asyncio.ensure_future(member.committer.commit({A: at(6)}, 5_000))
+    member.commits.keep([A])
+    waiting = asyncio.ensure_future(member.commits.commit({A: at(6)}, 5_000))
     await turns()
     coordinator.gate.set()
     await waiting
@@ -384,8 +384,8 @@ async def test_a_sync_commit_has_a_deadline() -> None:
     member = Member(coordinator := Coordinator())
     coordinator.fates = lambda: str(LOADING)
     with pytest.raises(KafkaTimeout, match=r"not committed within 20 ms: .*COORDINATOR_LOAD_IN_PROGRESS"):
-        await member.committer.commit({A: at(5)}, 20)
-    await member.committer.close()
+        await member.commits.commit({A: at(5)}, 20)
+    await member.commits.close()
 
 
 async def test_a_late_commit_is_covered_when_it_cannot_land_any_more() -> None:
@@ -394,16 +394,16 @@ async def test_a_late_commit_is_covered_when_it_cannot_land_any_more() -> None:
     coordinator.fates = scripted("timeout, late")
     member.later(5)
     await turns(5)
-    await member.committer.commit({A: at(9)}, 5_000)
+    await member.commits.commit({A: at(9)}, 5_000)
     await turns()
     assert coordinator.committed == {A: at(9)}
     coordinator.apply_late()
     assert coordinator.committed == {A: at(5)}
     member.clock.advance(LATE_MS)
-    member.committer._look()
+    member.commits._look()
     await turns()
     assert coordinator.committed == {A: at(9)}
-    await member.committer.close()
+    await member.commits.close()
 
 
 FATES = ["ok", "ok", "ok", "delay1", "delay7", "half", *(f"{fate}{end}" for fate in ("timeout", "closed")
@@ -434,10 +434,10 @@ async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], s
         if step == "process":
             processed[rng.choice([A, B])] += rng.randint(1, 9)
         elif step == "async" and current():
-            member.committer.commit_async(current(), told)
+            member.commits.commit_async(current(), told)
         elif step == "sync" and (offsets := current()):
             try:
-                await member.committer.commit(offsets, 5_000)
+                await member.commits.commit(offsets, 5_000)
                 told(offsets, None)
             except (RetriableError, CommitFailed):
                 pass
@@ -447,7 +447,7 @@ async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], s
             coordinator.land(rng)
         elif step in ("rebalance", "drain and revoke"):
             if step == "drain and revoke":
-                await member.committer.drain(5_000)
+                await member.commits.drain(5_000)
             coordinator.generation += 1  # from here on nothing of before is taken
             for tp, offset in coordinator.committed.items():
                 assert offset.offset <= processed[tp]
@@ -455,19 +455,19 @@ async def test_committed_offsets_never_go_backwards_or_ahead(steps: list[str], s
                 found[tp] = max(found[tp], offset.offset)
             coordinator.overlaid = set(coordinator.committed)  # the next owner may go on from lower
             if step == "drain and revoke":  # another had them and gave them back as they were
-                member.committer.keep(())
+                member.commits.keep(())
             member.generation = coordinator.generation
-            member.committer.keep((A, B))
+            member.commits.keep((A, B))
         assert all(sent[tp].offset <= processed[tp] for sent in coordinator.sent for tp in sent)
     coordinator.fates = lambda: "ok"
     if current():
-        await member.committer.commit(current(), 5_000)
+        await member.commits.commit(current(), 5_000)
     coordinator.land(rng)
     member.clock.advance(LATE_MS)
-    member.committer._look()
+    member.commits._look()
     await turns()
     assert coordinator.committed == current()
     assert all(acknowledged[tp] <= offset.offset for tp, offset in coordinator.committed.items())
     by_partition = {tp: [sent[tp].offset for sent in coordinator.sent if tp in sent] for tp in (A, B)}
     assert all(offsets == sorted(offsets) for offsets in by_partition.values())
-    await member.committer.close()
+    await member.commits.close()

@@ -1,7 +1,8 @@
-"""Sends what the commit sequence wants: OffsetCommit with generation, member and instance id, one at a time.
+"""Commits offsets: sends the OffsetCommit requests that the commit sequence wants, one at a time.
 
-An answer is judged partition by partition. What is stored is done; a partition that the coordinator does not take (its
-topic was deleted, the text is too long) is tried again for REFUSED_RETRY_MS where that may pass, then given up by name.
+A request carries generation, member and instance id. A response is judged partition by partition. A stored partition is
+done. A partition that the coordinator rejects (its topic was deleted, the metadata is too long) is retried for
+REFUSED_RETRY_MS if the error is retriable, and then given up by name.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock.shared.clients.connection import Connection, error_for_code, wire
+from penstock.shared.clients.connection.errors import codes_of
 from penstock.shared.clients.consumer.commit_sequence import Commit, CommitSequence
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
 from penstock.shared.common.clock import Clock
@@ -34,15 +36,20 @@ OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | Non
 
 BACKOFF_MAX_MS = 1_000
 WAITING_MAX = 10_000
-"""Callbacks of asynchronous commits that wait for an answer: while the coordinator is away each commit adds one."""
+"""Callbacks of asynchronous commits that wait for a response. While the coordinator is away, each commit adds one."""
 REFUSED_RETRY_MS = 5_000
-"""So long a partition that the coordinator does not know is tried, which may just have been made; the next commit of
-one that was given up is tried once."""
-OF_ONE_PARTITION = frozenset({3, 12, 28, 29})
-"""Refusals that say nothing of the other partitions: unknown, too much text, too large, not authorized."""
+"""So long a partition is retried that the coordinator does not know: it may just have been created. After it was given
+up, its next commit is tried once."""
+OF_ONE_PARTITION = codes_of(
+    "UNKNOWN_TOPIC_OR_PARTITION",
+    "OFFSET_METADATA_TOO_LARGE",
+    "INVALID_COMMIT_OFFSET_SIZE",
+    "TOPIC_AUTHORIZATION_FAILED",
+)
+"""Codes that concern one partition and not the others."""
 
 
-class Committer:
+class OffsetCommits:
     """Commits a group's offsets for one member."""
 
     def __init__(
@@ -70,7 +77,9 @@ class Committer:
         self._is_managed = is_managed
         self._require_stable = require_stable
         self._gone_because = gone_because
-        self._is_owner, self._on_refused, self._on_committed = is_owner, on_refused, on_committed
+        self._is_owner = is_owner
+        self._on_refused = on_refused
+        self._on_committed = on_committed
         self.sequence = CommitSequence()
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []

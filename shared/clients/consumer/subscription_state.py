@@ -1,7 +1,9 @@
-"""Who decides what is read: the group, all partitions of the topics where there is no group, or the user by hand.
+"""What a consumer reads, and from where (Java: `SubscriptionState`).
 
-Holds the consumer's connection, its subscription and its place in the group. Whatever is read now is told to
-`on_assignment` (all partitions, and those of them whose position and buffer stay) before a listener hears of it.
+The partitions are decided in one of three ways: 1. the group assigns them; 2. without a group, a subscription reads all
+partitions of its topics; 3. the user assigns them. `SubscriptionState` holds the consumer's connection, its
+subscription, its place in the group, and the `Reader` that fetches the assigned partitions. The reader has every new
+assignment before a listener is called.
 """
 
 from __future__ import annotations
@@ -14,35 +16,39 @@ from typing import Literal
 
 from penstock.shared.clients.connection import Connection, default_client_id
 from penstock.shared.clients.consumer.assignors import ASSIGNORS, Assignor
-from penstock.shared.clients.consumer.group_coordinator import GroupCoordinator, Rebalances
+from penstock.shared.clients.consumer.consumer_coordinator import ConsumerCoordinator, Rebalances
+from penstock.shared.clients.consumer.fetch_state import FetchLimits, Move
+from penstock.shared.clients.consumer.fetcher import EARLIEST, LATEST, Fetcher
 from penstock.shared.clients.consumer.group_protocol import NO_GENERATION
 from penstock.shared.clients.consumer.group_state import GroupState
+from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.consumer.reader import FetchCommitted, Reader
+from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.clients.consumer.settings import ConsumerSettings
 from penstock.shared.clients.group.member_states import GroupConfig
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import AuthorizationFailed, IllegalState
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.errors import AuthorizationFailed, IllegalState, PenstockError
+from penstock.shared.common.records import Columns, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 
 Partitions = frozenset[TopicPartition]
-OnAssignment = Callable[[Partitions, Partitions], None]
 NONE: Partitions = frozenset()
 LEAVE_TIME_MS = 200
-"""What a close always has for telling the group, however little of its time is left: else the partitions would lie idle
-for a session timeout."""
+"""A close always has so long for LeaveGroup. Without it the partitions would be idle for a session timeout."""
 UNKNOWN_TOPIC_REFRESH_MS = 1_000
-"""How often metadata is asked for while a subscribed topic does not exist."""
+"""The interval of metadata requests while a subscribed topic does not exist."""
 
 
-class Subscribing:
-    """The subscription and the group membership of one consumer, and the connection it has."""
+class SubscriptionState:
+    """What one consumer reads: its subscription, its place in the group, its partitions and their positions."""
 
-    def __init__(self, kafka_settings: KafkaSettings, settings: ConsumerSettings, on_assignment: OnAssignment) -> None:
+    def __init__(
+        self, kafka_settings: KafkaSettings, settings: ConsumerSettings, metrics: ConsumerMetrics | None = None
+    ) -> None:
         self.settings = kafka_settings
         self.client_id = kafka_settings.client_id or default_client_id()
         self.connection = Connection(kafka_settings.model_copy(update={"client_id": self.client_id}))
         self._consumer_settings = settings
-        self._on_assignment = on_assignment
         self._mode: Literal["none", "topics", "pattern", "partitions"] = "none"
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
@@ -52,15 +58,39 @@ class Subscribing:
         self._group: GroupState | None = None
         self.assignor: Assignor | None = None
         """One of the caller's own, under the name of the settings' one."""
-        self._coordinator: GroupCoordinator | None = None
+        self._coordinator: ConsumerCoordinator | None = None
         self._polls = 0
         self._next_refresh_ms = 0
         self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
+        limits = FetchLimits(
+            fetch_min_bytes=settings.fetch_min_bytes,
+            fetch_max_bytes=settings.fetch_max_bytes,
+            fetch_max_wait_ms=settings.fetch_max_wait_ms,
+            max_partition_fetch_bytes=settings.max_partition_fetch_bytes,
+            fetch_buffer_bytes=settings.fetch_buffer_bytes,
+            retry_backoff_ms=kafka_settings.retry_backoff_ms,
+        )
+        self._fetcher = Fetcher(
+            limits,
+            ResetPolicy.parse(settings.auto_offset_reset),
+            read_committed=settings.isolation_level == "read_committed",
+            has_group=settings.group_id is not None,
+        )
+        self._reader = Reader(self.connection, self._fetcher, SYSTEM_CLOCK, metrics)
 
-    async def open(self, fetch_waiters: set[asyncio.Future[None]]) -> None:
-        """Connect; what ends the group's work wakes the waiters."""
+    async def start(self, fetch_committed: FetchCommitted, on_move: Callable[[TopicPartition, Move], None]) -> None:
+        """Connect. `fetch_committed` finds the offsets to start from.
+
+        `on_move` is called for each position that changes without a record taken.
+        """
+        self._reader.on_move = on_move
+        await self._open()
+        self._reader.open(fetch_committed)
+
+    async def _open(self) -> None:
+        """Connect, and prepare the place in the group."""
         await self.connection.open()
-        self._waiters = fetch_waiters
+        self._waiters = self._reader.waiters
         self.connection.on_metadata(self._on_metadata)
         settings = self._consumer_settings
         if settings.group_id is None:
@@ -75,7 +105,7 @@ class Subscribing:
             self.settings.retry_backoff_ms,
         )
         self._group = GroupState(config, self.assignor or ASSIGNORS[settings.partition_assignment_strategy])
-        self._coordinator = GroupCoordinator(
+        self._coordinator = ConsumerCoordinator(
             self.connection,
             self._group,
             self,
@@ -91,8 +121,11 @@ class Subscribing:
             await self._coordinator.stop_joining(timeout_ms)
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Leave the group and close the sockets; after `timeout_ms`, at least LEAVE_TIME_MS, they are closed without
-        the group's answer."""
+        """Stop fetching, leave the group and close the sockets.
+
+        After `timeout_ms`, at least LEAVE_TIME_MS, the sockets are closed without the group's response.
+        """
+        await self._reader.close()
         coordinator, self._coordinator = self._coordinator, None
         try:
             if coordinator is not None:
@@ -159,9 +192,9 @@ class Subscribing:
         return 0.0 if self._polls else float(SYSTEM_CLOCK.monotonic_ms() - self._polled_ms)
 
     def leave_if_overdue(self) -> None:
-        """Leave the group where it is longer than `max_poll_interval_ms` since the last poll ended.
+        """Leave the group if the last poll ended more than `max_poll_interval_ms` ago.
 
-        The group's own task cannot have noticed that where it was blocking code that took so long.
+        The group's own task cannot notice it if blocking code took so long.
         """
         if self._coordinator is not None:
             self._coordinator.leave_if_overdue()
@@ -215,7 +248,7 @@ class Subscribing:
         return self._assignment
 
     def look_for_topics(self, now_ms: int) -> None:
-        """Have those asked for that do not exist."""
+        """Request metadata if a subscribed topic does not exist."""
         if now_ms < self._next_refresh_ms:
             return
         if any(self.connection.partitions(topic) is None for topic in self._topics):
@@ -223,20 +256,20 @@ class Subscribing:
             self.connection.refresh_metadata()
 
     def enforce_rebalance(self) -> None:
-        """Join the group anew."""
+        """Join the group again."""
         if self._group is not None and self._coordinator is not None:
             self._group.rejoin("enforced")
             self._coordinator.wake()
 
     def check_errors(self) -> None:
-        """Raise what keeps the member out of the group, or a topic that may not be read."""
+        """Raise the error that keeps the member out of the group, or AuthorizationFailed for a topic."""
         if forbidden := self.connection.unauthorized_topics() & self._topics:
             raise AuthorizationFailed(f"client {self.client_id}: may not read {', '.join(sorted(forbidden))}")
         if self._coordinator is not None:
             self._coordinator.check_errors()
         self.connection.check_refusals()
 
-    def polling(self) -> Subscribing:
+    def polling(self) -> SubscriptionState:
         """A block in which the consumer counts as alive for `max_poll_interval_ms`."""
         return self
 
@@ -251,7 +284,7 @@ class Subscribing:
         self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def on_revoked(self, partitions: Partitions, *, lost: bool) -> None:
-        """From the group: these go. They are assigned until the listener has returned, lost ones no more at all."""
+        """The group takes these away. They stay assigned until the listener returns, unless they are lost."""
         left = self._assignment - partitions
         if lost:
             self._read(left, left)
@@ -262,10 +295,59 @@ class Subscribing:
             self._read(left, left)
 
     async def on_assigned(self, assigned: Partitions, added: Partitions) -> None:
-        """From the group: these are ours."""
+        """The group has assigned these."""
         self._read(assigned, assigned - added)
         if self._rebalances is not None:
             await self._rebalances.on_assigned(assigned, added)
+
+    def position(self, tp: TopicPartition) -> int | None:
+        """The offset of the next record to hand out, None while it is being found out."""
+        self._check_assigned([tp])
+        return self._fetcher.position(tp)
+
+    def error_of(self, tp: TopicPartition) -> PenstockError | None:
+        """The error that keeps the partition from being read, until `take` has raised it."""
+        return self._fetcher.error_of(tp)
+
+    def is_at_end(self, tp: TopicPartition) -> bool:
+        """Whether there was nothing at or after the position, not even of an open transaction."""
+        return self._fetcher.is_at_end(tp)
+
+    def known_lag(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The lag of each position behind the last known end (under read_committed: the last stable offset)."""
+        return {tp: lag for tp in partitions if (lag := self._fetcher.lag(tp)) is not None}
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that are fetched and not yet handed out, as fetched."""
+        return self._fetcher.buffered_bytes
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Go on from `offset`."""
+        self._check_assigned([tp])
+        self._reader.seek(tp, offset)
+
+    def reset(self, partitions: Iterable[TopicPartition], to: str) -> None:
+        """Go on from a partition's start or end; the position is None until it is known."""
+        wanted = self._check_assigned(partitions)
+        self._reader.reset(wanted, EARLIEST if to == "earliest" else LATEST)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        self._reader.pause(self._check_assigned(partitions))
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self._reader.resume(self._check_assigned(partitions))
+
+    def paused(self) -> frozenset[TopicPartition]:
+        return self._fetcher.paused()
+
+    def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
+        """What is buffered and not paused; see `Fetcher.take`."""
+        return self._reader.take(max_records)
+
+    async def wait_for_data(self, timeout_ms: float) -> None:
+        """Wait until data or an error arrives, or the time is over."""
+        await self._reader.wait_for_data(timeout_ms)
 
     def _become(self, mode: Literal["topics", "pattern", "partitions"]) -> None:
         if self._mode not in ("none", mode):
@@ -274,7 +356,7 @@ class Subscribing:
 
     def _read(self, assigned: Partitions, kept: Partitions) -> None:
         self._assignment = assigned
-        self._on_assignment(assigned, kept)
+        self._reader.assign(sorted(assigned), kept)
 
     def _on_metadata(self) -> None:
         if self._coordinator is not None:
@@ -283,7 +365,7 @@ class Subscribing:
             self._note_metadata()
 
     def _note_metadata(self) -> None:
-        """What the topics are now: for the group, or (without one) to be read whole."""
+        """Apply the topics of the metadata: tell the group, or (without one) read all their partitions."""
         if self._pattern is not None:
             self._topics = frozenset(topic for topic in self.connection.topics() if self._pattern.fullmatch(topic))
         if self._mode not in ("topics", "pattern"):
@@ -298,7 +380,14 @@ class Subscribing:
                 self._read(every, every & self._assignment)
 
     def wake_poll(self) -> None:
-        """Have a poll that waits look again."""
+        """Wake a poll that waits."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _check_assigned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        wanted, assigned = list(partitions), self._fetcher.assignment()
+        for tp in wanted:
+            if tp not in assigned:
+                raise IllegalState(f"{tp}: not assigned to client {self.client_id}")
+        return wanted

@@ -1,12 +1,13 @@
-"""The edge under `GroupState`: asks it what is to be done, does it, and tells it what became of it.
+"""A consumer's side of the group protocol, with I/O (Java: `ConsumerCoordinator`).
 
-Two tasks. One takes step after step: JoinGroup, the leader's assignment, SyncGroup, the listener's calls. The other
-sends the heartbeats, during the listener's calls as well, since these may take longer than a session. The requests
-themselves are every member's (`penstock.shared.clients.group.requests`).
+`GroupState` decides the next step; this module takes it and reports the result. There are two tasks. One takes the
+steps: JoinGroup, the leader's assignment, SyncGroup, the calls of the listener. The other sends the heartbeats, also
+during the calls of the listener, since a call may take longer than a session. The requests are those of every group
+member (`penstock.shared.clients.group.requests`).
 
 The listener is called only while a poll waits for it (`listening`), so never beside the code that processes records.
-Until then the step is due, and the poll hands out nothing. A call that has begun goes on to its end, also where the
-poll that waits for it is cancelled; the next poll waits for it.
+Until then the step is due, and the poll returns no records. A call that has begun runs to its end, also if the poll
+that waits for it is cancelled; the next poll waits for it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Rebalances(Protocol):
         """All that is ours now, and what of it is new."""
 
 
-class GroupCoordinator:
+class ConsumerCoordinator:
     """One member's place in its group, over an open connection."""
 
     def __init__(
@@ -58,7 +59,10 @@ class GroupCoordinator:
         on_news: Callable[[], None],
         before_step: Callable[[], None],
     ) -> None:
-        self._connection, self.state, self._rebalances, self._clock = connection, state, rebalances, clock
+        self._connection = connection
+        self.state = state
+        self._rebalances = rebalances
+        self._clock = clock
         self._requests = GroupRequests(
             connection,
             state,
@@ -67,10 +71,14 @@ class GroupCoordinator:
             rebalance_timeout_ms=state.config.max_poll_interval_ms,
             on_heartbeat=self._after_heartbeat,
         )
-        self._idle_ms, self._on_news, self._before_step = idle_ms, on_news, before_step
+        self._idle_ms = idle_ms
+        self._on_news = on_news
+        self._before_step = before_step
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._calling = self._stopping = self._listener_due = False
+        self._calling = False
+        self._stopping = False
+        self._listener_due = False
         self._listening = 0
         self._settled = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
@@ -81,7 +89,7 @@ class GroupCoordinator:
         """Why the place in the group was lost, where that is this process's own doing; until there is a new one."""
 
     def __repr__(self) -> str:
-        return f"<GroupCoordinator {self.state}>"
+        return f"<ConsumerCoordinator {self.state}>"
 
     def start(self) -> None:
         """Take part in the group, as soon as there are topics."""
