@@ -12,8 +12,8 @@ from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.shared.clients.connection import COMPRESSION, Piece, crc32c, new_batch_builder, seal_batch
-from penstock.shared.clients.connection.piece import DECODED_RECORDS
+from penstock.shared.clients.connection import COMPRESSION, CompletedFetch, crc32c, new_batch_builder, seal_batch
+from penstock.shared.clients.connection.completed_fetch import DECODED_RECORDS
 from penstock.shared.common.errors import CorruptRecord
 from penstock.shared.common.records import Columns
 
@@ -61,8 +61,8 @@ def each_reader(request: pytest.FixtureRequest) -> Iterator[None]:
     reader = False
 
 
-def piece(*batches: bytes, start: int = 0, aborted: Any = None, packed: bool | None = None) -> Piece:
-    return Piece("t", 0, start, b"".join(batches), aborted, packed=reader if packed is None else packed)
+def completed_fetch(*batches: bytes, start: int = 0, aborted: Any = None, packed: bool | None = None) -> CompletedFetch:
+    return CompletedFetch("t", 0, start, b"".join(batches), aborted, packed=reader if packed is None else packed)
 
 
 def rows(columns: Columns | None) -> list[tuple[int, bytes | None]]:
@@ -71,7 +71,7 @@ def rows(columns: Columns | None) -> list[tuple[int, bytes | None]]:
 
 def test_columns() -> None:
     """Batches become one set of columns; headers are left out where no record has any."""
-    fetched = piece(batch(b"a", None), batch(b"c", offset=7))
+    fetched = completed_fetch(batch(b"a", None), batch(b"c", offset=7))
     assert (fetched.position, fetched.end_offset) == (0, 8)
     columns = fetched.read(None)
     assert columns is not None
@@ -85,7 +85,7 @@ def test_columns() -> None:
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
 def test_compressed(compression: str) -> None:
     """Every compression is undone."""
-    assert rows(piece(batch(b"a" * 100, b"b" * 100, compression=compression)).read(None)) == [
+    assert rows(completed_fetch(batch(b"a" * 100, b"b" * 100, compression=compression)).read(None)) == [
         (0, b"a" * 100),
         (1, b"b" * 100),
     ]
@@ -93,16 +93,16 @@ def test_compressed(compression: str) -> None:
 
 def test_headers() -> None:
     """Where one record has headers, each has its own, those before it none."""
-    columns = piece(batch(b"a"), batch(b"b", offset=1, headers=[("h", b"1"), ("n", None)]), batch(b"c", offset=2)).read(
-        None
-    )
+    columns = completed_fetch(
+        batch(b"a"), batch(b"b", offset=1, headers=[("h", b"1"), ("n", None)]), batch(b"c", offset=2)
+    ).read(None)
     assert columns is not None
     assert columns.headers == [(), (("h", b"1"), ("n", None)), ()]
 
 
 def test_records_before_the_start_are_left_out() -> None:
     """A batch that was fetched from its middle gives only what was asked for; one before it, nothing."""
-    fetched = piece(batch(b"x"), batch(b"a", b"b", b"c", offset=1), start=3)
+    fetched = completed_fetch(batch(b"x"), batch(b"a", b"b", b"c", offset=1), start=3)
     assert rows(fetched.read(None)) == [(3, b"c")]
     assert fetched.position == 4
 
@@ -110,15 +110,15 @@ def test_records_before_the_start_are_left_out() -> None:
 def test_a_compacted_batch() -> None:
     """Records that a cleaner took leave holes; the batch still ends where it ended before."""
     holes = rewritten(batch(b"a", b"b"), 10, delta=9)
-    fetched = piece(holes, batch(b"c", offset=20))
+    fetched = completed_fetch(holes, batch(b"c", offset=20))
     assert rows(fetched.read(None)) == [(10, b"a"), (11, b"b"), (20, b"c")]
-    empty = piece(rewritten(seal_batch(new_batch_builder(100, False), (-1, -1, -1)), 5, delta=4), start=5)
+    empty = completed_fetch(rewritten(seal_batch(new_batch_builder(100, False), (-1, -1, -1)), 5, delta=4), start=5)
     assert (empty.end_offset, empty.read(None), empty.position, empty.is_done) == (10, None, 10, True)
 
 
 def test_slices() -> None:
     """A limit cuts columns; the position is always after the last record that was given."""
-    fetched = piece(batch(*[b"%d" % i for i in range(10)]), marker(COMMIT, 10, 5))
+    fetched = completed_fetch(batch(*[b"%d" % i for i in range(10)]), marker(COMMIT, 10, 5))
     seen = []
     for expected in (4, 8, 11):
         seen += rows(fetched.read(4))
@@ -140,7 +140,7 @@ def test_no_way_of_cutting_loses_a_record(sizes: list[int], limits: list[int], s
         batches.append(batch(*[b"%d" % i for i in range(end, end + size)], offset=end))
         end += size
     start = min(start, end - 1)
-    fetched, seen, turn = piece(*batches, start=start), [], 0
+    fetched, seen, turn = completed_fetch(*batches, start=start), [], 0
     while not fetched.is_done:
         part = rows(fetched.read(limits[turn % len(limits)]))
         assert len(part) <= limits[turn % len(limits)]
@@ -156,7 +156,7 @@ def test_a_short_read_does_not_decode_everything() -> None:
     many = batch(*[b"x"] * DECODED_RECORDS)
     broken = bytearray(batch(b"value", offset=DECODED_RECORDS))
     broken[-3] ^= 0xFF
-    fetched = piece(many, bytes(broken))
+    fetched = completed_fetch(many, bytes(broken))
     assert len(rows(fetched.read(1))) == 1
 
 
@@ -171,18 +171,18 @@ def test_aborted_transactions() -> None:
         marker(COMMIT, 5, 6),
         marker(COMMIT, 6, 5),
     )
-    fetched = piece(*batches, aborted=[(5, 0)])
+    fetched = completed_fetch(*batches, aborted=[(5, 0)])
     assert rows(fetched.read(None)) == [(1, b"b"), (4, b"d")]
     assert (fetched.position, fetched.is_done) == (7, True)
-    assert [value for _, value in rows(piece(*batches).read(None))] == [b"a", b"b", b"c", b"d"]
+    assert [value for _, value in rows(completed_fetch(*batches).read(None))] == [b"a", b"b", b"c", b"d"]
     again = (batch(b"e", offset=7, producer_id=5), marker(ABORT, 8, 5), batch(b"f", offset=9))
-    fetched = piece(*batches, *again, aborted=[(5, 0), (5, 7)])
+    fetched = completed_fetch(*batches, *again, aborted=[(5, 0), (5, 7)])
     assert rows(fetched.read(None)) == [(1, b"b"), (4, b"d"), (9, b"f")]
 
 
 def test_nothing_but_an_aborted_transaction() -> None:
-    """A piece may hold no record to be seen; its position is past it all the same."""
-    fetched = piece(batch(b"a", producer_id=5), marker(ABORT, 1, 5), aborted=[(5, 0)])
+    """A completed fetch may hold no record to be seen; its position is past it all the same."""
+    fetched = completed_fetch(batch(b"a", producer_id=5), marker(ABORT, 1, 5), aborted=[(5, 0)])
     assert (fetched.read(None), fetched.position, fetched.is_done) == (None, 2, True)
 
 
@@ -190,7 +190,7 @@ def test_a_corrupt_batch() -> None:
     """What is before it is given, then it is named by topic, partition and offset, every time; nothing comes after."""
     broken = bytearray(batch(b"value", offset=2))
     broken[-3] ^= 0xFF
-    fetched = piece(batch(b"a", b"b"), bytes(broken), batch(b"c", offset=3))
+    fetched = completed_fetch(batch(b"a", b"b"), bytes(broken), batch(b"c", offset=3))
     assert rows(fetched.read(None)) == [(0, b"a"), (1, b"b")]
     for _ in range(2):
         with pytest.raises(CorruptRecord, match=r"^t-0 at offset 2: a batch fails its checksum$"):
@@ -211,7 +211,7 @@ def test_a_corrupt_batch() -> None:
 def test_bytes_that_are_no_batch(data: bytes, why: str) -> None:
     """Whatever is wrong with a batch, half of it is never given, and the error has its place."""
     with pytest.raises(Exception, match=f"t-0 at offset 0: .*{why}"):
-        piece(data).read(None)
+        completed_fetch(data).read(None)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -220,7 +220,7 @@ def test_noise(data: bytes, at: int, noise: bytes) -> None:
     """Any bytes end as columns, as nothing, or as CorruptRecord."""
     whole = batch(b"abc", b"def", headers=[("h", b"v")])
     for bytes_ in (data, whole[:at] + noise + whole[at + len(noise) :]):
-        fetched = piece(bytes_)
+        fetched = completed_fetch(bytes_)
         try:
             while not fetched.is_done:
                 fetched.read(1)
@@ -230,7 +230,7 @@ def test_noise(data: bytes, at: int, noise: bytes) -> None:
 
 def test_a_cut_off_batch_at_the_end() -> None:
     """A last batch of which only a part has come is left for the next fetch."""
-    fetched = piece(batch(b"a"), batch(b"b", offset=1)[:-5])
+    fetched = completed_fetch(batch(b"a"), batch(b"b", offset=1)[:-5])
     assert (rows(fetched.read(None)), fetched.end_offset, fetched.is_done) == ([(0, b"a")], 1, True)
 
 
@@ -240,14 +240,14 @@ def test_the_oldest_formats() -> None:
         builder = LegacyRecordBatchBuilder(magic, 0, 1_000)
         for i in range(2):
             assert builder.append(i, 7, b"k", b"%d" % i) is not None
-        columns = piece(bytes(builder.build()), start=1).read(None)
+        columns = completed_fetch(bytes(builder.build()), start=1).read(None)
         assert columns is not None
         assert (rows(columns), columns.timestamps.tolist()) == ([(1, b"1")], [7 if magic else -1])
 
 
 def test_its_repr_says_where_it_is() -> None:
     """Topic, partition, bytes and offsets."""
-    assert repr(piece(batch(b"a"))) == f"<Piece t-0, {len(batch(b'a'))} bytes from 0 to 1>"
+    assert repr(completed_fetch(batch(b"a"))) == f"<CompletedFetch t-0, {len(batch(b'a'))} bytes from 0 to 1>"
 
 
 def test_a_later_abort_does_not_hide_a_batch_that_cannot_be_read() -> None:
@@ -257,7 +257,7 @@ def test_a_later_abort_does_not_hide_a_batch_that_cannot_be_read() -> None:
     mend(damaged)
     before = transaction(b"first", 0, 6) + marker(COMMIT, 1, 6)
     after = marker(COMMIT, 3, 5) + transaction(b"gone", 4, 5)
-    fetched = piece(before, bytes(damaged), after, aborted=[(5, 4)])
+    fetched = completed_fetch(before, bytes(damaged), after, aborted=[(5, 4)])
     assert rows(fetched.read(None)) == [(0, b"first")]
     with pytest.raises(CorruptRecord, match="t-0 at offset 2"):
         fetched.read(None)
@@ -272,7 +272,7 @@ def transaction(value: bytes, offset: int, producer_id: int) -> bytes:
 
 def outcome(data: bytes, start: int, aborted: Any, limit: int | None, *, packed: bool) -> list[Any]:
     """All that is read, and the error at the end."""
-    fetched, seen = piece(data, start=start, aborted=aborted, packed=packed), []
+    fetched, seen = completed_fetch(data, start=start, aborted=aborted, packed=packed), []
     try:
         while not fetched.is_done:
             columns = fetched.read(limit)

@@ -1,13 +1,14 @@
-"""A fetched piece of a partition's log: whole record batches, turned into columns as they are asked for.
+"""The record batches of one partition from a fetch response, decoded into columns on demand (Java: `CompletedFetch`).
 
-The headers of the batches say at once where the piece ends, so that the next one can be asked for while this one waits;
-what is in a batch is looked at when its records are wanted: checksum first, then decompression, then records. Control
-batches are left out, and of what was fetched under `read_committed` those of aborted transactions. A batch that cannot
-be read ends the piece: what comes before it is given, then CorruptRecord is raised with topic, partition and offset.
+The headers of the batches show at once where the completed fetch ends, so that the next one can be requested while this
+one waits. A batch is decoded when its records are requested: checksum first, then decompression, then records. Control
+batches are left out; under `read_committed` so are the batches of aborted transactions. A batch that cannot be read
+ends the completed fetch: the records before it are returned, then CorruptRecord is raised with topic, partition and
+offset.
 
-Where numba is installed the records become places in the received bytes (`record_decoding`), elsewhere lists of bytes
-made by aiokafka's compiled reader. That one also reads what the kernel leaves: old formats, and batches in which
-anything is unusual. So both accept and refuse the same batches.
+With numba installed the records become positions in the received bytes (`record_decoding`). Without it they become
+lists of bytes made by aiokafka's compiled reader. That reader also decodes what the kernel leaves out: old formats, and
+batches in which anything is unusual. So both accept and reject the same batches.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Headers, Int64Array
 
 DECODED_RECORDS = 4_096
-"""So many records are decoded at a time, at least, and handed out in slices: a short poll does not wait for the whole
-piece, and few slices are cut short by a batch's end."""
+"""At least so many records are decoded at a time, and returned in slices. A short poll does not wait for the whole
+completed fetch, and few slices are cut short by a batch's end."""
 
 LENGTH_END = 12
 MAGIC_AT = 16
@@ -51,7 +52,7 @@ _control = struct.Struct(">hh")
 
 
 class _Batch:
-    """Where a batch lies in the piece, and what its header says."""
+    """The position of a batch in the completed fetch, and the fields of its header."""
 
     __slots__ = (
         "attributes",
@@ -98,7 +99,7 @@ def compile_decoding() -> None:
         record_decoding.compile_kernels()
 
 
-class Piece:
+class CompletedFetch:
     """What was fetched of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
 
     `end_offset` is where to fetch on, `end_epoch` the leader epoch of the batch before it (-1 where it has none),
@@ -152,7 +153,7 @@ class Piece:
 
     def __repr__(self) -> str:
         topic, partition = self._where
-        return f"<Piece {topic}-{partition}, {self.size} bytes from {self.position} to {self.end_offset}>"
+        return f"<CompletedFetch {topic}-{partition}, {self.size} bytes from {self.position} to {self.end_offset}>"
 
     @property
     def is_done(self) -> bool:
@@ -464,16 +465,16 @@ def is_compressed(batch: _Batch) -> bool:
 
 def _decompressed(data: bytes | memoryview, run: Sequence[_Batch]) -> tuple[NDArray[np.uint8], list[tuple[int, int]]]:
     """The records of compressed batches in one buffer, and where each batch's are; up to one that cannot be."""
-    view, pieces, places, at = memoryview(data), [], [], 0
+    view, texts, places, at = memoryview(data), [], [], 0
     for batch in run:
         try:
-            piece = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + HEADER_SIZE : batch.stop])
+            text = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + HEADER_SIZE : batch.stop])
         except Exception:  # aiokafka's reader says why
             break
-        pieces.append(piece)
-        places.append((at, at + len(piece)))
-        at += len(piece)
-    return np.frombuffer(b"".join(pieces), np.uint8), places
+        texts.append(text)
+        places.append((at, at + len(text)))
+        at += len(text)
+    return np.frombuffer(b"".join(texts), np.uint8), places
 
 
 def _packed(lists: _Lists) -> _Part:
