@@ -70,9 +70,13 @@ class _Batch:
     )
 
     def __init__(self, data: bytes | memoryview, start: int, stop: int, base_offset: int) -> None:
-        self.start, self.stop, self.base_offset = start, stop, base_offset
+        self.start = start
+        self.stop = stop
+        self.base_offset = base_offset
         self.magic = data[start + MAGIC_AT]
-        self.attributes, self.next_offset, self.epoch = 0, base_offset + 1, NO_EPOCH
+        self.attributes = 0
+        self.next_offset = base_offset + 1
+        self.epoch = NO_EPOCH
         if self.magic >= 2:
             header = _header.unpack_from(data, start + LENGTH_END)
             self.epoch, _, self.crc, self.attributes, last_offset_delta, *_, self.count = header
@@ -143,7 +147,8 @@ class CompletedFetch:
         self.position = self._decoded_to = self.end_offset = position
         self.end_epoch = self.epoch = NO_EPOCH
         self._aborted = None if aborted is None else sorted(aborted, key=lambda one: one[1])
-        self._begun, self._gone = 0, frozenset[int]()
+        self._begun = 0
+        self._gone = frozenset[int]()
         self._batches: list[_Batch] = []
         self._torn: str | None = None
         self._columns: Columns | None = None
@@ -293,7 +298,8 @@ class _Lists:
     """Records as lists of bytes, by aiokafka's compiled reader."""
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
-        self._data, self._start = data, start
+        self._data = data
+        self._start = start
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
         self._stamps: list[int] = []
@@ -366,7 +372,8 @@ class _Packed:
     """Records as places in a buffer, by the kernel: batches that follow each other are decoded by one call."""
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
-        self._data, self._start = data, start
+        self._data = data
+        self._start = start
         self._array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
         self._array.flags.writeable = False
         self._batches: list[_Batch | None] = []
