@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.clients.consumer.retry_policy import GiveUp, Retry, RetryPolicy
+from penstock.services.consumer.retry_policy import GiveUp, Retry, RetryPolicy
 from penstock.shared.common.errors import ConfigError, DataError, KafkaTimeout, SerializationError
 
 

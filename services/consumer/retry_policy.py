@@ -1,10 +1,10 @@
-"""Whether a record whose handling failed is tried again, and when.
+"""Whether the handler of a failed record is called again, and when.
 
-The wait grows as in Kafka's ExponentialBackoff: `backoff_ms` times `multiplier` to the power of the attempts before,
-spread by `jitter` either way, never above `backoff_max_ms`. Exception types are given as classes or by name
-(`ConnectionError`, `asyncpg.exceptions.InterfaceError`, matched against the class and its bases). The nearest class in
-the exception's line of bases that is named in `retriable` or `not_retriable` decides; by default any exception is
-retried but a DataError, since a record that is wrong stays wrong.
+The wait grows as in Kafka's ExponentialBackoff (KIP-580): `backoff_ms` times `multiplier` to the power of the previous
+attempts, spread by `jitter` in both directions, at most `backoff_max_ms`. Exception types are given as classes or by
+name (`ConnectionError`, `asyncpg.exceptions.InterfaceError`; a name is matched against the class and its bases). The
+nearest class in the exception's bases that is listed in `retriable` or `not_retriable` decides. By default every
+exception is retried except DataError: an invalid record stays invalid.
 
 >>> from penstock.shared.common.errors import SerializationError
 >>> policy = RetryPolicy(max_attempts=3, jitter=0)
