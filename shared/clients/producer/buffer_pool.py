@@ -22,9 +22,12 @@ from penstock.shared.clients.producer.record_accumulator import PartitionQueue, 
 from penstock.shared.common.errors import BufferExhausted, IllegalState
 from penstock.shared.common.records import TopicPartition
 
+HELD_UP_SHARE = 0.5
+"""The share of `buffer_memory` that all partitions without progress may use together."""
+
 
 class BufferPool:
-    """`size` bytes; who finds too few free waits in a queue, and nobody overtakes."""
+    """Hands out `size` bytes. A request that finds too few free bytes waits in a queue; no later one overtakes it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -32,7 +35,7 @@ class BufferPool:
         self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         self._gathering = False
         self.on_freed: Callable[[], None] | None = None
-        """Told after bytes were given back and those who wait for them were served."""
+        """Called after bytes were released and the waiting requests were served."""
 
     def __repr__(self) -> str:
         return f"<BufferPool {self.available} of {self.size} bytes free, {len(self._waiters)} waiting>"
@@ -109,10 +112,6 @@ class BufferPool:
             self.on_freed()
 
 
-HELD_UP_SHARE = 0.5
-"""Of `buffer_memory`."""
-
-
 class _Waiter(NamedTuple):
     future: asyncio.Future[None]
     queue: PartitionQueue
@@ -120,7 +119,7 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Lets sends wait while partitions that are held up have their share; there is none where only one partition is."""
+    """Makes sends wait while partitions without progress have their share. A single partition has no such limit."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class HeldUpShare:
         now_ms: Callable[[], int],
         is_away: Callable[[TopicPartition], bool] = lambda tp: False,
     ) -> None:
-        """`is_away` says of which partitions the leader cannot be reached: those share before they hold anything."""
+        """`is_away` tells whether the leader of a partition is unreachable: it counts before it holds anything."""
         self._accumulator = accumulator
         self._memory = memory
         self._now_ms = now_ms
@@ -148,22 +147,22 @@ class HeldUpShare:
         return len(self._waiters)
 
     def must_wait(self, queue: PartitionQueue, size: int) -> bool:
-        """Whether `size` more bytes of a partition are not to be asked for now."""
+        """Whether a request for `size` more bytes of a partition must wait."""
         if self._accumulator.partitions == 1 or not (queue.held or self._is_away(queue.tp)):
             return False
         if any(waiter.queue is queue for waiter in self._waiters):
-            return True  # nobody overtakes
+            return True  # no request overtakes another
         return self._is_over(queue, size, self._now_ms())
 
     def _is_over(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:
         if self._memory.size - self._memory.available + self._granted + size <= self._limit:
-            return False  # all partitions together are not
+            return False  # even all partitions together are below the limit
         if not (queue.is_held_up(now_ms) or self._is_away(queue.tp)):
             return False
         return self._accumulator.held_up_bytes(now_ms) + self._granted + size > self._limit
 
     async def wait(self, queue: PartitionQueue, size: int, timeout_ms: float) -> None:
-        """Until `size` bytes may be asked for; BufferExhausted once `timeout_ms` has passed."""
+        """Wait until `size` bytes may be requested; raises BufferExhausted once `timeout_ms` has passed."""
         waiter = _Waiter(asyncio.get_running_loop().create_future(), queue, size)
         self._waiters.append(waiter)
         try:
@@ -183,7 +182,7 @@ class HeldUpShare:
                 f"{queue.tp}: does not get on, and partitions that do not hold {HELD_UP_SHARE:.0%} of "
                 f"buffer_memory={self._memory.size}; nothing became free within max_block_ms{why}"
             ) from None
-        self._granted -= size  # it is asked for now
+        self._granted -= size  # the caller requests it now
 
     def close(self) -> None:
         """Fail whoever waits with IllegalState."""

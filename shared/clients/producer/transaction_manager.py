@@ -154,23 +154,22 @@ class SequenceLedger:
             known.expected = after
 
     def given_up(self, tp: TopicPartition, *, lost: bool) -> None:
-        """A batch that has a number ended without being acknowledged; `lost` if it may be in the log all the same."""
+        """A numbered batch ended without an acknowledgement; `lost` if it may still be in the log."""
         if (known := self._partitions.get(tp)) is not None:
             self._troubled[tp] = None
             known.lost |= lost
 
     def gap_shown(self, tp: TopicPartition) -> None:
-        """The broker refused a batch as out of order though none before it is pending."""
+        """The broker answered OUT_OF_ORDER_SEQUENCE_NUMBER although no earlier batch is pending."""
         if (known := self._partitions.get(tp)) is not None:
             self._troubled[tp] = None
             known.gap = True
 
     def may_assign(self, tp: TopicPartition) -> bool:
-        """Whether a new number may be handed out: not before `settle` where there is trouble.
+        """Whether a new number may be assigned. A troubled partition must be settled first.
 
-        And under a new producer id or epoch one batch at a time, until the first one is acknowledged: a broker that
-        does not know a producer takes whatever number comes first, and would so take the second batch without the
-        first.
+        Under a new producer id or epoch only one batch may have a number until it is acknowledged. A broker that does
+        not know a producer accepts any first number, and would accept the second batch without the first.
         """
         if not self.ready or tp in self._troubled:
             return False
@@ -178,22 +177,22 @@ class SequenceLedger:
         return known is None or known.known or known.next == known.expected
 
     def is_troubled(self, tp: TopicPartition) -> bool:
-        """Whether `settle` is to be called once nothing of the partition is out."""
+        """Whether `settle` must be called once no batch of the partition is in flight."""
         return tp in self._troubled
 
     def troubled(self) -> list[TopicPartition]:
-        """The partitions that `settle` is to be called for."""
+        """The partitions that `settle` must be called for."""
         return list(self._troubled)
 
     def has_gap(self, tp: TopicPartition) -> bool:
-        """Whether `settle` will take the numbers of what is queued."""
+        """Whether `settle` will remove the numbers of the queued batches."""
         known = self._partitions.get(tp)
         return known is not None and known.gap
 
     def settle(self, tp: TopicPartition) -> None:
-        """Resolve a partition's trouble; nothing of it is out, and nothing queued has a number that is to be kept.
+        """Resolve a partition's trouble: no batch of it is in flight, and no queued batch must keep its number.
 
-        Several partitions in trouble share one bump: an epoch that is newer than the partition's own is enough.
+        Several troubled partitions share one bump: an epoch newer than the partition's own is enough (KIP-360).
         """
         del self._troubled[tp]
         known = self._partitions[tp]
@@ -207,7 +206,7 @@ class SequenceLedger:
 
 
 class TxnState(Enum):
-    """Where a transactional producer is."""
+    """The states of a transactional producer."""
 
     UNINITIALIZED = auto()
     READY = auto()
@@ -235,7 +234,7 @@ def is_fatal(error: Exception) -> bool:
 
 
 def fenced_by(transaction_timeout_ms: int) -> str:
-    """What a broker may mean that refuses a producer's epoch."""
+    """The possible reasons of PRODUCER_FENCED and INVALID_PRODUCER_EPOCH, for an error message."""
     return (
         "a newer producer with this transactional id exists, or the coordinator aborted a transaction that took longer "
         f"than transaction_timeout_ms={transaction_timeout_ms}"
@@ -254,13 +253,13 @@ class Transaction:
         self.groups: set[str] = set()
         self.epoch_is_spent = False
         self.abort_failed = False
-        """Whether an abort was begun that did not come to its end, and nobody is at it."""
+        """Whether an abort has failed and no other is in progress."""
 
     def __repr__(self) -> str:
         return f"<Transaction {self.transactional_id}: {self.state.name}, {len(self.added)} partitions>"
 
     def move(self, target: TxnState) -> None:
-        """Go to a state; IllegalState where the table has no such way, the fatal error where there was one."""
+        """Go to a state. Raises IllegalState if the table lacks the transition, or the fatal error if there is one."""
         self.check_fatal()
         if target is not TxnState.FATAL_ERROR and target not in TRANSITIONS[self.state]:
             raise IllegalState(
@@ -307,12 +306,12 @@ class Transaction:
             )
 
     def not_committed(self) -> None:
-        """The commit was given up before the coordinator was asked: the transaction is open as before."""
+        """The commit ended before EndTxn was sent: the transaction is open as before."""
         if self.state is TxnState.COMMITTING:
             self.state = TxnState.IN_TRANSACTION
 
     def muted(self, tp: TopicPartition) -> bool:
-        """Whether a partition must not be written yet, as the coordinator does not know that it takes part."""
+        """Whether a partition must not be written yet: the coordinator does not know that it takes part."""
         return tp not in self.added
 
     def want(self, partitions: set[TopicPartition]) -> None:
@@ -321,7 +320,7 @@ class Transaction:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the coordinator knows nothing of this transaction, so that it need not be ended there."""
+        """Whether the coordinator knows nothing of this transaction: then no EndTxn is needed."""
         return not self.added and not self.groups
 
     def ended(self) -> None:
@@ -349,8 +348,8 @@ class TransactionCoordinator:
     async def init_producer_id(self, *, bump: bool = False) -> None:
         """Fetch producer id and epoch; with a transactional id this fences every older producer that has it.
 
-        `bump` asks for the next epoch of the id that is held, which the coordinator refuses where somebody newer has
-        it.
+        `bump` requests the next epoch of the present id (KIP-360). The coordinator rejects it if a newer producer has
+        the id.
         """
         ledger, transactional_id = self._ledger, self._settings.transactional_id
         held = (ledger.producer_id, ledger.epoch) if bump else (-1, -1)
@@ -365,7 +364,7 @@ class TransactionCoordinator:
                 response = await self._connection.ask_coordinator("transaction", transactional_id, request, where)
             self._check(response.error_code, "transaction", transactional_id or "", where)
             if transactional_id is not None:
-                ledger.forget()  # between transactions nothing is under way, and a new epoch starts at 0
+                ledger.forget()  # between transactions no batch is in flight, and a new epoch starts at 0
             ledger.adopt(response.producer_id, response.producer_epoch)
             log.info(
                 "producer id",
@@ -390,7 +389,7 @@ class TransactionCoordinator:
             refused = [
                 (TopicPartition(topic, at), code) for topic, rows in response.topics for at, code in rows if code
             ]
-            # One partition's refusal leaves the others unattempted: those do not say why.
+            # One rejected partition leaves the others with OPERATION_NOT_ATTEMPTED: report the cause first.
             for tp, code in sorted(refused, key=lambda one: one[1] == OPERATION_NOT_ATTEMPTED):
                 self._check(code, "transaction", self._id, f"{where}, {tp}", EXPIRED | {TOPIC_AUTHORIZATION_FAILED})
 
@@ -437,7 +436,7 @@ class TransactionCoordinator:
         async def commit() -> None:
             try:
                 response = await self._connection.ask_coordinator("group", group.group_id, request, where)
-            except AuthorizationFailed as e:  # of looking up the group's coordinator
+            except AuthorizationFailed as e:  # raised by FindCoordinator of the group
                 e.abortable = True
                 raise
             abortable = frozenset({GROUP_AUTHORIZATION_FAILED, FENCED_INSTANCE_ID})
