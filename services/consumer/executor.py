@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from penstock.services.consumer.call_limits import CallLimits
 from penstock.services.consumer.handlers import Handler, Records
 from penstock.services.consumer.outputs import check_output
+from penstock.services.consumer.retry_policy import Retry, RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.shared.clients.consumer.dead_letters import (
     STAGE_DESERIALIZE,
@@ -38,7 +39,6 @@ from penstock.shared.clients.consumer.dead_letters import (
 )
 from penstock.shared.clients.consumer.key_scheduler import Execution
 from penstock.shared.clients.consumer.partition_progress import Work
-from penstock.shared.clients.consumer.retry_policy import Retry, RetryPolicy
 from penstock.shared.common.errors import DataError, HandlerTimeout, RecordTooLarge
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, ProducerRecord, TopicPartition

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.shared.clients.producer.checks import checked_headers, checked_partition, checked_timestamp
+from penstock.shared.clients.producer.record_validation import checked_headers, checked_partition, checked_timestamp
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.serialization import bytes_serializer
 from penstock.shared.common.topic_names import check_topic_name

@@ -73,14 +73,16 @@ class DeadLetterLog:
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, parse: Parse = parse_dead_letter) -> None:
-        self.topic, self._parse = topic, parse
+        self.topic = topic
+        self._parse = parse
         settings = ConsumerSettings(
             group_id=replay_group(topic),
             auto_offset_reset="earliest",
             commit_strategy="none",
             isolation_level="read_committed",
         )
-        self._kafka, self._consumer = kafka, Consumer(kafka, settings)
+        self._kafka = kafka
+        self._consumer = Consumer(kafka, settings)
         self._ends: dict[TopicPartition, int] = {}
         self.committed: dict[TopicPartition, OffsetAndMetadata | None] = {}
         self._finished: dict[TopicPartition, Ranges] = {}

@@ -325,7 +325,7 @@ async def test_credentials_that_are_taken_away(secured: Secured, topic_name: str
         await consumer.poll(200)
         await set_password(secured.kafka, "baba", None)
         consumer.pause(TopicPartition(topic_name, 0))
-        for connection in (admin._connection, consumer._fetching.connection):
+        for connection in (admin._connection, consumer._subscription.connection):
             (node,) = connection.nodes()
             async with asyncio.timeout(5):
                 while connection.connected(node):  # noqa: ASYNC110 - nothing tells

@@ -170,13 +170,13 @@ async def test_the_recipe_loses_no_record_in_a_crash(
     async def work_of_first(record: ConsumerRecord) -> None:
         if len(processed["first"]) == 10:
             coming.set()
-            while not (first._fetching.is_listener_due or processed["second"]):  # noqa: ASYNC110 - beside the members
+            while not (first._subscription.is_listener_due or processed["second"]):  # noqa: ASYNC110 - beside the members
                 await asyncio.sleep(0.01)
         if coming.is_set() and (crash == "before the next poll" or len(first.assignment()) < partitions):
             while crash == "after the rebalance" and not processed["second"]:  # noqa: ASYNC110 - beside the members
                 await asyncio.sleep(0.01)
             has_crashed.set()
-            await first._fetching.connection.close()  # as a process that is killed
+            await first._subscription.connection.close()  # as a process that is killed
             await asyncio.Event().wait()
         processed["first"].add((record.partition, record.offset))
 

@@ -1,7 +1,6 @@
 """Administration: `Admin` and the values it takes and gives."""
 
-from penstock.shared.clients.admin.admin import Admin
-from penstock.shared.clients.admin.groups import ShiftBy
+from penstock.shared.clients.admin.admin import Admin, ShiftBy
 from penstock.shared.clients.admin.types import (
     ClusterDescription,
     ConfigEntry,

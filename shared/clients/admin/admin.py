@@ -1,18 +1,123 @@
-"""Administration of topics, configs, records, groups and offsets, over one connection of its own."""
+"""Administration of topics, configs, records, groups and offsets, over one connection of its own (Java: `Admin`).
+
+Each call has one deadline (`timeout_ms`, by default the admin's) for all its requests, and retries retriable errors
+within it. It ends in KafkaTimeout, or in the Kafka error named with the topic, partition or group.
+
+The offsets of a group can be changed only while it has no members: a member would overwrite the change, or hold a
+position that ignores it. So every change first describes the group, and raises GroupNotEmpty with its members. (The
+broker rejects the change if a member joins in between.)
+"""
 
 from __future__ import annotations
 
-from typing import Self
+import base64
+import functools
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from penstock.shared.clients.admin.groups import GroupsAdmin
-from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.admin.types import (
+    CONFIG_SOURCES,
+    BrokerDescription,
+    ClusterDescription,
+    ConfigEntry,
+    ConfigSynonym,
+    GroupDescription,
+    GroupListing,
+    MemberDescription,
+    NewTopic,
+    OffsetChange,
+    PartitionDescription,
+    PartitionLag,
+    TopicDescription,
+)
+from penstock.shared.clients.connection import (
+    CONSUMER_GROUP_DESCRIBE,
+    NO_UUID,
+    Connection,
+    by_leader,
+    decode_assignment,
+    error_for_code,
+    list_offsets,
+    wire,
+)
+from penstock.shared.clients.connection.log_dirs import DESCRIBE_LOG_DIRS
+from penstock.shared.clients.connection.wire_types import Api
+from penstock.shared.common.clock import SYSTEM_CLOCK
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    CoordinatorNotAvailable,
+    GroupNotEmpty,
+    GroupNotFound,
+    IllegalState,
+    NotLeaderOrFollower,
+    TopicAlreadyExists,
+    UnknownMember,
+)
+from penstock.shared.common.offset_checks import checked_offset, checked_offsets, checked_spec
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 
 DEFAULT_TIMEOUT_MS = 60_000
 """Kafka's `default.api.timeout.ms`: how long one call may take, retries included."""
 
+T = TypeVar("T")
+P = ParamSpec("P")
+DEADLINE_MS: ContextVar[float | None] = ContextVar("admin_deadline_ms", default=None)
+"""When the present call must end, whatever requests are left."""
 
-class Admin(GroupsAdmin):
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+OffsetSpec = Literal["earliest", "latest"] | int
+TOPIC_RESOURCE = 2
+CONFIGS_OF_TOPICS_MAX = 100
+"""Topics of one request for configs: each takes about 6 KB of the response."""
+SET_CONFIG, DELETE_CONFIG = 0, 1
+ALL_RECORDS = -1
+
+NO_GENERATION = -1
+DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftBy:
+    """A reset that moves the committed offset by so many records, kept within what the partition holds."""
+
+    records: int
+
+
+Reset = Literal["earliest", "latest"] | int | ShiftBy | Mapping[TopicPartition, int]
+"""The target of a reset: the earliest or latest offset, a time in ms since the epoch, a shift, or an offset for each
+partition."""
+
+
+def kafka_uuid(value: uuid.UUID) -> str:
+    """A UUID as Kafka and its tools write it: base64, 22 characters.
+
+    >>> kafka_uuid(uuid.UUID("da26b76d-ab0e-47e2-9b95-658fb13b8b6f"))
+    '2ia3basOR-KblWWPsTuLbw'
+    """
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a method that sends several requests in turn: they share its `timeout_ms`."""
+
+    @functools.wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        admin: Any = args[0]
+        before = DEADLINE_MS.set(SYSTEM_CLOCK.monotonic_ms() + admin._limit_ms(kwargs.get("timeout_ms")))
+        try:
+            return await method(*args, **kwargs)
+        finally:
+            DEADLINE_MS.reset(before)
+
+    return call
+
+
+class Admin:
     """`async with Admin(kafka) as admin`: every call has a deadline and names what it failed on."""
 
     def __init__(self, kafka: KafkaSettings | str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
@@ -36,3 +141,506 @@ class Admin(GroupsAdmin):
         """Close the connection; calls after this raise IllegalState."""
         self._open = False
         await self._connection.close()
+
+    @one_deadline
+    async def create_topics(
+        self, topics: Iterable[NewTopic], exist_ok: bool = False, *, timeout_ms: int | None = None
+    ) -> None:
+        """Create topics and wait until every partition has a leader.
+
+        Raises TopicAlreadyExists (unless `exist_ok`, which leaves an existing topic as it is), InvalidTopic,
+        InvalidRequest (partitions, replication factor, configs: the broker's words).
+        """
+        wanted = list(topics)
+        if not wanted:
+            return
+        rows: list[Any] = [(t.name, t.partitions, t.replication_factor, [], list(t.configs.items())) for t in wanted]
+        request = wire.CREATE_TOPICS(rows, self._connection.settings.request_timeout_ms, False)
+        sent: list[bool] = []
+
+        async def create() -> None:
+            retried = bool(sent)
+            sent.append(True)
+            response = await self._connection.send(await self._controller(), request, "create topics")
+            for name, code, message in response.topics:
+                if code:
+                    error = error_for_code(code, f"topic {name}", message)
+                    # After a try whose answer was lost, "exists" says that the first one succeeded.
+                    if not (isinstance(error, TopicAlreadyExists) and (exist_ok or retried)):
+                        raise error
+
+        await self._run(create, "create topics", timeout_ms)
+        await self._wait_for_leaders([t.name for t in wanted], timeout_ms)
+
+    async def _wait_for_leaders(self, names: list[str], timeout_ms: int | None) -> None:
+        async def check() -> None:
+            for description in (await self.describe_topics(names, timeout_ms=timeout_ms)).values():
+                for partition in description.partitions:
+                    if partition.leader is None:
+                        raise NotLeaderOrFollower(f"{description.name}-{partition.partition}: no leader yet")
+
+        await self._run(check, "wait for leaders", timeout_ms)
+
+    async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
+        """Delete topics; UnknownTopicOrPartition names one that does not exist."""
+        request = wire.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
+
+        async def delete() -> list[tuple[str, int]]:
+            response = await self._connection.send(await self._controller(), request, "delete topics")
+            return [(name, code) for name, code in response.topics if code]
+
+        for name, code in await self._run(delete, "delete topics", timeout_ms):
+            raise error_for_code(code, f"topic {name}")
+
+    async def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[str]:
+        """The names of all topics, sorted; Kafka's own only with `internal`."""
+        response = await self._metadata(None, timeout_ms)
+        return sorted(name for _, name, _, is_internal, *_ in response.topics if internal or not is_internal)
+
+    async def describe_topics(
+        self, names: Iterable[str], *, timeout_ms: int | None = None
+    ) -> dict[str, TopicDescription]:
+        """Each topic's id and partitions; UnknownTopicOrPartition names one that does not exist."""
+        wanted = list(names)
+        if not wanted:
+            return {}
+        found = {}
+        for code, name, topic_id, is_internal, partitions, *_ in (await self._metadata(wanted, timeout_ms)).topics:
+            if code:
+                raise error_for_code(code, f"topic {name}")
+            rows = tuple(
+                PartitionDescription(index, None if leader < 0 else leader, tuple(replicas), tuple(isr))
+                for _, index, leader, _, replicas, isr, *_ in sorted(partitions, key=lambda p: p[1])
+            )
+            found[name] = TopicDescription(name, kafka_uuid(topic_id), is_internal, rows)
+        return found
+
+    async def describe_configs(self, topic: str, *, timeout_ms: int | None = None) -> dict[str, str | None]:
+        """Every config of a topic in force, defaults included; sensitive values are None."""
+        return {entry.name: entry.value for entry in (await self.topic_configs([topic], timeout_ms=timeout_ms))[topic]}
+
+    @one_deadline
+    async def topic_configs(
+        self, topics: Iterable[str], *, timeout_ms: int | None = None
+    ) -> dict[str, list[ConfigEntry]]:
+        """Every config in force of each topic, by name, with where its value comes from.
+
+        Raises UnknownTopicOrPartition, which names the topic.
+        """
+        wanted, found = list(topics), dict[str, list[ConfigEntry]]()
+        for at in range(0, len(wanted), CONFIGS_OF_TOPICS_MAX):
+            asked = wanted[at : at + CONFIGS_OF_TOPICS_MAX]
+            request = wire.DESCRIBE_CONFIGS([(TOPIC_RESOURCE, topic, None) for topic in asked], True)
+            where = f"configs of topic {asked[0]}" + (f" and {len(asked) - 1} more" if len(asked) > 1 else "")
+            for code, message, _, topic, rows in (await self._ask_any(request, where, timeout_ms)).results:
+                if code:
+                    raise error_for_code(code, f"configs of topic {topic}", message)
+                found[topic] = sorted((_config_entry(row) for row in rows), key=lambda entry: entry.name)
+        return found
+
+    async def _ask_any(self, request: Any, where: str, timeout_ms: int | None) -> Any:
+        async def ask() -> Any:
+            return await self._connection.send(self._connection.any_node(), request, where)
+
+        return await self._run(ask, where, timeout_ms)
+
+    async def alter_configs(
+        self, topic: str, configs: Mapping[str, str | None], *, timeout_ms: int | None = None
+    ) -> None:
+        """Set configs of a topic, None puts one back to the broker's default; the others stay as they are.
+
+        Raises InvalidRequest with the broker's words, UnknownTopicOrPartition.
+        """
+        rows = [(name, DELETE_CONFIG if value is None else SET_CONFIG, value) for name, value in configs.items()]
+        request = wire.INCREMENTAL_ALTER_CONFIGS([(TOPIC_RESOURCE, topic, rows)], False)
+        where = f"configs of topic {topic}"
+
+        async def alter() -> None:
+            response = await self._connection.send(self._connection.any_node(), request, where)
+            for code, message, _, _ in response.resources:
+                if code:
+                    raise error_for_code(code, where, message)
+
+        await self._run(alter, where, timeout_ms)
+
+    @one_deadline
+    async def list_offsets(
+        self,
+        specs: Mapping[TopicPartition, OffsetSpec],
+        isolation_level: IsolationLevel = "read_uncommitted",
+        *,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, int]:
+        """One offset a partition: the earliest, the latest, or the first record at or after a time (ms since the
+        epoch).
+
+        The latest is the high watermark, under `read_committed` the last stable offset (before the first open
+        transaction). Where no record is as late as the time, the latest offset is given. ValueError and TypeError for
+        any other spec.
+        """
+        self._check_open()
+        for tp, spec in specs.items():
+            checked_spec(tp, spec)
+        found = await list_offsets(self._connection, specs, isolation_level, self._limit_ms(timeout_ms))
+        without = {tp: "latest" for tp, offset in found.items() if offset < 0}
+        if without:
+            found.update(await list_offsets(self._connection, without, isolation_level, self._limit_ms(timeout_ms)))
+        return found
+
+    async def delete_records(
+        self, before: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Delete the records below an offset (-1: all there are); gives each partition's new first offset.
+
+        Raises OffsetOutOfRange naming the partition where the offset is above the high watermark, ValueError and
+        TypeError for what is no offset.
+        """
+        for tp, offset in before.items():
+            if offset != ALL_RECORDS:
+                checked_offset(tp, offset)
+        low: dict[TopicPartition, int] = {}
+
+        async def delete() -> None:
+            missing = [tp for tp in before if tp not in low]
+            for node, topics in (await by_leader(self._connection, missing)).items():
+                rows = [(t, [(p, before[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
+                request = wire.DELETE_RECORDS(rows, self._connection.settings.request_timeout_ms)
+                response = await self._connection.send(node, request, "delete records")
+                for topic, partitions in response.topics:
+                    for partition, watermark, code in partitions:
+                        tp = TopicPartition(topic, partition)
+                        if code:
+                            raise error_for_code(code, f"{tp} at offset {before[tp]}")
+                        low[tp] = watermark
+
+        await self._run(delete, "delete records", timeout_ms)
+        return low
+
+    async def partition_bytes(
+        self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """What each partition takes on its leader's disk, whole segments with what they hold of deleted records.
+
+        Needs the right to describe the cluster; raises AuthorizationFailed without it.
+        """
+        wanted = list(partitions)
+        sizes: dict[TopicPartition, int] = {}
+
+        async def ask() -> None:
+            for node, topics in (await by_leader(self._connection, wanted)).items():
+                request = DESCRIBE_LOG_DIRS([(topic, list(of)) for topic, of in topics.items()])
+                response = await self._connection.send(node, request, "log dirs")
+                for code, _, found in response.log_dirs:
+                    if code:
+                        raise error_for_code(code, f"log dirs of node {node}")
+                    for topic, of in found:
+                        sizes.update({TopicPartition(topic, p): size for p, size, _, future in of if not future})
+            if sizes.keys() < set(wanted) and not sizes:
+                raise AuthorizationFailed("log dirs: the brokers tell nothing of them (Describe on the cluster)")
+
+        await self._run(ask, "log dirs", timeout_ms)
+        return sizes
+
+    async def unsupported_requests(self) -> list[str]:
+        """The requests of Penstock that a broker does not support, as texts; [] if all brokers support all."""
+        self._check_open()
+        used = [api for api in vars(wire).values() if isinstance(api, Api)]
+        lacking = []
+        for node in self._connection.nodes():
+            spoken = await self._connection.api_versions(node)
+            for api in used:
+                low, high = spoken.get(api.key, (0, -1))
+                if not low <= api.version <= high:
+                    lacking.append(f"{api.name} version {api.version} (node {node}: {low} to {high})")
+        return lacking
+
+    async def cluster(self, *, timeout_ms: int | None = None) -> ClusterDescription:
+        """The cluster's id, controller and brokers."""
+        response = await self._metadata([], timeout_ms)
+        brokers = tuple(BrokerDescription(*row[:4]) for row in sorted(response.brokers))
+        return ClusterDescription(response.cluster_id, response.controller_id, brokers)
+
+    async def list_groups(self, *, timeout_ms: int | None = None) -> list[GroupListing]:
+        """Every group of the cluster, sorted by id."""
+
+        async def ask() -> list[GroupListing]:
+            found: dict[str, GroupListing] = {}
+            for node in self._connection.nodes():
+                response = await self._connection.send(node, wire.LIST_GROUPS([]), f"groups of node {node}")
+                if response.error_code:
+                    raise error_for_code(response.error_code, f"groups of node {node}")
+                for group_id, protocol_type, state, _ in response.groups:
+                    found[group_id] = GroupListing(group_id, state, protocol_type)
+            return [found[group_id] for group_id in sorted(found)]
+
+        return await self._run(ask, "list groups", timeout_ms)
+
+    async def describe_group(self, group_id: str, *, timeout_ms: int | None = None) -> GroupDescription:
+        """A group's state and members with their assignments, under either group protocol (classic, KIP-848).
+
+        A group that does not exist has the state Dead.
+        """
+        where = f"group {group_id}"
+
+        async def ask() -> GroupDescription:
+            response = await self._ask(group_id, wire.DESCRIBE_GROUPS([group_id], False), where)
+            code, _, state, protocol_type, protocol, rows, _ = response.groups[0]
+            if code:
+                self._raise(code, group_id, where)
+            members = tuple(
+                MemberDescription(member_id, client_id, host, instance_id, decode_assignment(assignment))
+                for member_id, instance_id, client_id, host, _, assignment in rows
+            )
+            node = await self._connection.coordinator("group", group_id)
+            if state == DEAD and (found := await self._describe_consumer_group(group_id, node)) is not None:
+                return found
+            return GroupDescription(group_id, state, protocol_type, protocol, node, members)
+
+        return await self._run(ask, where, timeout_ms)
+
+    async def _describe_consumer_group(self, group_id: str, node: int) -> GroupDescription | None:
+        """A group of the new protocol (KIP-848), whose coordinator assigns the partitions.
+
+        None if there is no such group, or if the broker is older than the protocol.
+        """
+        api, where = CONSUMER_GROUP_DESCRIBE, f"group {group_id}"
+        low, high = (await self._connection.api_versions(node)).get(api.key, (0, -1))
+        if not low <= api.version <= high:
+            return None
+        response = await self._ask(group_id, api([group_id], False), where)
+        code, _, _, state, _, _, assignor, rows, *_ = response.groups[0]
+        if code:
+            error = error_for_code(code, where)
+            if isinstance(error, GroupNotFound):
+                return None
+            self._raise(code, group_id, where)
+        members = tuple(
+            MemberDescription(
+                member_id,
+                client_id,
+                host,
+                instance_id,
+                frozenset(TopicPartition(topic, p) for _, topic, partitions, _ in topics for p in partitions),
+            )
+            for member_id, instance_id, _, _, client_id, host, _, _, topics, *_ in rows
+        )
+        return GroupDescription(group_id, state, "consumer", assignor, node, members)
+
+    async def group_offsets(
+        self, group_id: str, *, require_stable: bool = False, timeout_ms: int | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What a group has committed.
+
+        With `require_stable` offsets that a transaction is just committing are waited for, within the deadline.
+        """
+        where = f"offsets of group {group_id}"
+
+        async def ask() -> dict[TopicPartition, OffsetAndMetadata]:
+            response = await self._ask(group_id, wire.OFFSET_FETCH(group_id, None, require_stable), where)
+            if response.error_code:
+                self._raise(response.error_code, group_id, where)
+            found = {}
+            for topic, partitions, _ in response.topics:
+                for partition, offset, epoch, metadata, code, _ in partitions:
+                    tp = TopicPartition(topic, partition)
+                    if code:
+                        self._raise(code, group_id, f"{where}, {tp}")
+                    if offset >= 0:
+                        found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
+            return found
+
+        return await self._run(ask, where, timeout_ms)
+
+    @one_deadline
+    async def group_lag(
+        self, group_id: str, isolation_level: IsolationLevel = "read_uncommitted", *, timeout_ms: int | None = None
+    ) -> list[PartitionLag]:
+        """Committed offset, end and lag of every partition that the group has committed or is assigned, in order."""
+        committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
+        members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
+        partitions = sorted(set(committed).union(*(m.assignment for m in members)))
+        if not partitions:
+            return []
+        ends = await self.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level, timeout_ms=timeout_ms)
+        starts = await self.list_offsets(dict.fromkeys(partitions, "earliest"), timeout_ms=timeout_ms)
+        rows = []
+        for tp in partitions:
+            own = committed[tp].offset if tp in committed else None
+            rows.append(PartitionLag(tp, own, ends[tp], max(0, ends[tp] - (starts[tp] if own is None else own))))
+        return rows
+
+    @one_deadline
+    async def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], *, timeout_ms: int | None = None
+    ) -> None:
+        """Commit offsets for a group that has no members; GroupNotEmpty names the members of one that has, ValueError
+        and TypeError what is no offset."""
+        checked = checked_offsets(offsets)
+        await self._check_no_members(group_id, timeout_ms)
+        topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
+        for tp, at in checked.items():
+            topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata))
+        where = f"offsets of group {group_id}"
+        request = wire.OFFSET_COMMIT(group_id, NO_GENERATION, "", None, list(topics.items()))
+
+        async def commit() -> None:
+            response = await self._ask(group_id, request, where)
+            for topic, partitions in response.topics:
+                for partition, code in partitions:
+                    if code:
+                        self._raise(code, group_id, f"{where}, {TopicPartition(topic, partition)}")
+
+        try:
+            await self._run(commit, where, timeout_ms)
+        except UnknownMember:  # the coordinator's word for "the group has members, and you are none of them"
+            await self._check_no_members(group_id, timeout_ms)
+            raise
+
+    @one_deadline
+    async def reset_group_offsets(
+        self,
+        group_id: str,
+        to: Reset,
+        partitions: Iterable[TopicPartition] | None = None,
+        dry_run: bool = False,
+        *,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, OffsetChange]:
+        """Move a group's committed offsets; gives each partition's offset before and after.
+
+        `partitions` are by default those with a commit (or the keys of `to`). Offsets are kept within what a partition
+        holds. With `dry_run` nothing is changed, and an active group raises no error. Raises GroupNotEmpty naming the
+        members, GroupNotFound where there is nothing to reset, ValueError and TypeError for any other `to`.
+        """
+        _check_reset(to)
+        if not dry_run:
+            await self._check_no_members(group_id, timeout_ms)
+        committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
+        wanted = sorted(partitions if partitions is not None else to if isinstance(to, Mapping) else committed)
+        if not wanted:
+            raise GroupNotFound(f"group {group_id}: nothing committed, and no partitions given")
+        first = await self.list_offsets(dict.fromkeys(wanted, "earliest"), timeout_ms=timeout_ms)
+        end = await self.list_offsets(dict.fromkeys(wanted, "latest"), timeout_ms=timeout_ms)
+        if isinstance(to, ShiftBy):
+            target = {tp: (committed[tp].offset if tp in committed else first[tp]) + to.records for tp in wanted}
+        elif isinstance(to, Mapping):
+            target = {tp: to[tp] for tp in wanted}
+        else:
+            target = await self.list_offsets(dict.fromkeys(wanted, to), timeout_ms=timeout_ms)
+        changes = {
+            tp: OffsetChange(
+                committed[tp].offset if tp in committed else None, min(max(target[tp], first[tp]), end[tp])
+            )
+            for tp in wanted
+        }
+        if not dry_run:
+            await self.alter_group_offsets(group_id, {tp: c.after for tp, c in changes.items()}, timeout_ms=timeout_ms)
+        return changes
+
+    @one_deadline
+    async def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
+    ) -> None:
+        """Forget what a group has committed for partitions; GroupNotEmpty names the members of one that has any,
+        GroupNotFound where there is no such group."""
+        await self._check_no_members(group_id, timeout_ms)
+        topics: dict[str, list[int]] = defaultdict(list)
+        for tp in partitions:
+            topics[tp.topic].append(tp.partition)
+        where = f"offsets of group {group_id}"
+        request = wire.OFFSET_DELETE(group_id, list(topics.items()))
+
+        async def delete() -> None:
+            response = await self._ask(group_id, request, where)
+            if response.error_code:
+                self._raise(response.error_code, group_id, where)
+            for topic, rows in response.topics:
+                for partition, code in rows:
+                    if code:
+                        self._raise(code, group_id, f"{where}, {TopicPartition(topic, partition)}")
+
+        try:
+            await self._run(delete, where, timeout_ms)
+        except GroupNotEmpty:
+            await self._check_no_members(group_id, timeout_ms)
+            raise
+
+    @one_deadline
+    async def delete_group(self, group_id: str, *, timeout_ms: int | None = None) -> None:
+        """Delete a group and its offsets; GroupNotEmpty names the members, GroupNotFound where there is none."""
+        where = f"group {group_id}"
+
+        async def delete() -> None:
+            response = await self._ask(group_id, wire.DELETE_GROUPS([group_id]), where)
+            for _, code in response.results:
+                if code:
+                    self._raise(code, group_id, where)
+
+        try:
+            await self._run(delete, where, timeout_ms)
+        except GroupNotEmpty:
+            await self._check_no_members(group_id, timeout_ms)
+            raise
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise IllegalState("the admin is not open; use it in `async with`")
+
+    async def _run(self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: int | None) -> T:
+        self._check_open()
+        return await self._connection.retrying(call, where, self._limit_ms(timeout_ms))
+
+    def _limit_ms(self, timeout_ms: float | None) -> float:
+        """The time there is for one request."""
+        limit_ms = self._timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = DEADLINE_MS.get()
+        return limit_ms if deadline_ms is None else max(0.0, min(limit_ms, deadline_ms - SYSTEM_CLOCK.monotonic_ms()))
+
+    async def _metadata(self, names: Iterable[str] | None, timeout_ms: int | None = None) -> Any:
+        topics: list[Any] | None = None if names is None else [(NO_UUID, name, {}) for name in names]
+        where = "metadata"
+        request = wire.METADATA(topics, False, False, False)
+        return await self._run(
+            lambda: self._connection.send(self._connection.any_node(), request, where), where, timeout_ms
+        )
+
+    async def _controller(self) -> int:
+        topics: list[Any] = []
+        request = wire.METADATA(topics, False, False, False)
+        response = await self._connection.send(self._connection.any_node(), request, "metadata")
+        return int(response.controller_id)
+
+    async def _ask(self, group_id: str, request: Any, where: str) -> Any:
+        return await self._connection.ask_coordinator("group", group_id, request, where)
+
+    def _raise(self, code: int, group_id: str, where: str) -> None:
+        error = error_for_code(code, where)
+        if isinstance(error, CoordinatorNotAvailable):
+            self._connection.forget_coordinator("group", group_id)
+        raise error
+
+    async def _check_no_members(self, group_id: str, timeout_ms: int | None) -> None:
+        """Raise GroupNotEmpty with the members if the group has any."""
+        members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
+        if members:
+            raise GroupNotEmpty(f"group {group_id} has {len(members)} members: {'; '.join(map(str, members))}")
+
+
+def _config_entry(row: Any) -> ConfigEntry:
+    name, value, is_read_only, source, is_sensitive, rows = row
+    synonyms = tuple(ConfigSynonym(name, value, _config_source(source)) for name, value, source in rows)
+    return ConfigEntry(name, value, _config_source(source), is_read_only, is_sensitive, synonyms)
+
+
+def _config_source(number: int) -> str:
+    return CONFIG_SOURCES.get(number, "UNKNOWN")
+
+
+def _check_reset(to: object) -> None:
+    if isinstance(to, Mapping):
+        checked_offsets(to)
+    elif isinstance(to, ShiftBy):
+        if not isinstance(to.records, int) or isinstance(to.records, bool):
+            raise TypeError(f"shift by {to.records!r}: not a number of records")
+    else:
+        checked_spec("reset", to)

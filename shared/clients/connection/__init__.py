@@ -16,11 +16,11 @@ from penstock.shared.clients.connection.batches import (
     seal_batch,
 )
 from penstock.shared.clients.connection.client import UNREACHED_SAY_MS, Connection, default_client_id, translated
+from penstock.shared.clients.connection.completed_fetch import CompletedFetch, compile_decoding
 from penstock.shared.clients.connection.consumer_groups import CONSUMER_GROUP_DESCRIBE
 from penstock.shared.clients.connection.errors import error_for_code, name_of, translate
 from penstock.shared.clients.connection.fetch import NO_EPOCH, FetchedPartition, FetchRequest, FetchResponse
 from penstock.shared.clients.connection.lookups import by_leader, list_offsets
-from penstock.shared.clients.connection.piece import Piece, compile_decoding
 from penstock.shared.clients.connection.produce import ProduceAnswer, ProduceResponse
 from penstock.shared.clients.connection.wire_types import NO_UUID, decode_assignment
 
@@ -31,12 +31,12 @@ __all__ = [
     "NO_UUID",
     "UNREACHED_SAY_MS",
     "BatchRecord",
+    "CompletedFetch",
     "Compression",
     "Connection",
     "FetchRequest",
     "FetchResponse",
     "FetchedPartition",
-    "Piece",
     "ProduceAnswer",
     "ProduceResponse",
     "SealedBatch",

@@ -81,10 +81,31 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
     120: ("TRANSACTION_ABORTABLE", e.TransactionAborted),
 }
 
+CODE_OF = {name: code for code, (name, _) in CODES.items()}
+"""The codes by their names."""
+
+
+def codes_of(*names: str) -> frozenset[int]:
+    """The codes of these names; KeyError for a name that the table lacks.
+
+    >>> sorted(codes_of("INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"))
+    [47, 90]
+    """
+    return frozenset(CODE_OF[name] for name in names)
+
+
 DUPLICATE_SEQUENCE_NUMBER = 46
-MAYBE_APPENDED = frozenset({-1, 3, 5, 6, 7, 20, 56})
-"""Codes after which a produced batch may be in the log all the same: a leader that appended it and then lost the
-partition, or its disk, before the followers had it answers as if it had never led."""
+MAYBE_APPENDED = codes_of(
+    "UNKNOWN_SERVER_ERROR",
+    "UNKNOWN_TOPIC_OR_PARTITION",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_OR_FOLLOWER",
+    "REQUEST_TIMED_OUT",
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    "KAFKA_STORAGE_ERROR",
+)
+"""Codes after which a produced batch may still be in the log. A leader may append the batch and then lose the
+partition, or its disk, before the followers have it: it then answers as if it had never led."""
 
 # From the special to the general: the first class that fits decides.
 CLASSES: tuple[tuple[type[BaseException], type[e.PenstockError]], ...] = (

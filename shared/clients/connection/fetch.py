@@ -66,7 +66,9 @@ class FetchResponse:
     __slots__ = ("answers", "error_code", "throttle_ms")
 
     def __init__(self, answers: dict[tuple[str, int], FetchedPartition], error_code: int = 0, throttle_ms: int = 0):
-        self.answers, self.error_code, self.throttle_ms = answers, error_code, throttle_ms
+        self.answers = answers
+        self.error_code = error_code
+        self.throttle_ms = throttle_ms
 
     def __repr__(self) -> str:
         size = sum(len(answer.records) for answer in self.answers.values())
@@ -127,7 +129,8 @@ class _FetchStruct(FlexibleStruct):
     __slots__ = ("_body", "_topics")
 
     def __init__(self, body: bytes, topics: int) -> None:
-        self._body, self._topics = body, topics
+        self._body = body
+        self._topics = topics
 
     def encode(self) -> bytes:
         return self._body
@@ -146,8 +149,11 @@ class FetchRequest:
     __slots__ = ("_max_bytes", "_max_wait_ms", "_min_bytes", "_read_committed", "_topics")
 
     def __init__(self, max_wait_ms: int, min_bytes: int, max_bytes: int, read_committed: bool, topics: Wanted) -> None:
-        self._max_wait_ms, self._min_bytes, self._max_bytes = max_wait_ms, min_bytes, max_bytes
-        self._read_committed, self._topics = read_committed, topics
+        self._max_wait_ms = max_wait_ms
+        self._min_bytes = min_bytes
+        self._max_bytes = max_bytes
+        self._read_committed = read_committed
+        self._topics = topics
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> _FetchStruct:
         low, high = versions.get(API_KEY, (0, -1))

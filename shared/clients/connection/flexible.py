@@ -27,7 +27,8 @@ class Reader:
     __slots__ = ("_at", "_data")
 
     def __init__(self, data: memoryview, at: int = 0) -> None:
-        self._data, self._at = data, at
+        self._data = data
+        self._at = at
 
     @property
     def size(self) -> int:

@@ -23,7 +23,8 @@ class Frames(asyncio.BufferedProtocol):
     """Kafka's frames: four bytes of length, then the response."""
 
     def __init__(self, connection: Any, below: Any) -> None:
-        self._connection, self._below = connection, below
+        self._connection = connection
+        self._below = below
         self._size = bytearray(SIZE_BYTES)
         self._frame: bytearray | None = None
         self._view = memoryview(self._size)

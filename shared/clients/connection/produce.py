@@ -58,7 +58,9 @@ class ProduceResponse:
     def __init__(
         self, answers: dict[tuple[str, int], ProduceAnswer], throttle_ms: int, endpoints: Sequence[Endpoint] = ()
     ) -> None:
-        self.answers, self.throttle_ms, self.endpoints = answers, throttle_ms, endpoints
+        self.answers = answers
+        self.throttle_ms = throttle_ms
+        self.endpoints = endpoints
 
     def __repr__(self) -> str:
         return f"<ProduceResponse {self.answers}>"

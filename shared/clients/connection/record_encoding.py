@@ -146,7 +146,8 @@ class ColumnBatchBuilder:
     def __init__(self, capacity: int, batch_size: int, *, transactional: bool) -> None:
         """Takes records until `batch_size` bytes are full; or one larger record, if `capacity` has room for it."""
         self._buffer = np.empty(max(capacity, RECORDS_AT), np.uint8)
-        self._batch_size, self._transactional = batch_size, transactional
+        self._batch_size = batch_size
+        self._transactional = transactional
         self._state = np.array([RECORDS_AT, 0, NO_TIMESTAMP, NO_TIMESTAMP], np.int64)
         self._producer_state = (-1, -1, -1)
 

@@ -72,7 +72,9 @@ class Api:
         *,
         flexible: bool = False,
     ) -> None:
-        self.name, self.key, self.version = name, key, version
+        self.name = name
+        self.key = key
+        self.version = version
         if flexible:
             request, response = (*request, TAGS), (*response, TAGS)
         common = {"API_KEY": key, "API_VERSION": version}

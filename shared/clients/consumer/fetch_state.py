@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from penstock.shared.clients.connection import NO_EPOCH, Piece
+from penstock.shared.clients.connection import NO_EPOCH, CompletedFetch
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.records import TopicPartition
@@ -76,6 +76,7 @@ class PartitionState:
         "asked",
         "backoff_ms",
         "buffered_bytes",
+        "completed_fetches",
         "error",
         "fetch_epoch",
         "fetch_offset",
@@ -83,7 +84,6 @@ class PartitionState:
         "is_paused",
         "last_stable_offset",
         "left",
-        "pieces",
         "position",
         "position_epoch",
         "reset",
@@ -94,12 +94,13 @@ class PartitionState:
         self.is_paused = False
         self.high_watermark: int | None = None
         self.last_stable_offset: int | None = None
-        self.pieces: deque[Piece] = deque()
+        self.completed_fetches: deque[CompletedFetch] = deque()
         self.go_to(None, None)
 
     def __repr__(self) -> str:
         at = f"at {self.position}" if self.position is not None else f"to be placed by {self.reset or 'commit'}"
-        return f"<{at}, {len(self.pieces)} pieces, {self.buffered_bytes} bytes to {self.fetch_offset}>"
+        fetched = f"{len(self.completed_fetches)} completed fetches, {self.buffered_bytes} bytes"
+        return f"<{at}, {fetched} to {self.fetch_offset}>"
 
     def go_to(self, position: int | None, reset: ResetPolicy | None, epoch: int = NO_EPOCH) -> None:
         """Another position, with the leader epoch of what was read before it, or None and how to find it (by the
@@ -108,7 +109,7 @@ class PartitionState:
         self.left: tuple[int | None, str] = None, ""  # what a reset takes the place of, and why
         self.error: PenstockError | None = None
         self.retry_ms = self.backoff_ms = 0.0
-        self.forget_pieces()
+        self.forget_fetched()
 
     def give_up(self, policy: ResetPolicy, reason: str) -> None:
         """The position is not in the log: another one is to be found."""
@@ -116,10 +117,10 @@ class PartitionState:
         self.go_to(None, policy)
         self.left = left, reason
 
-    def forget_pieces(self) -> None:
+    def forget_fetched(self) -> None:
         """What is buffered or asked for is of no use any more."""
         self.asked: Fetch | Lookup | None = None
-        self.pieces.clear()
+        self.completed_fetches.clear()
         self.buffered_bytes = 0
         self.fetch_offset = self.position or 0
         self.fetch_epoch = self.position_epoch

@@ -1,7 +1,7 @@
 """What to fetch next, from whom, and what has come: the positions and the buffer of a consumer.
 
 A partition has two offsets: the position (the next record to be handed out) and the offset to fetch from (the end of
-what is buffered), so the next piece is under way while the last one is worked on. One request at a time goes to a
+what is buffered), so the next fetch is in flight while the last one is processed. One request at a time goes to a
 broker, with all its partitions that want one. A partition wants one until twice `max_partition_fetch_bytes` of it
 are buffered; all together stay within `fetch_buffer_bytes`. A paused partition keeps what is buffered until others,
 which have nothing, need the room: then its records are fetched again later.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from penstock.shared.clients.connection import FetchedPartition, FetchResponse, Piece, error_for_code
+from penstock.shared.clients.connection import CompletedFetch, FetchedPartition, FetchResponse, error_for_code
 from penstock.shared.clients.consumer.fetch_state import Fetch, FetchLimits, Lookup, Move, PartitionState, Work
 from penstock.shared.clients.consumer.reset_policy import ResetPolicy
 from penstock.shared.common.errors import (
@@ -31,9 +31,9 @@ from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPart
 LEFT_OUT_WAIT_MS = 20
 """How long a request may wait for data while a partition of the same broker is left out because enough of it is
 buffered: that one cannot be asked for before the request is answered."""
-PIECES_AHEAD = 2
-"""How many times `max_partition_fetch_bytes` are buffered of a partition before no more is asked for: one piece is
-worked on while the next one lies ready."""
+FETCHES_AHEAD = 2
+"""How many times `max_partition_fetch_bytes` are buffered of a partition before no more is asked for: one completed
+fetch is processed while the next one is ready."""
 EARLIEST, LATEST = ResetPolicy("earliest"), ResetPolicy("latest")
 TAKEN_BYTES = 1024 * 1024
 """A poll gives no further partition's records after so many bytes: what fits into a processor's cache is worked on
@@ -47,10 +47,12 @@ class Fetcher:
     """The partitions of one consumer; `read_committed` and `policy` are the settings of that name."""
 
     def __init__(self, limits: FetchLimits, policy: ResetPolicy, *, read_committed: bool, has_group: bool) -> None:
-        self.limits, self._policy = limits, policy
-        self.read_committed, self._has_group = read_committed, has_group
+        self.limits = limits
+        self._policy = policy
+        self.read_committed = read_committed
+        self._has_group = has_group
         self._partitions: dict[TopicPartition, PartitionState] = {}  # in the order in which they are asked for
-        self._ready: dict[TopicPartition, None] = {}  # with pieces or an error, in the order of handing out
+        self._ready: dict[TopicPartition, None] = {}  # with completed fetches or an error, in the order of handing out
         self._in_flight: dict[int, int] = {}  # by node, the bytes that may come
         self._stale = False
         self._moves: dict[TopicPartition, Move] = {}
@@ -134,7 +136,7 @@ class Fetcher:
         idle: dict[int, list[TopicPartition]] = {}
         left_out: set[int] = set()
         nodes: set[int] = set()
-        enough = PIECES_AHEAD * self.limits.max_partition_fetch_bytes
+        enough = FETCHES_AHEAD * self.limits.max_partition_fetch_bytes
         for tp, state in self._partitions.items():
             if state.position is None or state.is_paused or state.error is not None:
                 continue
@@ -159,9 +161,9 @@ class Fetcher:
         free = limits.fetch_buffer_bytes - self.buffered_bytes - sum(self._in_flight.values())
         if free // asking < worth and not self.has_data:
             for tp, state in self._partitions.items():
-                if state.pieces and state.is_paused:
+                if state.completed_fetches and state.is_paused:
                     free += state.buffered_bytes
-                    state.forget_pieces()
+                    state.forget_fetched()
                     self._ready.pop(tp, None)
         share = min(free // asking, most)
         return share if share >= worth else 0
@@ -251,7 +253,7 @@ class Fetcher:
             state.go_to(position, None)
             self._ready.pop(tp, None)
         elif self._policy.is_none:
-            state.forget_pieces()  # the epoch stays, so that it is found out again until there is a seek
+            state.forget_fetched()  # the epoch stays, so that it is found out again until there is a seek
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         else:
@@ -267,10 +269,12 @@ class Fetcher:
         state.high_watermark, state.last_stable_offset = answer.high_watermark, answer.last_stable_offset
         if not answer.records:
             return
-        piece = Piece(*tp, state.fetch_offset, answer.records, answer.aborted if self.read_committed else None)
-        state.pieces.append(piece)
-        state.buffered_bytes += piece.size
-        state.fetch_offset, state.fetch_epoch = piece.end_offset, piece.end_epoch
+        completed = CompletedFetch(
+            *tp, state.fetch_offset, answer.records, answer.aborted if self.read_committed else None
+        )
+        state.completed_fetches.append(completed)
+        state.buffered_bytes += completed.size
+        state.fetch_offset, state.fetch_epoch = completed.end_offset, completed.end_epoch
         self._ready[tp] = None
         self._partitions[tp] = self._partitions.pop(tp)  # its turn comes again after the others'
 
@@ -281,7 +285,7 @@ class Fetcher:
         if isinstance(error, RetriableError) or code == UNKNOWN_SERVER_ERROR:
             self._stale = True
         elif isinstance(error, OffsetOutOfRange):
-            if state.pieces:
+            if state.completed_fetches:
                 return  # first what is buffered; then the same is asked and refused again
             if self._policy.is_none:
                 self._fail(tp, state, error)
@@ -304,7 +308,7 @@ class Fetcher:
         return self._of(tp).error
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
-        """A piece of every partition that has one and is not paused, `max_records` in all, the longest waiting first.
+        """Records of every partition that has some and is not paused, `max_records` in all, the longest waiting first.
 
         The positions move past it. Raises what a partition's fetch, lookup or batch ended in, once nothing else is
         there. A corrupt batch ends its partition: CorruptRecord is raised again until a seek.
@@ -321,7 +325,7 @@ class Fetcher:
             columns = self._take_from(state, left)
             del self._ready[tp]
             bytes_left += state.buffered_bytes
-            if state.pieces or state.error is not None:
+            if state.completed_fetches or state.error is not None:
                 self._ready[tp] = None
             if columns is not None:
                 taken[tp] = columns
@@ -340,19 +344,19 @@ class Fetcher:
         return moves
 
     def _take_from(self, state: PartitionState, limit: int | None) -> Columns | None:
-        while state.pieces:
-            piece = state.pieces[0]
+        while state.completed_fetches:
+            completed = state.completed_fetches[0]
             try:
-                columns = piece.read(limit)
+                columns = completed.read(limit)
             except PenstockError as e:
-                state.position, state.position_epoch = piece.position, max(state.position_epoch, piece.epoch)
-                state.forget_pieces()
+                state.position, state.position_epoch = completed.position, max(state.position_epoch, completed.epoch)
+                state.forget_fetched()
                 state.error = e
                 return None
-            state.position, state.position_epoch = piece.position, max(state.position_epoch, piece.epoch)
-            if piece.is_done:
-                state.pieces.popleft()
-                state.buffered_bytes -= piece.size
+            state.position, state.position_epoch = completed.position, max(state.position_epoch, completed.epoch)
+            if completed.is_done:
+                state.completed_fetches.popleft()
+                state.buffered_bytes -= completed.size
             if columns is not None:
                 return columns
         return None

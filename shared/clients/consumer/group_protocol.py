@@ -142,7 +142,9 @@ class _Reader:
     """Takes fields from the front; whatever does not fit is a SerializationError with the place."""
 
     def __init__(self, data: bytes, what: str) -> None:
-        self._data, self._at, self._what = data, 0, what
+        self._data = data
+        self._at = 0
+        self._what = what
 
     @property
     def at_end(self) -> bool:

@@ -70,7 +70,9 @@ class KeyScheduler:
         batch_records_max: int = 1,
         buffered_records_max: int = BUFFERED_RECORDS_MAX,
     ) -> None:
-        self.ordering, self.max_concurrency, self.batch_records_max = ordering, max_concurrency, batch_records_max
+        self.ordering = ordering
+        self.max_concurrency = max_concurrency
+        self.batch_records_max = batch_records_max
         self.buffered_records_max = buffered_records_max
         self.ignored = 0  # results that came after their partition was lost, or had been rewound
         self.skipped = 0  # delivered records that an earlier owner had finished

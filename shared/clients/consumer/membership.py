@@ -1,4 +1,4 @@
-"""What a rebalance does to a consumer: who is told, what is committed before, and what is forgotten.
+"""What a rebalance does to a consumer: which listener is called, what is committed before, and what is forgotten.
 
 The listener is called inside `poll`, the next record of an iteration, and `close`, as with the Java consumer. So all
 that was handed out has been processed by then, or counts as processed (`positions.py`).
@@ -10,12 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Mapping
 
-from penstock.shared.clients.consumer.committer import Committer
-from penstock.shared.clients.consumer.fetching import Fetching
 from penstock.shared.clients.consumer.listener import RebalanceListener
 from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.clients.consumer.offset_commits import OffsetCommits
 from penstock.shared.clients.consumer.positions import Positions
 from penstock.shared.clients.consumer.settings import ConsumerSettings
+from penstock.shared.clients.consumer.subscription_state import SubscriptionState
 from penstock.shared.common.clock import SYSTEM_CLOCK
 from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout, PenstockError, UnknownMember
 from penstock.shared.common.log import get_logger
@@ -31,10 +31,14 @@ class Membership:
     """The listener's calls around a rebalance, and the positions that go with the partitions."""
 
     def __init__(
-        self, fetching: Fetching, committer: Committer, settings: ConsumerSettings, metrics: ConsumerMetrics
+        self,
+        subscription: SubscriptionState,
+        commits: OffsetCommits,
+        settings: ConsumerSettings,
+        metrics: ConsumerMetrics,
     ) -> None:
-        self._fetching = fetching
-        self._committer = committer
+        self._subscription = subscription
+        self._commits = commits
         self._settings = settings
         self._metrics = metrics
         self.listener: RebalanceListener | None = None
@@ -57,20 +61,20 @@ class Membership:
 
     async def wait(self, timeout_ms: float) -> None:
         """Until there may be something to return; the listener may be called meanwhile."""
-        with self._fetching.listening():
-            await self._fetching.wait_for_data(timeout_ms)
+        with self._subscription.listening():
+            await self._subscription.wait_for_data(timeout_ms)
 
     def not_committed(self, offsets: Mapping[TopicPartition, int]) -> CommitFailed:
         """The error of offsets that this member cannot commit any more."""
-        if self._fetching.identity[0] == NO_GENERATION:
+        if self._subscription.identity[0] == NO_GENERATION:
             return UnknownMember(f"{self._who()}: not assigned anything by the group yet")
-        reason = self._fetching.gone_because or self._why_gone
+        reason = self._subscription.gone_because or self._why_gone
         named = ", ".join(f"{tp} offset {offset}" for tp, offset in sorted(offsets.items()))
         return CommitFailed(f"{self._who()}: not committed: {named}: {reason}")
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
         """Partitions are given back, or were lost already: all of them before an eager member joins again."""
-        self._why_gone = (lost and self._fetching.gone_because) or NOT_OWNED
+        self._why_gone = (lost and self._subscription.gone_because) or NOT_OWNED
         if lost:
             self._let_go(partitions, lost=True)
         try:
@@ -86,8 +90,8 @@ class Membership:
         log.info(
             "assigned",
             group_id=self._settings.group_id,
-            generation=self._fetching.generation,
-            member_id=self._fetching.member_id,
+            generation=self._subscription.generation,
+            member_id=self._subscription.member_id,
             partitions=sorted(map(str, partitions)),
         )
         try:
@@ -95,7 +99,7 @@ class Membership:
                 call = self.listener.on_partitions_assigned(added)
                 await self._call(call, "on_partitions_assigned", self._listener_limit_ms)
         finally:
-            self._metrics.rebalanced(self._fetching.rebalance_ms)
+            self._metrics.rebalanced(self._subscription.rebalance_ms)
 
     async def leave(self, timeout_ms: float | None) -> None:
         """The last commit and revocation, before the group is left; `timeout_ms` bounds all of it."""
@@ -103,13 +107,13 @@ class Membership:
             return
         limit_ms = self._listener_limit_ms if timeout_ms is None else timeout_ms
         started_ms = SYSTEM_CLOCK.monotonic_ms()
-        self._fetching.polled(SYSTEM_CLOCK.monotonic_ms())
-        await self._fetching.stop_joining(limit_ms)
-        partitions = self._fetching.assignment()
-        lost = self._fetching.is_managed and self._fetching.generation == NO_GENERATION
+        self._subscription.polled(SYSTEM_CLOCK.monotonic_ms())
+        await self._subscription.stop_joining(limit_ms)
+        partitions = self._subscription.assignment()
+        lost = self._subscription.is_managed and self._subscription.generation == NO_GENERATION
         left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
         if lost:
-            self._committer.keep(())
+            self._commits.keep(())
         await self._give_back(partitions, lost=lost, limit_ms=left_ms)
         if self._errors:
             raise self._errors.popleft()
@@ -124,11 +128,11 @@ class Membership:
         What was handed out and not committed is remembered until the user was told, but for an ordinary revocation
         under a `commit_strategy`: the next owner goes on from what was committed.
         """
-        kept = self._fetching.assignment() - partitions
+        kept = self._subscription.assignment() - partitions
         if lost or self._settings.commit_strategy == "none":
-            self.positions.forfeit(partitions, self._committer.committed(partitions))
+            self.positions.forfeit(partitions, self._commits.committed(partitions))
         self.positions.forget_except(kept)
-        self._committer.keep(kept)
+        self._commits.keep(kept)
 
     async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, limit_ms: float) -> None:
         """Listener and commit, within one limit."""
@@ -138,13 +142,13 @@ class Membership:
                 await self._call(listener.on_partitions_lost(partitions), "on_partitions_lost", limit_ms)
             return
         if self._settings.commit_strategy != "none" and (offsets := self.positions.uncommitted()):
-            self._committer.commit_async(offsets)
+            self._commits.commit_async(offsets)
             self.positions.registered(offsets)
-        if listener is not None and partitions and self._fetching.is_managed:
+        if listener is not None and partitions and self._subscription.is_managed:
             await self._call(listener.on_partitions_revoked(partitions), "on_partitions_revoked", limit_ms)
         if self._settings.group_id is not None:
             left_ms = max(0.0, limit_ms - (SYSTEM_CLOCK.monotonic_ms() - started_ms))
-            await self._committer.drain(min(left_ms, self._settings.commit_timeout_ms))
+            await self._commits.drain(min(left_ms, self._settings.commit_timeout_ms))
 
     async def _call(self, call: Awaitable[None], name: str, limit_ms: float) -> None:
         deadline, task = asyncio.timeout(limit_ms / 1000), asyncio.current_task()
@@ -161,7 +165,7 @@ class Membership:
             if task is None or task.cancelling():
                 self._note(KafkaTimeout(f"{self._who()}: {name}: not done when the consumer was closed"), name)
                 raise
-            # Of something that the listener awaits; were it passed on, it would end the membership without a word.
+            # Something that the listener awaits was cancelled. Passed on, it would end the membership silently.
             self._note(IllegalState(f"{self._who()}: {name} let a cancellation through that was not asked for"), name)
         except Exception as e:
             self._note(e, name)
@@ -170,8 +174,8 @@ class Membership:
 
     def _who(self) -> str:
         return (
-            f"client {self._fetching.client_id}, group {self._settings.group_id}, "
-            f"generation {self._fetching.identity[0]}, member {self._fetching.identity[1]}"
+            f"client {self._subscription.client_id}, group {self._settings.group_id}, "
+            f"generation {self._subscription.identity[0]}, member {self._subscription.identity[1]}"
         )
 
     def _note(self, error: Exception, name: str) -> None:
@@ -181,8 +185,8 @@ class Membership:
             method=name,
             kind=kind,
             reason=str(error),
-            client_id=self._fetching.client_id,
+            client_id=self._subscription.client_id,
             group_id=self._settings.group_id,
-            generation=self._fetching.generation,
+            generation=self._subscription.generation,
         )
         self._errors.append(error)

@@ -36,7 +36,8 @@ class ConsumerMetrics:
             registry, "consumer_buffered_bytes", "Bytes fetched and not yet returned by poll.", "group"
         ).labels(group=group)
         commits = counter(registry, "consumer_commits", "Offset commits that ended.", "group", "result")
-        self._ok, self._failed = commits.labels(group=group, result="ok"), commits.labels(group=group, result="failed")
+        self._ok = commits.labels(group=group, result="ok")
+        self._failed = commits.labels(group=group, result="failed")
         self._resets = counter(
             registry,
             "consumer_position_resets",

@@ -1,7 +1,7 @@
 """Which positions may be committed at any moment, by themselves or on request.
 
 A position goes through three hands: what the current poll returned (`_returned`: the user may be working on it), what
-polls before it returned (`_processed`), and what of that was handed to the committer, by the commit strategy or by the
+polls before it returned (`_processed`), and what of that went to `OffsetCommits`, by the commit strategy or by the
 user (`_registered`). What commits by itself takes `_processed` and no more, and never goes below what was registered.
 In an `async for` each record is returned by itself; the rest of its batch is `unread`, and nobody's position has passed
 it. A position that the reset policy found, or that moved over offsets without a record, counts like one that was read.
@@ -48,7 +48,7 @@ class Positions:
         self.is_one_by_one = False
         """Whether what was returned last is one record, of an iteration."""
         self.has_drifting = False
-        """Whether a position was found from the end, or by a time, and not handed to the committer yet: a member that
+        """Whether a position was found from the end, or by a time, and not given to `OffsetCommits` yet: a member that
         dies before it is committed leaves its successor to the policy, which then leads past what came meanwhile."""
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Positions:
         self._returned.clear()
 
     def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The processed positions above what was handed to the committer."""
+        """The processed positions above what was given to `OffsetCommits`."""
         registered = self._registered
         return {
             tp: OffsetAndMetadata(position, "", epoch)
@@ -108,7 +108,7 @@ class Positions:
         }
 
     def registered(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """The committer has them: what commits by itself stays above."""
+        """`OffsetCommits` has them: what commits by itself stays above."""
         self._registered.update({tp: at.offset for tp, at in offsets.items()})
         self.has_drifting = False
 

@@ -34,7 +34,9 @@ class Reader:
     def __init__(
         self, connection: Connection, fetcher: Fetcher, clock: Clock, metrics: ConsumerMetrics | None = None
     ) -> None:
-        self._connection, self.fetcher, self._clock = connection, fetcher, clock
+        self._connection = connection
+        self.fetcher = fetcher
+        self._clock = clock
         self._metrics = metrics
         self._fetch_committed: FetchCommitted | None = None
         self._tasks: set[asyncio.Task[None]] = set()

@@ -55,7 +55,8 @@ class _Balance:
         order: Sequence[str],
         claims: Claims,
     ) -> None:
-        self._partitions, self._subscribers = partitions, subscribers
+        self._partitions = partitions
+        self._subscribers = subscribers
         self._place = {member_id: place for place, member_id in enumerate(order)}
         self._claims: dict[str, dict[str, set[int]]] = {member_id: defaultdict(set) for member_id in order}
         for member_id, (claimed, _) in claims.items():

@@ -43,13 +43,17 @@ class GroupRequests:
         on_heartbeat: Callable[[bool], None],
     ) -> None:
         """`on_heartbeat` is called after each one: whether all is well."""
-        self._connection, self._member, self._clock = connection, member, clock
-        self._protocol_type, self._rebalance_timeout_ms = protocol_type, rebalance_timeout_ms
+        self._connection = connection
+        self._member = member
+        self._clock = clock
+        self._protocol_type = protocol_type
+        self._rebalance_timeout_ms = rebalance_timeout_ms
         self._on_heartbeat = on_heartbeat
         self._group_id = member.config.group_id
         self._beats = asyncio.Event()
         self._first_join: asyncio.Future[JoinAnswer] | None = None
-        self._unanswered, self._failing = RepeatedFailure(), RepeatedFailure()
+        self._unanswered = RepeatedFailure()
+        self._failing = RepeatedFailure()
 
     def __repr__(self) -> str:
         return f"<GroupRequests of {self._member.where()}>"

@@ -129,7 +129,8 @@ class Batch:
         self.tp = tp
         self.takes_columns = builder is not None
         self.created_ms = now_ms
-        self.compression, self.transactional = compression, transactional
+        self.compression = compression
+        self.transactional = transactional
         self.state = BatchState.OPEN
         self.count = 0
         self.memory = 0
@@ -150,7 +151,8 @@ class Batch:
         self.attempts = 0
         self.splits = 0
         """Tries that ended in a split, which count for nothing."""
-        self.retry_at_ms = self.sent_ms = 0
+        self.retry_at_ms = 0
+        self.sent_ms = 0
         self.fate_unknown = False
         self.base_offset = -1
         self.log_append_time = NO_TIMESTAMP

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.shared.clients.producer.accumulator import PartitionQueue
 from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from penstock.shared.clients.producer.places import Places, Run, Span
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 from penstock.shared.common.errors import BufferExhausted, PenstockError, TransactionAborted, UnknownTopicOrPartition
 from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordColumns
 
@@ -32,7 +32,8 @@ class Bulk:
     """Takes `records` in order; `timestamp` (ms) is that of records without one."""
 
     def __init__(self, records: Sequence[ProducerRecord], timestamp: int) -> None:
-        self.records, self.timestamp = records, timestamp
+        self.records = records
+        self.timestamp = timestamp
         self._rest = iter(() if isinstance(records, RecordColumns) else records)
         self._places = Places()
         self._sizes: dict[int, tuple[int, int]] = {}

@@ -1,6 +1,6 @@
 """Records in columns on their way into batches by kernels: some thousands at a time, no Python object for one.
 
-This module is loaded where numba is installed and columns are sent (intake.py).
+This module is loaded where numba is installed and columns are sent (producer.py).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from penstock.shared.clients.connection.record_encoding import (
     ColumnBatchBuilder,
     EncodableColumns,
 )
-from penstock.shared.clients.producer.checks import checked_headers
 from penstock.shared.clients.producer.column_routing import NO_PARTITION, partitions_of_keys, rows_by_partition
 from penstock.shared.clients.producer.places import Span
+from penstock.shared.clients.producer.record_validation import checked_headers
 from penstock.shared.common.compiled import compiled
 from penstock.shared.common.errors import SerializationError
 from penstock.shared.common.packed_bytes import NULL, PackedBytes, lengths_of
 from penstock.shared.common.records import Int64Array, RecordColumns, header_pairs
 
 if TYPE_CHECKING:
-    from penstock.shared.clients.producer.accumulator import PartitionQueue
     from penstock.shared.clients.producer.batch import Batch
+    from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 
 SLICE_RECORDS = 16_384
 """Records that are routed at once: the event loop is held up for some milliseconds, and a full buffer is noticed."""
@@ -82,7 +82,10 @@ class Group:
     __slots__ = ("at", "full", "of", "queue", "rows")
 
     def __init__(self, of: ColumnSlice, queue: PartitionQueue, rows: Int64Array) -> None:
-        self.of, self.queue, self.rows, self.at = of, queue, rows, 0
+        self.of = of
+        self.queue = queue
+        self.rows = rows
+        self.at = 0
         self.full: Batch | None = None
 
     def __repr__(self) -> str:

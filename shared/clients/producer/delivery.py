@@ -152,8 +152,10 @@ class Deliveries:
     ) -> None:
         """`timestamp` is that of records without one; `sizes` (key, value) are given where serializers changed them;
         `all_taken` says that every record has a batch."""
-        self._places, self._records = places, records
-        self._timestamp, self._sizes = timestamp, sizes
+        self._places = places
+        self._records = records
+        self._timestamp = timestamp
+        self._sizes = sizes
         self._batches = places.batches()
         self._all_taken = all_taken
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.common.metrics import counter, gauge, histogram
 from penstock.shared.common.samples import Samples
 
@@ -38,7 +38,7 @@ class ProducerMetrics:
         registry: CollectorRegistry | None,
         client_id: str,
         now_ms: Callable[[], int],
-        memory: BufferMemory,
+        memory: BufferPool,
         *,
         window_ms: int = 30_000,
         windows: int = 2,
@@ -70,7 +70,9 @@ class ProducerMetrics:
             registry, "producer_ack_latency_seconds", "From the first record of a batch to its acknowledgement."
         )
 
-        self._client_id, self._own, self._clients = client_id, list[Gauge](), _clients_of(registry)
+        self._client_id = client_id
+        self._own = list[Gauge]()
+        self._clients = _clients_of(registry)
         self._clients[client_id] += 1
 
         def own(name: str, what: str) -> Gauge:
@@ -88,9 +90,14 @@ class ProducerMetrics:
         def samples() -> Samples:
             return Samples(window_ms, windows)
 
-        self._sends, self._failures, self._again = samples(), samples(), samples()
-        self._sizes, self._latencies, self._queue_times = samples(), samples(), samples()
-        self._throttles, self._exhaustions = samples(), samples()
+        self._sends = samples()
+        self._failures = samples()
+        self._again = samples()
+        self._sizes = samples()
+        self._latencies = samples()
+        self._queue_times = samples()
+        self._throttles = samples()
+        self._exhaustions = samples()
         me = weakref.ref(self)
         for name, what in (
             ("record_send_rate", "Records acknowledged per second, over the last 30 to 60 seconds."),
@@ -200,7 +207,7 @@ def _clients_of(registry: CollectorRegistry) -> Counts[str]:
     return _CLIENTS.setdefault(registry, Counts())
 
 
-def _free(of: weakref.ref[BufferMemory]) -> float:
+def _free(of: weakref.ref[BufferPool]) -> float:
     memory = of()
     return 0.0 if memory is None else float(memory.available)
 

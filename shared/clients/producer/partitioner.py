@@ -1,8 +1,11 @@
-"""Which partition a record goes to: Java's murmur2 for keys, the sticky choice for records without one (KIP-794).
+"""Which partition and which queue a record goes to.
 
-The sticky choice stays with a partition for `batch_size` bytes. The next one is drawn among the partitions that have a
-leader, those with fewer batches queued more often; a broker that has left what was ready for it lying for longer than
-`partitioner_availability_timeout_ms` is passed over.
+A record with a key goes by Java's murmur2 of the key. Records without a key share a sticky partition (KIP-480,
+KIP-794): the choice stays for `batch_size` bytes. The next one is drawn among the partitions that have a leader. A
+partition with fewer batches queued is drawn more often. A broker is skipped if a batch has been ready for it for longer
+than `partitioner_availability_timeout_ms`.
+
+`Routes` keeps, for each topic, its partitions as the metadata has them, their queues, and the sticky choice.
 
 >>> murmur2(b"21")
 -973932308
@@ -17,9 +20,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+import numpy as np
 from murmurhash2 import murmurhash2
 
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.record_validation import checked_partition
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.records import Int64Array, ProducerRecord, TopicPartition
 
 Partitioner = Callable[[str, bytes | None, bytes | None, Sequence[int]], int | None]
 """A user's own: topic, key, value and the topic's partitions to one of them; None leaves it to the built-in choice."""
@@ -42,7 +51,8 @@ class StickyPartition:
     """One topic's choice for records without a key."""
 
     def __init__(self, batch_size: int, *, adaptive: bool, rng: random.Random | None = None) -> None:
-        self._batch_size, self._adaptive = batch_size, adaptive
+        self._batch_size = batch_size
+        self._adaptive = adaptive
         self._random = rng or random.Random()  # noqa: S311 - spreads load, protects nothing
         self.partition: int | None = None
         self._bytes = 0
@@ -78,3 +88,175 @@ class StickyPartition:
         weights = list(accumulate(max(sizes) + 1 - size for size in sizes))
         self.partition = quick[bisect_right(weights, self._random.randrange(weights[-1]))]
         return self.partition
+
+
+KEY_CACHE_MAX = 65_536
+"""Keys of a topic whose partition is remembered, which is cheaper than hashing. Full, the cache starts anew."""
+
+CACHED_KEY_BYTES_MAX = 128
+"""A longer key is hashed each time, so that the cache of a topic stays below some 16 MiB."""
+
+RECORD_OVERHEAD = 12
+"""Bytes of a record beside key and value, as a rule: what is left over opens a batch that the next records fill."""
+
+
+class RoutedTopic:
+    """A topic's partitions and those with a leader, where the keys seen before go, and the sticky choice."""
+
+    __slots__ = (
+        "available",
+        "by_key",
+        "is_used",
+        "name",
+        "numbers",
+        "queues",
+        "sticky",
+        "sticky_batch",
+        "sticky_queue",
+        "used_ms",
+    )
+
+    def __init__(self, name: str, queues: dict[int, PartitionQueue], sticky: StickyPartition) -> None:
+        self.name = name
+        self.queues = queues
+        self.numbers = self.available = list(queues)
+        self.by_key: dict[bytes, PartitionQueue] = {}
+        self.sticky = sticky
+        self.sticky_queue: PartitionQueue | None = None
+        self.sticky_batch: Batch | None = None
+        self.is_used = True
+        self.used_ms = 0
+
+    def for_key(self, key: bytes) -> PartitionQueue:
+        """The queue of a key's partition."""
+        queue = self.by_key.get(key)
+        if queue is None:
+            queue = self.queues[self.numbers[for_key(key, len(self.numbers))]]
+            if len(key) <= CACHED_KEY_BYTES_MAX:
+                if len(self.by_key) >= KEY_CACHE_MAX:
+                    self.by_key.clear()
+                self.by_key[key] = queue
+        return queue
+
+
+class Routes:
+    """The topics a producer sends to."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        accumulator: RecordAccumulator,
+        settings: ProducerSettings,
+        partitioner: Partitioner | None,
+        is_slow: Callable[[TopicPartition], bool],
+    ) -> None:
+        self._connection = connection
+        self._accumulator = accumulator
+        self._settings = settings
+        self._partitioner = partitioner
+        self._is_slow = is_slow
+        self._topics: dict[str, RoutedTopic] = {}
+
+    def topic(self, name: str) -> RoutedTopic | None:
+        """A topic as the metadata has it now; None while it is unknown."""
+        numbers = self._connection.partitions(name)
+        if numbers is None:
+            return None
+        known = self._topics.get(name)
+        if known is None or known.numbers != numbers:
+            queues = {number: self._accumulator.queue(TopicPartition(name, number)) for number in numbers}
+            adaptive = self._settings.partitioner_adaptive_partitioning_enable
+            known = self._topics[name] = RoutedTopic(
+                name, queues, StickyPartition(self._settings.batch_size, adaptive=adaptive)
+            )
+            self._connection.watch(name)
+        known.is_used = True
+        known.available = self._connection.available_partitions(name)
+        return known
+
+    def forget_idle(self, now_ms: int) -> None:
+        """With fresh metadata: leave out topics that were not asked for since `metadata_max_idle_ms`.
+
+        Of those that are gone the queues go as well. Their sequence numbers are kept: should a topic only seem to be
+        gone, a number used twice would be taken for a repetition.
+        """
+        for name, known in list(self._topics.items()):
+            if known.is_used or any(queue.held for queue in known.queues.values()):
+                known.is_used, known.used_ms = False, now_ms
+            elif now_ms - known.used_ms > self._settings.metadata_max_idle_ms and self._connection.unwatch(name):
+                del self._topics[name]
+                if self._connection.partitions(name) is None:
+                    self._accumulator.drop(name)
+
+    def number_for(
+        self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None
+    ) -> int | None:
+        """The partition that a record, or the partitioner, asks for; DataError where that is no number of one."""
+        if record.partition is not None or self._partitioner is None:
+            return record.partition
+        number = self._partitioner(topic.name, key, value, topic.numbers)
+        checked_partition(topic.name, number)
+        return number
+
+    def queue_for(self, topic: RoutedTopic, number: int | None, key: bytes | None) -> PartitionQueue | None:
+        """The queue of a partition, or of the one that is chosen where `number` is None; None: there is no such one."""
+        if number is not None:
+            return topic.queues.get(number)
+        if key is not None and not self._settings.partitioner_ignore_keys:
+            return topic.for_key(key)
+        queue = topic.sticky_queue
+        if queue is not None and queue.open is not None and queue.open is topic.sticky_batch:
+            return queue
+        return self._next_sticky(topic)
+
+    def spread(self, topic: RoutedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
+        """Partitions for records without a key, of these sizes: for each run of them its partition's place among the
+        topic's, and where the run ends.
+
+        A run fills the rest of the sticky batch, or a batch, as far as sizes tell.
+        """
+        queue, batch_size = topic.sticky_queue, self._accumulator.batch_size
+        if queue is None or queue.open is None or queue.open is not topic.sticky_batch:
+            queue = self._next_sticky(topic)
+        batch, ends = queue.open, np.cumsum(sizes + RECORD_OVERHEAD)
+        room = batch_size - (batch.size() if batch is not None and batch.takes_columns else 0)
+        runs: list[tuple[int, int]] = []
+        before = end = 0
+        while True:
+            end = max(end + 1, int(np.searchsorted(ends, before + room, "right")))
+            runs.append((topic.numbers.index(queue.tp.partition), end))
+            if end >= len(ends):
+                return runs
+            topic.sticky.produced(int(ends[end - 1]) - before)
+            queue, before, room = self._next_sticky(topic), int(ends[end - 1]), batch_size
+
+    def slice_taken(self, topic: RoutedTopic) -> None:
+        """Records without a key went where `spread` said: the sticky choice stays until that batch is full."""
+        if topic.sticky_queue is not None:
+            topic.sticky_batch = topic.sticky_queue.open
+
+    def after_full(
+        self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, queue: PartitionQueue
+    ) -> PartitionQueue:
+        """The queue for a record that its queue's open batch has no room for: the sticky choice may move on."""
+        if queue is topic.sticky_queue and self._is_free(record, key):
+            return self._next_sticky(topic)
+        return queue
+
+    def opened(self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, batch: Batch) -> None:
+        """A record opened (or joined) a batch: the sticky choice stays until it is full."""
+        if self._is_free(record, key) and topic.sticky_queue is not None and topic.sticky_queue.tp == batch.tp:
+            topic.sticky_batch = batch
+
+    def _is_free(self, record: ProducerRecord, key: bytes | None) -> bool:
+        return record.partition is None and (key is None or self._settings.partitioner_ignore_keys)
+
+    def _next_sticky(self, topic: RoutedTopic) -> PartitionQueue:
+        if topic.sticky_batch is not None:
+            topic.sticky.produced(topic.sticky_batch.size())
+        number = topic.sticky.choose(
+            topic.name, topic.available, topic.numbers, self._accumulator.queued_batches, self._is_slow
+        )
+        topic.sticky_queue = queue = topic.queues[number]
+        topic.sticky_batch = queue.open
+        return queue

@@ -4,50 +4,101 @@
         delivery = await producer.send("clicks", b"{}", key=b"ann")
         metadata = await delivery
 
-`send` suspends only where it must: until the topic's metadata is there, and while the buffer is full. What it appends
-to is sent by the `Sender` beside it; see accumulator.py for when, and sender.py for what an answer means.
+`send` suspends only while the topic's metadata is missing and while the buffer is full. Most records go straight into
+an open batch of their partition. Every other record goes through `_enqueue`: checks, serializers, metadata, partition,
+memory, a new batch. The `Sender` sends the batches: record_accumulator.py says when a batch is due, sender.py what a
+response means.
 
-A record whose delivery has timed out may still be written if its request was out; the error says so.
+A transactional producer makes everything that it sends between begin and commit visible to `read_committed` at once,
+or never:
+
+    async with producer.transaction():
+        await producer.send("out", b"...")
+        await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+
+An error of a record or of an offset makes the transaction abortable. So does a rejected or cancelled `send`: a commit
+would leave out its record silently. `transaction()` aborts on any exception and raises it again.
+
+A record whose delivery has timed out may still be written if its request was in flight; the error says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from time import time_ns
-from typing import Any, Self, overload
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self, overload
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
-from penstock.shared.clients.connection import Connection
-from penstock.shared.clients.producer.accumulator import RecordAccumulator
-from penstock.shared.clients.producer.batch import Callback, OnDelivery
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
-from penstock.shared.clients.producer.bulk import NO_HEADERS, ColumnBulk, bulk_of
-from penstock.shared.clients.producer.checks import NO_VALUE, is_callback, record_of
-from penstock.shared.clients.producer.delivery import Deliveries, Delivery
-from penstock.shared.clients.producer.held_up_share import HeldUpShare
-from penstock.shared.clients.producer.intake import Intake, UntilClosed
+from penstock.shared.clients.connection import BatchRecord, Connection
+from penstock.shared.clients.producer.batch import Batch, Callback, OnDelivery
+from penstock.shared.clients.producer.buffer_pool import BufferPool, HeldUpShare
+from penstock.shared.clients.producer.bulk import NO_HEADERS, Bulk, ColumnBulk, bulk_of
+from penstock.shared.clients.producer.delivery import Deliveries, Delivery, size_of
 from penstock.shared.clients.producer.interceptors import Interceptors, ProducerInterceptor
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.partitioner import Partitioner
-from penstock.shared.clients.producer.routing import RoutedTopic, Routes
+from penstock.shared.clients.producer.partitioner import Partitioner, RoutedTopic, Routes
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.record_validation import (
+    NO_VALUE,
+    HeaderList,
+    checked_callback,
+    checked_headers,
+    checked_partition,
+    checked_size,
+    checked_timestamp,
+    is_callback,
+    record_of,
+    serialized,
+)
 from penstock.shared.clients.producer.sender import Sender
 from penstock.shared.clients.producer.settings import ProducerSettings, with_timeouts_that_fit
-from penstock.shared.clients.producer.transactional import TransactionalCalls
-from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.clients.producer.transaction_manager import Transaction, TxnState, is_fatal
+from penstock.shared.common import compilation
 from penstock.shared.common.clock import SYSTEM_CLOCK
-from penstock.shared.common.errors import IllegalState, SendCancelled
+from penstock.shared.common.compilation import loaded
+from penstock.shared.common.errors import (
+    BufferExhausted,
+    FatalError,
+    IllegalState,
+    InvalidProducerIdMapping,
+    PenstockError,
+    ProducerFenced,
+    RetriableError,
+    SendCancelled,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
 from penstock.shared.common.log import get_logger
-from penstock.shared.common.records import AnyHeaders, ProducerRecord, RecordMetadata
+from penstock.shared.common.records import (
+    AnyHeaders,
+    GroupMetadata,
+    OffsetAndMetadata,
+    ProducerRecord,
+    RecordMetadata,
+    TopicPartition,
+)
 from penstock.shared.common.serialization import Serializer, bytes_serializer
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.common.topic_names import check_topic_name
 
+if TYPE_CHECKING:
+    from penstock.shared.clients.producer.column_slices import ColumnSlice, Group
+
 log = get_logger(__name__)
 
+YIELD_EVERY_BATCHES = 32
+"""Sends may open so many new batches before they yield to the event loop: a loop of sends starves no other task."""
 
-class Producer(TransactionalCalls, Intake):
+UNLOADED: Any = object()
+
+
+class Producer:
     """Sends records; use it from one event loop, in `async with` or between `start` and `close`."""
 
     def __init__(
@@ -68,9 +119,10 @@ class Producer(TransactionalCalls, Intake):
         kafka = KafkaSettings.of(kafka)
         self._settings = settings = with_timeouts_that_fit(kafka, ProducerSettings.given(settings))
         self._connection = Connection(kafka)
-        self._key_serializer, self._value_serializer = key_serializer, value_serializer
+        self._key_serializer = key_serializer
+        self._value_serializer = value_serializer
         self._interceptors = Interceptors(interceptors)
-        self._memory = BufferMemory(settings.buffer_memory)
+        self._memory = BufferPool(settings.buffer_memory)
         self._metrics = ProducerMetrics(
             registry,
             self._connection.client_id,
@@ -85,12 +137,14 @@ class Producer(TransactionalCalls, Intake):
             self._connection, self._accumulator, self._memory, settings, self._transaction, self._metrics, SYSTEM_CLOCK
         )
         self._held_up = HeldUpShare(self._accumulator, self._memory, SYSTEM_CLOCK.monotonic_ms, self._sender.is_away)
+        self._slices: Any = UNLOADED
+        """column_slices.py, once columns were sent; None where it is not used."""
         self._state = "new"
         self._until_closed = UntilClosed()
         self._closed = asyncio.Event()
         self._close_deadline: asyncio.Timeout | None = None
         self._routes = Routes(self._connection, self._accumulator, settings, partitioner, self._sender.is_slow)
-        # Topics whose records may go straight into an open batch; empty while something else is to be done first.
+        # Topics whose records may go straight into an open batch. A metadata update, close and a failure empty it.
         self._direct: dict[str, RoutedTopic] = {}
         plain = key_serializer is bytes_serializer and value_serializer is bytes_serializer
         self._may_be_direct = (
@@ -201,7 +255,7 @@ class Producer(TransactionalCalls, Intake):
         is async). A transaction whose record was refused or taken back can only be aborted.
         `on_delivery(metadata, None)` or `(None, error)` is called once, on the event loop; not where this raises.
         """
-        # A call, a property or an object here is felt.
+        # The hot path: one more call, property or object here lowers the throughput.
         try:
             known, transaction = self._direct.get(topic), self._transaction  # type: ignore[arg-type]
             if (
@@ -222,7 +276,7 @@ class Producer(TransactionalCalls, Intake):
                             batch.callbacks.append(Callback(index, at, key_size, value_size, on_delivery))
                         return Delivery(batch, index, at, key_size, value_size)
         except (TypeError, OverflowError):
-            pass  # not bytes, no timestamp, or a record that has no hash: the long way says so
+            pass  # not bytes, no timestamp, or a record without a hash: `_enqueue` raises the error that fits
         record = record_of(topic, value, key, headers, partition, timestamp)
         return await self._take(record, on_delivery)
 
@@ -316,6 +370,413 @@ class Producer(TransactionalCalls, Intake):
             "batches_incomplete": float(len(self._accumulator.incomplete)),
         }
 
+    async def init_transactions(self) -> None:
+        """Take over the transactional id: older producers that have it are fenced, their open transaction is aborted.
+
+        Raises KafkaTimeout after `max_block_ms` (may be called again), ProducerFenced.
+        """
+        self._check_usable()
+        txn = self._transactional()
+        if txn.state is not TxnState.UNINITIALIZED:
+            raise IllegalState(f"transactional id {txn.transactional_id}: init_transactions was called before")
+        with self._noting(txn):
+            await self._sender.coordinator.init_producer_id()
+        txn.move(TxnState.READY)
+
+    async def begin_transaction(self) -> None:
+        """Open a transaction.
+
+        Raises IllegalState if one is open or `init_transactions` was not called. Finishes the last transaction's abort
+        first if it failed with a retriable error; then it raises what `abort_transaction` raises.
+        """
+        self._check_usable()
+        txn = self._transactional()
+        if txn.abort_failed:
+            await self.abort_transaction()
+        txn.begin()
+
+    async def commit_transaction(self) -> None:
+        """Flush, which takes up to `delivery_timeout_ms`, then commit.
+
+        Raises TransactionAborted where a record or offset failed (abort, then do the work again), ProducerFenced,
+        KafkaTimeout `max_block_ms` after the flush: whether it is committed is then unknown, and the call may be made
+        again. Cancelled during the flush it leaves the transaction open, to be aborted or committed.
+        """
+        self._check_usable()
+        await self._commit()
+
+    async def _commit(self) -> None:
+        txn = self._transactional()
+        again = txn.state is TxnState.COMMITTING
+        if not again:
+            txn.check_open("commit")
+        txn.move(TxnState.COMMITTING)
+        try:
+            await self._flush()
+            await self._sender.until_prepared()
+        except BaseException:
+            if not again:
+                txn.not_committed()
+            raise
+        txn.check_fatal()
+        if txn.state is TxnState.ABORTABLE_ERROR:
+            raise TransactionAborted(
+                f"transactional id {txn.transactional_id}: not committed: {txn.error}"
+            ) from txn.error
+        if not txn.is_empty:
+            with self._noting(txn):
+                await self._sender.coordinator.end(commit=True)
+        txn.ended()
+
+    async def abort_transaction(self) -> None:
+        """Drop what is not sent, then abort; the deliveries of dropped records end in TransactionAborted.
+
+        Raises ProducerFenced, KafkaTimeout after `max_block_ms` for what is under way and as long for the coordinator
+        (may be called again).
+        """
+        txn = self._transactional()
+        txn.move(TxnState.ABORTING)
+        txn.abort_failed = False
+        try:
+            await self._abort(txn)
+        except BaseException:
+            txn.abort_failed = txn.state is TxnState.ABORTING
+            raise
+        txn.ended()
+
+    async def _abort(self, txn: Transaction) -> None:
+        dropped = TransactionAborted(f"transactional id {txn.transactional_id}: aborted before the record was sent")
+        self._sender.fail_all(dropped, out=False)
+        await self._sender.until_landed(self._settings.max_block_ms)
+        txn.check_fatal()
+        self._sender.fail_all(dropped, out=False)
+        with self._noting(txn):
+            if not txn.is_empty:
+                try:
+                    await self._sender.coordinator.end(commit=False)
+                except (ProducerFenced, InvalidProducerIdMapping):
+                    # There are three cases. 1. The coordinator has aborted the transaction after its timeout: it grants
+                    # the next epoch (KIP-360). 2. It has forgotten the id: it grants a new one. 3. A newer producer
+                    # has the id: it answers PRODUCER_FENCED.
+                    txn.epoch_is_spent = True
+            if txn.epoch_is_spent:
+                # A lost batch may still be in flight with sequence numbers that are used again. The new epoch makes the
+                # broker reject it (KIP-360).
+                await self._sender.coordinator.init_producer_id(bump=True)
+                txn.epoch_is_spent = False
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Begin; commit at the end, abort where the block raises.
+
+        A commit that failed is aborted before that is raised, unless its outcome is unknown: then `close` asks again.
+        Where the abort fails too, that is logged and a note on what is raised; a fatal error of it is raised instead.
+        """
+        await self.begin_transaction()
+        txn = self._transactional()
+        try:
+            yield
+            await self.commit_transaction()
+        except BaseException as e:
+            if txn.state in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR):
+                try:
+                    await self.abort_transaction()
+                except PenstockError as also:
+                    log.warning("abort failed", transactional_id=txn.transactional_id, reason=str(also))
+                    if isinstance(e, PenstockError) and is_fatal(also):
+                        raise also from e
+                    e.add_note(f"the abort failed as well: {also}")
+            raise
+
+    async def send_offsets_to_transaction(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
+    ) -> None:
+        """Commit a consumer's offsets with the transaction, fenced by the group's generation and member.
+
+        Raises IllegalGeneration, UnknownMember, FencedInstanceId, AuthorizationFailed (of the group): abort the
+        transaction, and the producer can go on. Raises ProducerFenced.
+        """
+        self._check_usable()
+        txn = self._transactional()
+        txn.check_open("send_offsets_to_transaction")
+        if not offsets:
+            return
+        with self._noting(txn):
+            known, first = group.group_id in txn.groups, txn.is_empty
+            txn.groups.add(group.group_id)
+            await self._sender.coordinator.add_offsets(offsets, group, known=known, first=first)
+
+    async def _abort_on_close(self) -> None:
+        txn = self._transactional()
+        if txn.state in (TxnState.IN_TRANSACTION, TxnState.ABORTABLE_ERROR, TxnState.ABORTING):
+            try:
+                await self.abort_transaction()
+            except PenstockError as e:
+                log.warning("abort on close failed", transactional_id=txn.transactional_id, reason=str(e))
+        elif txn.state is TxnState.COMMITTING:  # the commit was requested; its outcome is unknown
+            try:
+                await self._commit()
+            except PenstockError as e:
+                log.warning("commit on close failed", transactional_id=txn.transactional_id, reason=str(e))
+
+    def _transactional(self) -> Transaction:
+        if self._transaction is None:
+            raise IllegalState("no transactional_id is set")
+        return self._transaction
+
+    def _noting(self, txn: Transaction) -> _Noting:
+        return _Noting(self._sender, txn)
+
+    async def _take_columns(self, bulk: ColumnBulk) -> None:
+        """Take the next records of columns with compiled kernels, or mark them to be taken one by one.
+
+        Records are taken one by one in four cases: 1. there is no compiler; 2. serializers, interceptors or a
+        partitioner must see each record; 3. an earlier record was rejected; 4. a record is invalid, too large, or for
+        an unknown partition. Taken alone, it raises its own error or waits for its partition.
+        """
+        at, columns = len(bulk), bulk.columns
+        if self._slices is UNLOADED:
+            self._slices = await loaded(_load_slices, "the encoding of records") if self._may_be_direct else None
+            self._check_open()
+        if self._slices is None or bulk.refusals:
+            bulk.one_by_one(len(columns))
+            return
+        known, partition = self._known(columns.topic), columns.partition
+        if known is None:
+            bulk.one_by_one(at + 1)  # waits for the topic
+            return
+        limit = min(self._settings.max_request_size, self._settings.buffer_memory)
+        part = self._slices.slice_of(columns, at, bulk.timestamp, limit)
+        if part is None or (partition is not None and (type(partition) is not int or partition not in known.queues)):
+            bulk.one_by_one(at + self._slices.SLICE_RECORDS)
+            return
+        if partition is not None:
+            part.to_partition(known.queues[partition])
+            await self._take_slice(bulk, part)
+            return
+        queues = [known.queues[number] for number in known.numbers]
+        some_without_key = part.by_key(queues, partial(self._routes.spread, known))
+        await self._take_slice(bulk, part)
+        if some_without_key:
+            self._routes.slice_taken(known)
+
+    async def _take_slice(self, bulk: ColumnBulk, part: ColumnSlice) -> None:
+        """Move a slice of columns into batches, one batch of each partition in turn.
+
+        An error that ends a wait for memory becomes the result of every record that is left.
+        """
+        groups, topic = part.groups, bulk.columns.topic
+        try:
+            while groups:
+                for group in groups:
+                    await self._fill_batch(group)
+                groups = [group for group in groups if group.left]
+        except asyncio.CancelledError:
+            cancelled = SendCancelled(f"topic {topic}: the send was cancelled")
+            part.fail(cancelled)
+            self._metrics.failed(topic, 1)
+            self._fail_transaction(cancelled)
+            raise
+        except Exception as e:
+            left = part.fail(e)
+            if isinstance(e, IllegalState):
+                raise
+            self._metrics.failed(topic, left)
+            if isinstance(e, BufferExhausted):
+                self._metrics.buffer_exhausted(left)
+            self._fail_transaction(e)
+            bulk.slice_failed(e, left)
+        finally:
+            bulk.sliced(len(part), part.spans)
+
+    async def _fill_batch(self, group: Group) -> None:
+        """Move records into the partition's open batch, then into one new batch if some are left."""
+        queue = group.queue
+        group.fill(queue.open)
+        if not group.left:
+            return
+        memory = max(self._accumulator.batch_size, group.next_size())
+        await self._acquire(queue, memory, SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms)
+        if group.fill(queue.open):  # another send opened it in the meantime
+            self._memory.release(memory)
+            return
+        assert self._slices is not None
+        batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms(), self._slices.new_builder)
+        taken = group.fill(batch)
+        assert taken, "the first record of a batch always fits"
+        self._opened()
+
+    async def _take_one(self, bulk: Bulk, record: object) -> None:
+        """Take the next record of a bulk. An error that `send` would raise becomes the record's result."""
+        if not isinstance(record, ProducerRecord):
+            wrong = TypeError(f"send_many: record {len(bulk)} is a {type(record).__name__}, not a ProducerRecord")
+            self._fail_transaction(wrong)
+            raise wrong
+        try:
+            if (known := bulk.refused(record)) is not None:
+                self._count_refused(record, known)
+                raise known
+            if record.timestamp is None:
+                record = msgspec.structs.replace(record, timestamp=bulk.timestamp)
+            delivery = await self._take(record, None, patient=record.topic not in bulk.impatient)
+        except IllegalState:
+            raise
+        except Exception as e:  # of a partitioner or serializer as well
+            unknown = isinstance(e, UnknownTopicOrPartition) and self._connection.partitions(record.topic) is None
+            bulk.failed(record, self._own_error(record, e), whole_topic=unknown)
+        else:
+            bulk.taken(delivery)
+
+    def _count_refused(self, record: ProducerRecord, error: Exception) -> None:
+        self._metrics.failed(record.topic, 1)
+        if isinstance(error, BufferExhausted):
+            self._metrics.buffer_exhausted(1)
+
+    def _own_error(self, record: ProducerRecord, error: Exception) -> Exception:
+        """The record's own error, if it has one, in place of the TransactionAborted that an earlier record caused."""
+        if isinstance(error, TransactionAborted):
+            try:
+                self._check(record)
+                self._encoded(record)
+            except Exception as own:
+                return own
+        return error
+
+    async def _take(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool = True) -> Delivery:
+        """Take a record. Without `patient` it does not wait for metadata: an earlier record of the bulk has waited."""
+        told = False
+        try:
+            self._check_open()
+            checked_callback(on_delivery)
+            record = record.with_header_pairs()
+            if self._interceptors:
+                record, told = self._interceptors.on_send(record), True
+                on_delivery = self._interceptors.told_too(record, on_delivery)
+            return await self._enqueue(record, on_delivery, patient=patient)
+        except Exception as e:
+            if not isinstance(e, IllegalState):
+                self._count_refused(record, e)
+                self._fail_transaction(e)
+            if told:
+                self._interceptors.on_acknowledgement(None, e, record.headers)
+            raise
+        except asyncio.CancelledError:
+            cancelled = SendCancelled(f"topic {record.topic}: the send was cancelled")
+            self._metrics.failed(record.topic, 1)
+            self._fail_transaction(cancelled)
+            if told:
+                self._interceptors.on_acknowledgement(None, cancelled, record.headers)
+            raise
+
+    def _fail_transaction(self, error: Exception) -> None:
+        """Make the open transaction abortable: a record was rejected, and a commit would leave it out."""
+        if self._transaction is None or self._transaction.state is not TxnState.IN_TRANSACTION:
+            return
+        if not isinstance(error, PenstockError) or isinstance(error, FatalError):
+            error = TransactionAborted(f"a record was refused: {error!r}")
+        self._sender.fail_transaction(error)
+
+    async def _enqueue(self, record: ProducerRecord, on_delivery: OnDelivery | None, *, patient: bool) -> Delivery:
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + self._settings.max_block_ms
+        metadata_by_ms = deadline_ms if patient else 0
+        topic = record.topic
+        self._check(record)
+        if self._known(topic) is None:
+            async with self._until_closed("a send waited for metadata"):
+                await self._connection.wait_for_topic(topic, max(0, metadata_by_ms - SYSTEM_CLOCK.monotonic_ms()))
+        key, value, headers, size = self._encoded(record)
+        known, queue = await self._choose(record, key, value, metadata_by_ms)
+        at = time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
+        fields = at, key, value, headers
+        batch = queue.open
+        if batch is not None and batch.append(batch.count, *fields) is None:
+            batch = None
+            queue = self._routes.after_full(known, record, key, queue)
+        if batch is None:
+            batch = await self._with_room(queue, fields, size, deadline_ms)
+            self._routes.opened(known, record, key, batch)
+        index, batch.count = batch.count, batch.count + 1
+        if on_delivery is not None:
+            batch.callbacks.append(Callback(index, at, size_of(key), size_of(value), on_delivery))
+        return Delivery(batch, index, at, size_of(key), size_of(value))
+
+    def _check(self, record: ProducerRecord) -> None:
+        """Check what needs neither metadata nor a serializer."""
+        topic = record.topic
+        checked_timestamp(topic, record.timestamp)
+        checked_partition(topic, record.partition)
+        if self._known(topic) is None:
+            check_topic_name(topic)
+
+    def _encoded(self, record: ProducerRecord) -> tuple[bytes | None, bytes | None, HeaderList, int]:
+        """Key, value and headers as they are sent, and an upper bound of their size in bytes."""
+        topic = record.topic
+        key = serialized(topic, "key", self._key_serializer, record.key)
+        value = serialized(topic, "value", self._value_serializer, record.value)
+        headers = checked_headers(topic, record.headers) if record.headers else NO_HEADERS
+        return key, value, headers, checked_size(topic, key, value, headers, self._settings)
+
+    async def _with_room(self, queue: PartitionQueue, fields: BatchRecord, size: int, deadline_ms: float) -> Batch:
+        """Append the record to a new batch, or to one that another send opened in the meantime; returns the batch."""
+        memory = max(self._accumulator.batch_size, size)
+        await self._acquire(queue, memory, deadline_ms)
+        batch = queue.open
+        if batch is not None and batch.append(batch.count, *fields) is not None:
+            self._memory.release(memory)
+            return batch
+        batch = self._accumulator.open_batch(queue, memory, SYSTEM_CLOCK.monotonic_ms())
+        appended = batch.append(0, *fields)
+        assert appended is not None, "the first record of a batch always fits"
+        self._opened()
+        return batch
+
+    def _opened(self) -> None:
+        self._sender.batches_since_turn += 1
+        self._sender.wake()
+
+    async def _acquire(self, queue: PartitionQueue, memory: int, deadline_ms: float) -> None:
+        """Acquire the memory of a new batch of a partition; waits for up to the deadline."""
+        if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
+            await asyncio.sleep(0)
+        if self._held_up.must_wait(queue, memory):
+            await self._held_up.wait(queue, memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+        if not self._memory.try_acquire(memory):
+            self._sender.wake()
+            await self._memory.acquire(memory, deadline_ms - SYSTEM_CLOCK.monotonic_ms())
+        try:
+            self._check_open()
+        except BaseException:
+            self._memory.release(memory)
+            raise
+
+    async def _choose(
+        self, record: ProducerRecord, key: bytes | None, value: bytes | None, deadline_ms: float
+    ) -> tuple[RoutedTopic, PartitionQueue]:
+        while True:
+            known, number = self._known(record.topic), record.partition
+            if known is not None:
+                number = self._routes.number_for(known, record, key, value)
+                queue = self._routes.queue_for(known, number, key)
+                if queue is not None:
+                    return known, queue
+            left_ms = deadline_ms - SYSTEM_CLOCK.monotonic_ms()
+            if left_ms <= 0:
+                raise UnknownTopicOrPartition(
+                    f"topic {record.topic}, partition {number}: "
+                    f"the topic has {len(known.numbers) if known else 0} partitions"
+                )
+            async with self._until_closed(f"a send waited for partition {number} of topic {record.topic}"):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_ms / 1000):
+                        await self._connection.refresh_metadata()
+                        await asyncio.sleep(self._connection.settings.retry_backoff_ms / 1000)
+
+    def _known(self, topic: str) -> RoutedTopic | None:
+        known = self._direct.get(topic) or self._routes.topic(topic)
+        if known is not None and self._may_be_direct and self._state == "open":
+            self._direct[topic] = known
+        return known
+
     async def _flush(self) -> None:
         self._accumulator.flushes += 1
         self._sender.wake()
@@ -347,7 +808,66 @@ class Producer(TransactionalCalls, Intake):
             raise IllegalState(f"the producer is {self._state}")
 
     def _check_open(self) -> None:
+        """Raise unless the producer is open and so is its transaction, if it is transactional."""
         if self._state != "open":
             raise IllegalState(f"the producer is {self._state}")
         if self._transaction is not None:
             self._transaction.check_open("send")
+
+
+class _Noting:
+    """Fails the transaction with the error that leaves the block, except a retriable one of init, commit and abort."""
+
+    def __init__(self, sender: Sender, txn: Transaction) -> None:
+        self._sender = sender
+        self._txn = txn
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, asyncio.CancelledError) or not isinstance(error, PenstockError):
+            return
+        ending = self._txn.state in (TxnState.COMMITTING, TxnState.ABORTING, TxnState.UNINITIALIZED)
+        if not (ending and isinstance(error, RetriableError)):
+            self._sender.fail_transaction(error)
+
+
+class UntilClosed:
+    """Ends all waits at once when the producer is closed."""
+
+    def __init__(self) -> None:
+        self._waits: set[asyncio.Timeout] = set()
+
+    def __repr__(self) -> str:
+        return f"<UntilClosed {len(self._waits)} waiting>"
+
+    @asynccontextmanager
+    async def __call__(self, what: str) -> AsyncIterator[None]:
+        """Wait in this block; raises IllegalState with `what` once `end` is called."""
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise IllegalState(f"the producer was closed while {what}") from None
+
+    def end(self) -> None:
+        """End the present waits."""
+        now = asyncio.get_running_loop().time()
+        while self._waits:
+            self._waits.pop().reschedule(now)
+
+
+def _load_slices() -> ModuleType | None:
+    if not compilation.IS_COMPILED:
+        return None
+    from penstock.shared.clients.producer import column_slices  # imported late: it loads numba, which takes 0.5 s
+
+    column_slices.compile_kernels()
+    return column_slices

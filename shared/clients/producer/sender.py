@@ -2,7 +2,7 @@
 
 One turn is `run_once(now_ms)`: expire, settle, prepare (producer id, partitions of the transaction), then drain and
 send until nothing more is due or its node takes no more. It returns how long time alone changes nothing; what else
-happens (a full batch, an answer, a flush) calls `wake`. What an answer means is decided in outcomes.py.
+happens (a full batch, an answer, a flush) calls `wake`. What an answer means is decided in batch_completion.py.
 
 A batch leaves its queue only towards a node that is connected, so that one that cannot be reached costs a batch
 neither an attempt nor the certainty of its fate.
@@ -17,14 +17,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock.shared.clients.connection import Connection, ProduceAnswer, ProduceResponse, SealedBatch, produce_request
-from penstock.shared.clients.producer.accumulator import RecordAccumulator
 from penstock.shared.clients.producer.batch import Batch
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
-from penstock.shared.clients.producer.coordinator import TransactionCoordinator
+from penstock.shared.clients.producer.batch_completion import BatchCompletion
+from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.outcomes import Outcomes
+from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.clients.producer.transaction_manager import Transaction, TransactionCoordinator, TxnState
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.errors import (
     BrokerNotAvailable,
@@ -62,7 +61,7 @@ class Sender:
         self,
         connection: Connection,
         accumulator: RecordAccumulator,
-        memory: BufferMemory,
+        memory: BufferPool,
         settings: ProducerSettings,
         transaction: Transaction | None,
         metrics: ProducerMetrics,
@@ -77,8 +76,8 @@ class Sender:
         self._clock = clock
         self._acks = -1 if settings.acks == "all" else int(settings.acks)
         retry_backoff_ms = connection.settings.retry_backoff_ms
-        self.outcomes = Outcomes(accumulator, memory, settings, transaction, metrics, retry_backoff_ms)
-        self.coordinator = TransactionCoordinator(connection, settings, self.outcomes.ledger)
+        self.completion = BatchCompletion(accumulator, memory, settings, transaction, metrics, retry_backoff_ms)
+        self.coordinator = TransactionCoordinator(connection, settings, self.completion.ledger)
         self._nodes: dict[int, _Node] = defaultdict(_Node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._producing: set[asyncio.Task[None]] = set()
@@ -92,7 +91,7 @@ class Sender:
         self.batches_since_turn = 0
 
     def __repr__(self) -> str:
-        return f"<Sender {self._accumulator!r}, {self.requests} requests, {self.outcomes.ledger!r}>"
+        return f"<Sender {self._accumulator!r}, {self.requests} requests, {self.completion.ledger!r}>"
 
     def start(self, on_broken: Callable[[Exception], None]) -> None:
         """Take turns from now on; `on_broken` is told of an error that ends that."""
@@ -125,8 +124,8 @@ class Sender:
 
     def run_once(self, now_ms: int) -> float | None:
         """One turn; gives the milliseconds until the next is due, None where only `wake` makes it so."""
-        self.outcomes.expire(now_ms)
-        self.outcomes.settle()
+        self.completion.expire(now_ms)
+        self.completion.settle()
         if not self._prepared():
             return self._accumulator.delay_ms(now_ms, lambda queue: True)
         leaderless = False
@@ -136,14 +135,14 @@ class Sender:
                 self._connection.leader,
                 lambda node: self._usable(node, now_ms),
                 self._connection.connected,
-                self.outcomes.may_send,
+                self.completion.may_send,
                 hurry=self._memory.waiting > 0,
             )
             for topic in drained.leaderless:
                 self._connection.watch(topic)  # it may have been idle, and so out of the metadata, until now
                 leaderless = True
             for batch in drained.emptied:
-                self.outcomes.emptied(batch)
+                self.completion.emptied(batch)
             for node, batches in drained.requests.items():
                 self._nodes[node].requests += 1
                 task = self._spawn(self._produce(node, batches, self._request(batches, now_ms), now_ms))
@@ -151,10 +150,10 @@ class Sender:
                 task.add_done_callback(self._producing.discard)
             if not drained.requests and not drained.emptied:
                 break
-        delay_ms = self._accumulator.delay_ms(now_ms, self.outcomes.waiting)
+        delay_ms = self._accumulator.delay_ms(now_ms, self.completion.waiting)
         if leaderless:
-            self.outcomes.metadata_is_stale = True
-        if self.outcomes.metadata_is_stale:
+            self.completion.metadata_is_stale = True
+        if self.completion.metadata_is_stale:
             retry_ms = self._refresh(now_ms)
             if leaderless:
                 delay_ms = retry_ms if delay_ms is None else min(delay_ms, retry_ms)
@@ -177,7 +176,7 @@ class Sender:
 
     def fail_all(self, error: PenstockError, *, out: bool) -> int:
         """End what is queued, and with `out` also what is in a request, with an error; gives how many batches."""
-        return self.outcomes.fail_all(error, out=out)
+        return self.completion.fail_all(error, out=out)
 
     def is_slow(self, tp: TopicPartition) -> bool:
         """Whether a partition's broker has left what is due lying for too long."""
@@ -243,7 +242,7 @@ class Sender:
                 settings.reconnect_backoff_ms << min(known.attempts, 16), settings.reconnect_backoff_max_ms
             )
             known.attempts += 1
-            self.outcomes.metadata_is_stale = True
+            self.completion.metadata_is_stale = True
             await self._pause(known, round(backoff_ms * random.uniform(0.8, 1.2)))  # noqa: S311
         self.wake()
 
@@ -255,14 +254,14 @@ class Sender:
     def _refresh(self, now_ms: int) -> float:
         wait_ms = float(self._connection.settings.retry_backoff_ms)
         if now_ms >= self._refresh_at_ms:
-            self.outcomes.metadata_is_stale = False
+            self.completion.metadata_is_stale = False
             self._refresh_at_ms = now_ms + self._connection.settings.retry_backoff_ms
             self._connection.refresh_metadata()
         return wait_ms
 
     def _prepared(self) -> bool:
         """Whether something may be drained; starts what is missing for it."""
-        ledger = self.outcomes.ledger
+        ledger = self.completion.ledger
         if self._transaction is not None:
             if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
                 self._transaction.want(set(self._accumulator.queued()))
@@ -307,12 +306,12 @@ class Sender:
 
     def fail_transaction(self, error: PenstockError) -> None:
         """The transaction cannot be committed any more: what it still has queued is dropped."""
-        self.outcomes.fail_transaction(error)
+        self.completion.fail_transaction(error)
 
     def _request(self, batches: list[Batch], now_ms: int) -> Any:
         topics: dict[str, list[tuple[int, bytes | SealedBatch]]] = defaultdict(list)
         for batch in batches:
-            topics[batch.tp.topic].append((batch.tp.partition, self.outcomes.sent(batch, now_ms)))
+            topics[batch.tp.topic].append((batch.tp.partition, self.completion.sent(batch, now_ms)))
         return produce_request(
             self._settings.transactional_id,
             self._acks,
@@ -357,15 +356,15 @@ class Sender:
             for batch in batches:
                 if failure is not None:
                     if isinstance(failure, UnsupportedVersion):
-                        self.outcomes.unsent(batch, failure, now_ms)
+                        self.completion.unsent(batch, failure, now_ms)
                     else:
-                        self.outcomes.unanswered(batch, failure, now_ms)
+                        self.completion.unanswered(batch, failure, now_ms)
                     continue
                 answer = ACKNOWLEDGED_UNSEEN if response is None else response.answers.get(batch.tp)
                 if answer is None:
                     missing = BrokerNotAvailable("missing in the response")
-                    self.outcomes.unanswered(batch, missing, now_ms)
+                    self.completion.unanswered(batch, missing, now_ms)
                     continue
                 if answer.leader is not None:
                     self._connection.leader_moved(batch.tp, answer.leader)
-                self.outcomes.answered(batch, answer, now_ms)
+                self.completion.answered(batch, answer, now_ms)

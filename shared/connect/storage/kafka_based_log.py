@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.shared.clients.admin import Admin, NewTopic
-from penstock.shared.clients.admin.topics import OffsetSpec
+from penstock.shared.clients.admin.admin import OffsetSpec
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.clock import SYSTEM_CLOCK

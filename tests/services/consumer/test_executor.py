@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from penstock.services.consumer.executor import UNWRITTEN_TRIES, Executor, Outcome
 from penstock.services.consumer.handlers import Handler
+from penstock.services.consumer.retry_policy import RetryPolicy
 from penstock.services.consumer.runner_metrics import RunnerMetrics
 from penstock.shared.clients.consumer.dead_letters import parse_dead_letter
 from penstock.shared.clients.consumer.key_scheduler import Execution, KeyScheduler
-from penstock.shared.clients.consumer.retry_policy import RetryPolicy
 from penstock.shared.common.errors import DataError, KafkaTimeout, RecordTooLarge
 from penstock.shared.common.records import Columns, ConsumerRecord, ProducerRecord, TopicPartition
 from penstock.shared.common.serialization import Deserializer, bytes_deserializer, json_deserializer

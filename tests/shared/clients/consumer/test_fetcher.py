@@ -494,7 +494,7 @@ def test_whatever_happens_records_come_once_and_in_order(steps: list[tuple[str, 
 def test_its_repr_tells_the_state() -> None:
     """Each partition with where it is and what it has."""
     scene = Scene("earliest").at(a0=5)
-    assert "at 5, 0 pieces, 0 bytes to 5" in repr(scene.fetcher)
+    assert "at 5, 0 completed fetches, 0 bytes to 5" in repr(scene.fetcher)
     scene.fetcher.seek(A0, ResetPolicy("latest"))
     assert "to be placed by" in repr(scene.fetcher)
     assert isinstance(scene.work().lookups[0], Lookup)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 
 from penstock.shared.clients.consumer import Consumer, ConsumerSettings, RebalanceListener
-from penstock.shared.clients.consumer.subscribing import LEAVE_TIME_MS
+from penstock.shared.clients.consumer.subscription_state import LEAVE_TIME_MS
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import CommitFailed, IllegalState, KafkaTimeout
 from penstock.shared.common.records import ProducerRecord, TopicPartition
@@ -318,7 +318,7 @@ async def test_a_crash_in_the_middle_of_a_batch_loses_no_record(cluster: FakeClu
         second.subscribe(["t"])
         joining = asyncio.create_task(until(second, lambda: second.assignment() == {A, B}))
         await heartbeats(cluster, "one", 5)
-        await crashed._fetching.connection.close()  # as a process that is killed
+        await crashed._subscription.connection.close()  # as a process that is killed
         await joining
         assert {tp: await second.position(tp) for tp in (A, B)} != {A: 3, B: 3}
         assert offsets_of(cluster) == {}
@@ -444,9 +444,9 @@ async def test_a_commit_after_max_poll_interval_fails_once(
         consumer.subscribe(["t"])
         at = await handed_out(consumer, 3)
         before = offsets_of(cluster)
-        consumer._fetching._polled_ms -= 300_000  # the default of max_poll_interval_ms
+        consumer._subscription._polled_ms -= 300_000  # the default of max_poll_interval_ms
         if not is_blocked:
-            consumer._fetching._coordinator.wake()  # type: ignore[union-attr]
+            consumer._subscription._coordinator.wake()  # type: ignore[union-attr]
             await asyncio.wait_for(left.wait(), 5)
         try:
             match what:
@@ -599,7 +599,7 @@ async def test_a_member_that_has_left_rests_until_the_next_poll(cluster: FakeClu
     async with opened(cluster, max_poll_interval_ms=60) as consumer:
         consumer.subscribe(["t"])
         await handed_out(consumer, 3)
-        coordinator, steps = consumer._fetching._coordinator, [0]
+        coordinator, steps = consumer._subscription._coordinator, [0]
         assert coordinator is not None
         before_step = coordinator._before_step
 
@@ -713,7 +713,7 @@ async def test_a_listener_can_neither_poll_nor_close(cluster: FakeCluster, what:
             before = consumer.group_metadata().generation_id
             consumer.enforce_rebalance()
             poll = asyncio.create_task(until(consumer, lambda: consumer.group_metadata().generation_id > before))
-            coordinator = consumer._fetching._coordinator
+            coordinator = consumer._subscription._coordinator
             while coordinator is None or not coordinator._calling:  # noqa: ASYNC110 - beside the poll
                 await asyncio.sleep(0)
             if way == "cancelled poll":
@@ -854,7 +854,7 @@ async def test_a_loss_is_reported_once_where_a_pending_commit_reports_it(cluster
             cluster.control(Api.HEARTBEAT, Fail(ErrorCode.UNKNOWN_MEMBER_ID), times=1),
         ):
             consumer.commit_async({A: 1})
-            while consumer._fetching.owned:  # noqa: ASYNC110 - beside the user's code
+            while consumer._subscription.owned:  # noqa: ASYNC110 - beside the user's code
                 await asyncio.sleep(0)
             with pytest.raises(CommitFailed):
                 await consumer.commit()

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from penstock.shared.clients.connection import ProduceAnswer, read_batches, record_size
-from penstock.shared.clients.producer.accumulator import RecordAccumulator
 from penstock.shared.clients.producer.batch import Batch, Callback
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.batch_completion import BatchCompletion
+from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
-from penstock.shared.clients.producer.outcomes import Outcomes
-from penstock.shared.clients.producer.sequences import SequenceLedger
+from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
-from penstock.shared.clients.producer.transactions import Transaction, TxnState
+from penstock.shared.clients.producer.transaction_manager import SequenceLedger, Transaction, TxnState
 from penstock.shared.common.errors import BrokerNotAvailable, PenstockError
 from penstock.shared.common.records import RecordMetadata, TopicPartition
 
@@ -75,7 +74,7 @@ class Harness:
         given = {"linger_ms": 0, "delivery_timeout_ms": 10_000, **settings}
         self.settings = ProducerSettings.model_validate(given)
         self.accumulator = RecordAccumulator(self.settings)
-        self.memory = BufferMemory(self.settings.buffer_memory)
+        self.memory = BufferPool(self.settings.buffer_memory)
         self.registry = CollectorRegistry()
         self.now_ms = 0
         self.metrics = ProducerMetrics(self.registry, "harness", lambda: self.now_ms, self.memory)
@@ -84,7 +83,7 @@ class Harness:
             self.transaction = Transaction(self.settings.transactional_id)
             self.transaction.state = TxnState.IN_TRANSACTION
             self.transaction.added |= {A, B, C}
-        self.outcomes = Outcomes(
+        self.completion = BatchCompletion(
             self.accumulator, self.memory, self.settings, self.transaction, self.metrics, RETRY_BACKOFF_MS
         )
         if self.settings.enable_idempotence:
@@ -98,7 +97,7 @@ class Harness:
 
     @property
     def ledger(self) -> SequenceLedger:
-        return self.outcomes.ledger
+        return self.completion.ledger
 
     def send(self, tp: TopicPartition = A, value: bytes = b"v", key: bytes | None = None) -> Sent:
         """Take a record as the producer does: into the open batch, or a new one with memory of its own."""
@@ -123,8 +122,8 @@ class Harness:
 
     def turn(self, *, hurry: bool = False) -> list[Batch]:
         """Expire, settle, drain until nothing more is due; gives the batches that were sent, and keeps their bytes."""
-        self.outcomes.expire(self.now_ms)
-        self.outcomes.settle()
+        self.completion.expire(self.now_ms)
+        self.completion.settle()
         self.requests, self.leaderless = [], set()
         if self.settings.enable_idempotence and not self.ledger.ready:
             return []
@@ -134,15 +133,15 @@ class Harness:
                 lambda tp: self.leaders.get(tp, 1),
                 lambda node: node not in self.down | self.busy,
                 lambda node: node not in self.down,
-                self.outcomes.may_send,
+                self.completion.may_send,
                 hurry,
             )
             self.leaderless |= drained.leaderless
             for batch in drained.emptied:
-                self.outcomes.emptied(batch)
+                self.completion.emptied(batch)
             for node, batches in drained.requests.items():
                 for batch in batches:
-                    self.bytes[batch] = bytes(self.outcomes.sent(batch, self.now_ms))
+                    self.bytes[batch] = bytes(self.completion.sent(batch, self.now_ms))
                 self.requests.append((node, batches))
             if not drained.requests and not drained.emptied:
                 return [batch for _, batches in self.requests for batch in batches]
@@ -164,11 +163,11 @@ class Harness:
     def answer(self, batch: Batch, code: int = 0, offset: int | None = None, detail: str = "") -> None:
         """The broker answers; by default with offset 0 for a success, and none for anything else."""
         at = offset if offset is not None else -1 if code else 0
-        self.outcomes.answered(batch, ProduceAnswer(code, at, detail=detail), self.now_ms)
+        self.completion.answered(batch, ProduceAnswer(code, at, detail=detail), self.now_ms)
 
     def lose(self, batch: Batch, error: PenstockError | None = None) -> None:
         """The connection closes, or the request times out, without an answer."""
-        self.outcomes.unanswered(batch, error or BrokerNotAvailable("connection closed"), self.now_ms)
+        self.completion.unanswered(batch, error or BrokerNotAvailable("connection closed"), self.now_ms)
 
     def warm_up(self, *partitions: TopicPartition) -> None:
         """Have a first batch of each partition acknowledged, so that more than one may be in flight."""
@@ -177,7 +176,7 @@ class Harness:
             self.answer(self.turn_one(), offset=0)
 
     def delay_ms(self) -> float | None:
-        return self.accumulator.delay_ms(self.now_ms, self.outcomes.waiting)
+        return self.accumulator.delay_ms(self.now_ms, self.completion.waiting)
 
     def values(self, batch: Batch) -> list[bytes]:
         """The values in the bytes that were sent last."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.shared.clients.producer.accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.bulk import Bulk, ColumnBulk
 from penstock.shared.clients.producer.delivery import Delivery
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
 from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.errors import BufferExhausted, RecordTooLarge, TransactionAborted, UnknownTopicOrPartition
 from penstock.shared.common.records import ProducerRecord, RecordColumns, RecordMetadata, TopicPartition

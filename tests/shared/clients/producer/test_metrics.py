@@ -6,7 +6,7 @@ import gc
 
 from prometheus_client import CollectorRegistry
 
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import TOTALS, ProducerMetrics
 from penstock.shared.testing.manual_clock import ManualClock
 
@@ -14,7 +14,7 @@ from penstock.shared.testing.manual_clock import ManualClock
 def test_by_topic_and_in_total() -> None:
     """Each event counts for its topic, and once in the totals."""
     registry = CollectorRegistry()
-    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms, BufferMemory(10))
+    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms, BufferPool(10))
     metrics.acknowledged("a", 3, 100, 250.0)
     metrics.acknowledged("a", 2, 50, 10.0)
     metrics.acknowledged("b", 1, 10, 10.0)
@@ -58,7 +58,7 @@ def test_a_closed_client_leaves_no_series() -> None:
     registry = CollectorRegistry()
 
     def made(name: str) -> ProducerMetrics:
-        return ProducerMetrics(registry, name, ManualClock().monotonic_ms, BufferMemory(10))
+        return ProducerMetrics(registry, name, ManualClock().monotonic_ms, BufferPool(10))
 
     def clients() -> set[str]:
         samples = (sample for family in registry.collect() for sample in family.samples)
@@ -79,7 +79,7 @@ def test_a_closed_client_leaves_no_series() -> None:
 def test_two_clients_share_a_registry() -> None:
     """What is a client's own is told apart by its id."""
     registry = CollectorRegistry()
-    memories = {"a": BufferMemory(10), "b": BufferMemory(20)}
+    memories = {"a": BufferPool(10), "b": BufferPool(20)}
     for name, memory in memories.items():
         ProducerMetrics(registry, name, ManualClock().monotonic_ms, memory).in_flight.inc()
         assert memory.try_acquire(3)
@@ -95,7 +95,7 @@ def test_two_clients_share_a_registry() -> None:
 def test_the_figures_of_java_by_their_names() -> None:
     """Every figure of a producer that Java has has its name in the table, and what an operator looks for is a gauge."""
     clock, registry = ManualClock(), CollectorRegistry()
-    metrics = ProducerMetrics(registry, "me", clock.monotonic_ms, BufferMemory(10), window_ms=10_000, windows=2)
+    metrics = ProducerMetrics(registry, "me", clock.monotonic_ms, BufferPool(10), window_ms=10_000, windows=2)
     for size in (100, 300):
         metrics.acknowledged("a", 20, size, 5.0)
     metrics.failed("a", 4)
@@ -132,7 +132,7 @@ def test_the_figures_of_java_by_their_names() -> None:
 def test_a_registry_keeps_no_client_alive() -> None:
     """The gauges of a client that is gone are 0."""
     registry = CollectorRegistry()
-    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms, BufferMemory(10))
+    metrics = ProducerMetrics(registry, "me", ManualClock().monotonic_ms, BufferPool(10))
     metrics.acknowledged("a", 1, 100, 5.0)
     del metrics
     gc.collect()

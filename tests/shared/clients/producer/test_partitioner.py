@@ -1,4 +1,4 @@
-"""The partitioner: Java's murmur2 for keys, sticky and adaptive choices without (statistics under a fixed seed)."""
+"""Which partition and which queue a record goes to."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.shared.clients.producer.partitioner import StickyPartition, for_key, murmur2
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.clients.producer import partitioner
+from penstock.shared.clients.producer.batch import Batch
+from penstock.shared.clients.producer.partitioner import (
+    Partitioner,
+    RoutedTopic,
+    Routes,
+    StickyPartition,
+    for_key,
+    murmur2,
+)
+from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.records import ProducerRecord, TopicPartition
+from tests.shared.clients.producer.clusters import NO_LEADER, connection, know
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "data" / "murmur2.jsonl").read_text().splitlines()]
 DRAWS = 11_000
@@ -104,3 +116,218 @@ def test_a_choice_that_is_no_longer_available_is_left() -> None:
     rest = [p for p in range(3) if p != first]
     assert chosen(sticky, (0, 0, 0), available=rest) in rest
     assert TopicPartition("t", first).partition == first
+
+
+class Table:
+    """Routes over an accumulator, and records put into batches the way the producer does."""
+
+    def __init__(self, partitioner: Partitioner | None = None, **settings: object) -> None:
+        self.settings = ProducerSettings.model_validate({"batch_size": 200, **settings})
+        self.accumulator = RecordAccumulator(self.settings)
+        self.connection = connection()
+        self.slow: set[TopicPartition] = set()
+        self.routes = Routes(self.connection, self.accumulator, self.settings, partitioner, lambda tp: tp in self.slow)
+
+    def topic(self, name: str = "t") -> RoutedTopic:
+        known = self.routes.topic(name)
+        assert known is not None
+        return known
+
+    def put(self, key: bytes | None = None, size: int = 20, partition: int | None = None) -> Batch | None:
+        topic, value = self.topic(), b"x" * size
+        record = ProducerRecord("t", value, key, partition=partition)
+        queue = self.routes.queue_for(topic, self.routes.number_for(topic, record, key, value), key)
+        if queue is None:
+            return None
+        batch = queue.open
+        if batch is not None and batch.append(batch.count, 0, key, value, []) is None:
+            batch, queue = None, self.routes.after_full(topic, record, key, queue)
+        if batch is None:
+            batch = queue.open
+            if batch is None or batch.append(batch.count, 0, key, value, []) is None:
+                batch = self.accumulator.open_batch(queue, 0, 0)
+                batch.append(0, 0, key, value, [])
+            self.routes.opened(topic, record, key, batch)
+        batch.count += 1
+        return batch
+
+
+async def test_an_unknown_topic() -> None:
+    """Is not routed until the metadata knows it."""
+    table = Table()
+    assert table.routes.topic("t") is None
+    know(table.connection, {"t": {0: 1}})
+    assert table.topic().numbers == [0]
+
+
+async def test_a_partition_that_is_named() -> None:
+    """Goes before everything else; one the topic does not have is nobody's."""
+    table = Table(lambda *_: 0)
+    know(table.connection, {"t": {0: 1, 1: 1, 2: NO_LEADER}})
+    for number in (1, 2):
+        batch = table.put(b"k", partition=number)
+        assert batch is not None
+        assert batch.tp.partition == number
+    assert table.put(b"k", partition=3) is None
+
+
+async def test_a_partitioner_of_the_users() -> None:
+    """Is asked for every record; None leaves it to the key, a partition that is not there to nobody."""
+    asked: list[tuple[object, ...]] = []
+
+    def partitioner(*given: object) -> int | None:
+        asked.append(given)
+        return {b"one": 1, b"far": 9}.get(given[1])  # type: ignore[call-overload, no-any-return]
+
+    table = Table(partitioner)
+    know(table.connection, {"t": {0: 1, 1: 1, 2: 1}})
+    batch, own = table.put(b"one"), table.put(b"21")
+    assert batch is not None
+    assert own is not None
+    assert (batch.tp.partition, own.tp.partition) == (1, for_key(b"21", 3))
+    assert table.put(b"far") is None
+    assert asked[0] == ("t", b"one", b"x" * 20, [0, 1, 2])
+
+
+async def test_keys_go_by_their_hash_over_all_partitions() -> None:
+    """Whether these have a leader or not; and the cache changes nothing, also once it was full."""
+    table = Table()
+    know(table.connection, {"t": {0: 1, 1: NO_LEADER, 2: 1}})
+    topic, limit = table.topic(), partitioner.KEY_CACHE_MAX
+    try:
+        partitioner.KEY_CACHE_MAX = 10
+        for key in [b"%d" % i for i in range(35)] * 2:
+            assert topic.for_key(key).tp.partition == for_key(key, 3)
+            assert len(topic.by_key) <= 10
+    finally:
+        partitioner.KEY_CACHE_MAX = limit
+
+
+async def test_records_without_a_key_fill_a_batch_before_they_move_on() -> None:
+    """One batch at a time is open for them, and none is left half full."""
+    table = Table(partitioner_adaptive_partitioning_enable=False)
+    know(table.connection, {"t": dict.fromkeys(range(6), 1)})
+    seen: list[Batch] = []
+    for _ in range(1_000):
+        batch = table.put()
+        assert batch is not None
+        if not seen or batch is not seen[-1]:
+            seen.append(batch)
+    assert len(set(seen)) == len(seen), "never back to a batch that was left"
+    assert len({batch.count for batch in seen[:-1]}) == 1
+    assert len({batch.tp for batch in seen}) == 6
+
+
+async def test_no_fractional_batches_when_lingering() -> None:
+    """A batch that left before it was full does not make the choice move on: two thirds of a batch each time."""
+    table = Table(batch_size=512, linger_ms=10)
+    know(table.connection, {"t": dict.fromkeys(range(3), 1)})
+    for now_ms in range(10, 110, 10):
+        batches = {table.put(size=20) for _ in range(12)}
+        assert len(batches) == 1
+        drained = table.accumulator.drain(now_ms, lambda _: 1, *[lambda _: True] * 3, hurry=False)
+        ((batch,),) = drained.requests.values()
+        assert 256 < batch.size() < 512
+        table.accumulator.landed(batch)
+
+
+async def test_ignored_keys() -> None:
+    """With partitioner_ignore_keys records with a key stay together like those without."""
+    table = Table(partitioner_ignore_keys=True, batch_size=2_000)
+    know(table.connection, {"t": dict.fromkeys(range(6), 1)})
+    assert len({table.put(b"%d" % i) for i in range(20)}) == 1
+
+
+async def test_records_with_a_key_do_not_move_the_sticky_choice() -> None:
+    """They fill batches of their own partitions."""
+    table = Table(batch_size=2_000)
+    know(table.connection, {"t": dict.fromkeys(range(6), 1)})
+    first = table.put()
+    for i in range(30):
+        table.put(b"%d" % i)
+    assert table.put() is first
+
+
+async def test_the_sticky_choice_avoids_what_has_no_leader_or_is_slow() -> None:
+    """As far as the metadata and the sender know."""
+    table = Table()
+    know(table.connection, {"t": {0: 1, 1: NO_LEADER, 2: 1, 3: 1}})
+    table.slow.add(TopicPartition("t", 3))
+    found = {batch.tp.partition for batch in (table.put(size=150) for _ in range(60)) if batch is not None}
+    assert found == {0, 2}
+
+
+async def test_a_topic_that_comes_back_with_other_partitions() -> None:
+    """Keys are spread anew over what it has now; what is queued for the old ones stays theirs."""
+    table = Table()
+    know(table.connection, {"t": dict.fromkeys(range(5), 1)})
+    old = table.topic()
+    lost = table.put(partition=4)
+    key = next(b"%d" % i for i in range(99) if for_key(b"%d" % i, 5) != for_key(b"%d" % i, 2))
+    assert old.for_key(key).tp.partition == for_key(key, 5)
+    know(table.connection, {"t": {0: 1, 1: 1}})
+    new = table.topic()
+    assert new is not old
+    assert new.for_key(key).tp.partition == for_key(key, 2)
+    assert new.queues[0] is old.queues[0]
+    assert table.put(partition=4) is None
+    assert {batch.tp.partition for batch in (table.put(size=150) for _ in range(40)) if batch} == {0, 1}
+    drained = table.accumulator.drain(10, table.connection.leader, *[lambda _: True] * 3, hurry=True)
+    assert drained.leaderless == {"t"}
+    assert lost is not None
+    assert lost in table.accumulator.incomplete
+
+
+async def test_leaders_change_without_a_new_topic() -> None:
+    """The same partitions are the same routes; who is available is read anew."""
+    table = Table()
+    know(table.connection, {"t": {0: 1, 1: 1}})
+    topic = table.topic()
+    know(table.connection, {"t": {0: NO_LEADER, 1: 2}})
+    assert table.topic() is topic
+    assert topic.available == [1]
+
+
+async def test_idle_topics_are_left_out_of_the_metadata() -> None:
+    """After metadata_max_idle_ms without a record; not while one waits to be sent; asked for again with the next."""
+    table = Table(metadata_max_idle_ms=5_000)
+    know(table.connection, {"t": {0: 1}, "idle": {0: 1}, "busy": {0: 1}})
+    watched = table.connection._client._topics
+    busy = table.topic("busy")
+    batch = table.accumulator.open_batch(busy.queues[0], 100, 0)
+    table.topic("idle")
+    for now_ms in (1_000, 4_000, 6_000):
+        table.topic("t")
+        table.routes.forget_idle(now_ms)
+    assert watched == {"t", "idle", "busy"}
+    table.topic("t")
+    table.routes.forget_idle(6_001)
+    assert watched == {"t", "busy"}
+    table.accumulator.freed(batch)
+    table.routes.forget_idle(11_002)
+    assert watched == {"t"}
+    table.topic("idle")
+    assert watched == {"t", "idle"}
+
+
+async def test_queues_go_with_their_topic() -> None:
+    """Of idle topics that the metadata does not have any more, the queues are dropped; others keep theirs."""
+    table = Table(metadata_max_idle_ms=5_000)
+    know(table.connection, {"t": {0: 1}, "idle": {0: 1}, "gone": {0: 1, 1: 1}})
+    for name in ("idle", "gone"):
+        table.topic(name)
+    know(table.connection, {"t": {0: 1}, "idle": {0: 1}})
+    for now_ms in (1_000, 6_001):
+        table.topic("t")
+        table.routes.forget_idle(now_ms)
+    assert table.accumulator.partitions == 2
+
+
+async def test_the_last_topic_stays() -> None:
+    """Without any, the metadata would be of all there are."""
+    table = Table(metadata_max_idle_ms=5_000)
+    know(table.connection, {"t": {0: 1}})
+    table.topic()
+    for now_ms in (0, 10**6):
+        table.routes.forget_idle(now_ms)
+    assert table.connection._client._topics == {"t"}

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from penstock.shared.clients.producer import Delivery, ProducerSettings
-from penstock.shared.clients.producer.accumulator import RecordAccumulator
 from penstock.shared.clients.producer.batch import Batch
-from penstock.shared.clients.producer.buffer_memory import BufferMemory
+from penstock.shared.clients.producer.buffer_pool import BufferPool
 from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.record_accumulator import RecordAccumulator
 from penstock.shared.clients.producer.sender import Sender
-from penstock.shared.clients.producer.sequences import EPOCH_MAX
+from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
 from penstock.shared.common.errors import (
     AuthorizationFailed,
     DeliveryTimeout,
@@ -49,7 +49,7 @@ class Alone:
         given = {"enable_idempotence": False, "linger_ms": 10, **settings}
         self.settings = ProducerSettings.model_validate(given)
         self.accumulator = RecordAccumulator(self.settings)
-        self.memory = BufferMemory(self.settings.buffer_memory)
+        self.memory = BufferPool(self.settings.buffer_memory)
         self.connection = connection()
         self.clock = ManualClock()
         metrics = ProducerMetrics(None, "alone", self.clock.monotonic_ms, self.memory)
@@ -85,12 +85,12 @@ async def test_a_partition_without_a_leader_is_asked_about_again() -> None:
     alone.send()
     assert alone.connection._client._topics == set()
     assert alone.sender.run_once(10) == 100
-    assert not alone.sender.outcomes.metadata_is_stale, "asked"
+    assert not alone.sender.completion.metadata_is_stale, "asked"
     assert alone.connection._client._topics == {"t"}, "of what has records waiting, metadata is asked for"
     assert alone.sender.run_once(50) == 100
-    assert alone.sender.outcomes.metadata_is_stale, "too early to ask again"
+    assert alone.sender.completion.metadata_is_stale, "too early to ask again"
     assert alone.sender.run_once(110) == 100
-    assert not alone.sender.outcomes.metadata_is_stale
+    assert not alone.sender.completion.metadata_is_stale
     await alone.sender.close()
 
 
@@ -180,7 +180,7 @@ async def test_a_new_producer_id_once_the_epochs_are_used_up() -> None:
     """What is queued then waits for nothing but the new id."""
     async with producing() as (cluster, producer):
         await (await producer.send("t", b"0"))
-        ledger = producer._sender.outcomes.ledger
+        ledger = producer._sender.completion.ledger
         ledger.adopt(ledger.producer_id, EPOCH_MAX)
         await (await producer.send("t", b"1"))
         old = ledger.producer_id
@@ -384,9 +384,9 @@ async def test_a_transaction_after_an_invalid_state() -> None:
         assert await outcome(await producer.send("t", b"1")) is InvalidTxnState
         with pytest.raises(TransactionAborted):
             await producer.send("t", b"2")
-        epoch = producer._sender.outcomes.ledger.epoch
+        epoch = producer._sender.completion.ledger.epoch
         await producer.abort_transaction()
-        assert producer._sender.outcomes.ledger.epoch > epoch
+        assert producer._sender.completion.ledger.epoch > epoch
         async with producer.transaction():
             await producer.send("t", b"3")
         assert values(cluster) == [b"3"]

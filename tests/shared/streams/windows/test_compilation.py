@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.shared.clients.connection import Piece
+from penstock.shared.clients.connection import CompletedFetch
 from penstock.shared.clients.connection.packed_headers import PackedHeaders
 from penstock.shared.clients.connection.record_encoding import ColumnBatchBuilder, EncodableColumns
 from penstock.shared.common.packed_bytes import PackedBytes
@@ -68,7 +68,7 @@ def fetched() -> Columns | None:
     times = np.where(np.arange(RECORDS) < RECORDS - 50, np.arange(RECORDS), 0)
     builder = ColumnBatchBuilder(1_000_000, 1_000_000, transactional=False)
     builder.extend(EncodableColumns.of(keys, values, times, headers), np.arange(RECORDS), 0, RECORDS)
-    return Piece("in", 0, 0, bytes(builder.build()), None, packed=True).read(None)
+    return CompletedFetch("in", 0, 0, bytes(builder.build()), None, packed=True).read(None)
 
 
 def test_no_kernel_is_compiled_after_all_were() -> None:

@@ -1,0 +1,98 @@
+"""Whether the handler of a failed record is called again, and when.
+
+The wait grows as in Kafka's ExponentialBackoff (KIP-580): `backoff_ms` times `multiplier` to the power of the previous
+attempts, spread by `jitter` in both directions, at most `backoff_max_ms`. Exception types are given as classes or by
+name (`ConnectionError`, `asyncpg.exceptions.InterfaceError`; a name is matched against the class and its bases). The
+nearest class in the exception's bases that is listed in `retriable` or `not_retriable` decides. By default every
+exception is retried except DataError: an invalid record stays invalid.
+
+>>> from penstock.shared.common.errors import SerializationError
+>>> policy = RetryPolicy(max_attempts=3, jitter=0)
+>>> [policy.decide(ConnectionError("refused"), attempts, random=0.5) for attempts in (1, 2, 3)]
+[Retry(after_ms=100), Retry(after_ms=200), GiveUp(reason='3 attempts failed')]
+>>> policy.decide(SerializationError("clicks: not JSON"), 1, random=0.5)
+GiveUp(reason='SerializationError is not retriable')
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.shared.common.errors import ConfigError, DataError
+
+ExceptionType = type[BaseException] | str
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Try again after so many ms."""
+
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not try again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """See the module. `handler_timeout_ms` bounds one attempt; ConfigError for limits that make no sense."""
+
+    max_attempts: int = 5
+    backoff_ms: int = 100
+    backoff_max_ms: int = 30_000
+    multiplier: float = 2.0
+    jitter: float = 0.2
+    handler_timeout_ms: int = 60_000
+    retriable: Sequence[ExceptionType] = (Exception,)
+    not_retriable: Sequence[ExceptionType] = (DataError,)
+
+    def __post_init__(self) -> None:
+        wrong = [
+            ("max_attempts", self.max_attempts < 1),
+            ("backoff_ms", self.backoff_ms < 0),
+            ("backoff_max_ms", self.backoff_max_ms < self.backoff_ms),
+            ("multiplier", not 1 <= self.multiplier < math.inf),
+            ("jitter", not 0 <= self.jitter < 1),
+            ("handler_timeout_ms", self.handler_timeout_ms < 1),
+        ]
+        if any(out for _, out in wrong):
+            raise ConfigError("retry policy: out of range: " + ", ".join(name for name, out in wrong if out))
+
+    def decide(self, error: BaseException, attempts: int, random: float) -> Retry | GiveUp:
+        """What to do after `attempts` failures, the last with `error`; `random` is drawn from 0 to 1."""
+        if not self.is_retriable(type(error)):
+            return GiveUp(f"{type(error).__name__} is not retriable")
+        if attempts >= self.max_attempts:
+            return GiveUp(f"{attempts} attempts failed")
+        return Retry(self.backoff_after_ms(attempts, random))
+
+    def backoff_after_ms(self, attempts: int, random: float) -> int:
+        """The wait after so many failures, in ms."""
+        if self.backoff_ms == 0:
+            return 0
+        # Above this power the limit rules, and the plain power would overflow.
+        steps = (
+            math.log(self.backoff_max_ms / self.backoff_ms) / math.log(self.multiplier) if self.multiplier > 1 else 0
+        )
+        wait_ms = self.backoff_ms * self.multiplier ** min(attempts - 1, steps)
+        return min(round(wait_ms * (1 + self.jitter * (2 * random - 1))), self.backoff_max_ms)
+
+    def is_retriable(self, error: type[BaseException]) -> bool:
+        for base in error.__mro__:
+            if any(_names(given, base) for given in self.not_retriable):
+                return False
+            if any(_names(given, base) for given in self.retriable):
+                return True
+        return False
+
+
+def _names(given: ExceptionType, base: type) -> bool:
+    if isinstance(given, str):
+        return given in (base.__name__, f"{base.__module__}.{base.__qualname__}")
+    return given is base

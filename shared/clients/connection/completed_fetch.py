@@ -1,0 +1,505 @@
+"""The record batches of one partition from a fetch response, decoded into columns on demand (Java: `CompletedFetch`).
+
+The headers of the batches show at once where the completed fetch ends, so that the next one can be requested while this
+one waits. A batch is decoded when its records are requested: checksum first, then decompression, then records. Control
+batches are left out; under `read_committed` so are the batches of aborted transactions. A batch that cannot be read
+ends the completed fetch: the records before it are returned, then CorruptRecord is raised with topic, partition and
+offset.
+
+With numba installed the records become positions in the received bytes (`record_decoding`). Without it they become
+lists of bytes made by aiokafka's compiled reader. That reader also decodes what the kernel leaves out: old formats, and
+batches in which anything is unusual. So both accept and reject the same batches.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from aiokafka.errors import UnsupportedCodecError
+from aiokafka.record.default_records import DefaultRecordBatch
+from aiokafka.record.legacy_records import LegacyRecordBatch
+from numpy.typing import NDArray
+
+from penstock.shared.clients.connection.batches import crc32c, decompress
+from penstock.shared.clients.connection.fetch import NO_EPOCH
+from penstock.shared.common.compilation import IS_COMPILED
+from penstock.shared.common.errors import ConfigError, CorruptRecord, PenstockError
+from penstock.shared.common.packed_bytes import PackedBytes
+from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Headers, Int64Array
+
+DECODED_RECORDS = 4_096
+"""At least so many records are decoded at a time, and returned in slices. A short poll does not wait for the whole
+completed fetch, and few slices are cut short by a batch's end."""
+
+LENGTH_END = 12
+MAGIC_AT = 16
+ATTRIBUTES_AT = 21
+HEADER_SIZE = 61
+LEGACY_HEADER_SIZE = 26
+COMPRESSION_CODEC, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x07, 0x08, 0x10, 0x20
+ABORT = 0
+
+_offset_length = struct.Struct(">qi")
+_header = struct.Struct(">iBIhiqqqhii")
+"""From the leader epoch on: magic, checksum, attributes, last offset delta, first and highest timestamp, producer id,
+epoch and sequence, number of records."""
+_control = struct.Struct(">hh")
+
+
+class _Batch:
+    """The position of a batch in the completed fetch, and the fields of its header."""
+
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "count",
+        "crc",
+        "epoch",
+        "first_timestamp",
+        "magic",
+        "max_timestamp",
+        "next_offset",
+        "producer_id",
+        "start",
+        "stop",
+    )
+
+    def __init__(self, data: bytes | memoryview, start: int, stop: int, base_offset: int) -> None:
+        self.start = start
+        self.stop = stop
+        self.base_offset = base_offset
+        self.magic = data[start + MAGIC_AT]
+        self.attributes = 0
+        self.next_offset = base_offset + 1
+        self.epoch = NO_EPOCH
+        if self.magic >= 2:
+            header = _header.unpack_from(data, start + LENGTH_END)
+            self.epoch, _, self.crc, self.attributes, last_offset_delta, *_, self.count = header
+            self.first_timestamp, self.max_timestamp, self.producer_id = header[5:8]
+            self.next_offset += last_offset_delta
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it ends a transaction, and has no records for anybody."""
+        return bool(self.attributes & CONTROL)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it has a record at each of its offsets: none was taken by a cleaner."""
+        return self.magic >= 2 and self.count == self.next_offset - self.base_offset
+
+
+@cache
+def compile_decoding() -> None:
+    """Have the decoding of records compiled, or read from where compiled code is kept: once a process."""
+    if IS_COMPILED:
+        from penstock.shared.clients.connection import record_decoding
+
+        record_decoding.compile_kernels()
+
+
+class CompletedFetch:
+    """What was fetched of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
+
+    `end_offset` is where to fetch on, `end_epoch` the leader epoch of the batch before it (-1 where it has none),
+    `position` the offset of the next record to be handed out, `epoch` the leader epoch of the last batch looked at.
+    Columns that are `packed` are places in `data`, and keep it.
+    """
+
+    __slots__ = (
+        "_aborted",
+        "_at",
+        "_batches",
+        "_begun",
+        "_columns",
+        "_data",
+        "_decoded_to",
+        "_gone",
+        "_is_packed",
+        "_torn",
+        "_where",
+        "end_epoch",
+        "end_offset",
+        "epoch",
+        "position",
+        "size",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        position: int,
+        data: bytes | memoryview,
+        aborted: Iterable[tuple[int, int]] | None = None,
+        *,
+        packed: bool | None = None,
+    ) -> None:
+        self._where = (topic, partition)
+        self._is_packed = IS_COMPILED if packed is None else packed
+        self._data = data
+        self.size = len(data)
+        self.position = self._decoded_to = self.end_offset = position
+        self.end_epoch = self.epoch = NO_EPOCH
+        self._aborted = None if aborted is None else sorted(aborted, key=lambda one: one[1])
+        self._begun = 0
+        self._gone = frozenset[int]()
+        self._batches: list[_Batch] = []
+        self._torn: str | None = None
+        self._columns: Columns | None = None
+        self._at = 0
+        self._cut()
+        self._batches.reverse()
+
+    def __repr__(self) -> str:
+        topic, partition = self._where
+        return f"<CompletedFetch {topic}-{partition}, {self.size} bytes from {self.position} to {self.end_offset}>"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it was handed out."""
+        return self._columns is None and not self._batches and self._torn is None
+
+    def read(self, max_records: int | None) -> Columns | None:
+        """The next records, `max_records` at most; None where there are no more. The position moves past them.
+
+        Raises CorruptRecord in place of a batch that cannot be read, ConfigError where no decompressor is installed.
+        """
+        columns = self._columns
+        if columns is None:
+            columns = self._decode(max_records)
+            if columns is None:
+                self.position = self._decoded_to
+                return None
+        count, at = len(columns), self._at
+        end = count if max_records is None else min(count, at + max_records)
+        part = columns if at == 0 and end == count else columns[at:end]
+        if end < count:
+            self._columns, self._at = columns, end
+            self.position = int(columns.offsets[end - 1]) + 1
+        else:
+            self._columns, self._at = None, 0
+            self.position = self._decoded_to
+        return part
+
+    def _cut(self) -> None:
+        """Find the batches by their headers; a last one that is cut off is left for the next fetch."""
+        data, at, size = self._data, 0, self.size
+        while size - at >= LENGTH_END:
+            base_offset, length = _offset_length.unpack_from(data, at)
+            stop = at + LENGTH_END + length
+            if length < LEGACY_HEADER_SIZE - LENGTH_END:
+                self._torn = f"a batch of {length} bytes"
+                return
+            if stop > size:
+                break
+            if data[at + MAGIC_AT] >= 2 and stop - at < HEADER_SIZE:
+                self._torn = f"a batch of {length} bytes"
+                return
+            batch = _Batch(data, at, stop, base_offset)
+            at = stop
+            if batch.next_offset > self.end_offset:  # or it ends before what was asked for
+                self._batches.append(batch)
+                self.end_offset = batch.next_offset
+                self.end_epoch = batch.epoch
+        if size and not self._batches:
+            self._torn = f"no whole batch in {size} bytes"
+
+    def _decode(self, max_records: int | None) -> Columns | None:
+        """The records of the next batches, as many as are wanted; None where nothing is left."""
+        into = _Packed(self._data, self.position) if self._is_packed else _Lists(self._data, self.position)
+        wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
+        batches, taken = self._batches, list[tuple[_Batch, int, frozenset[int]]]()  # and what was aborted before it
+        error: Exception | None = None
+        while batches and (into.count < wanted or batches[-1].is_control):
+            batch = batches[-1]
+            begun, gone = self._begun, self._gone
+            try:
+                self._open(batch, into)
+            except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
+                error = e
+                break
+            taken.append((batches.pop(), begun, gone))
+        columns, broken = into.columns(*self._where)
+        if broken is not None:
+            at, error = broken
+            batches += [batch for batch, _, _ in reversed(taken[at:])]
+            _, self._begun, self._gone = taken[at]
+            del taken[at:]
+        if taken:
+            self._decoded_to = taken[-1][0].next_offset
+            self.epoch = max(self.epoch, *(batch.epoch for batch, _, _ in taken))
+        if columns is not None:  # first what is before an error
+            return replace(columns, leader_epoch=self.epoch)
+        if error is not None:
+            raise self._told(error) from error
+        if self._torn is not None and not batches:
+            topic, partition = self._where
+            raise CorruptRecord(f"{topic}-{partition} at offset {self._decoded_to}: {self._torn}")
+        return None
+
+    def _told(self, error: Exception) -> PenstockError:
+        """Why the next batch cannot be read, with its place."""
+        topic, partition = self._where
+        place = f"{topic}-{partition} at offset {self._decoded_to}"
+        if isinstance(error, UnsupportedCodecError):
+            return ConfigError(f"{place}: {error}")
+        if isinstance(error, CorruptRecord):
+            return CorruptRecord(f"{place}: {error}")
+        return CorruptRecord(f"{place}: a batch cannot be read: {type(error).__name__}: {error}")
+
+    def _open(self, batch: _Batch, into: _Packed | _Lists) -> None:
+        """Check a batch, and have its records read if they are to be seen."""
+        view = memoryview(self._data)[batch.start : batch.stop]
+        if batch.magic < 2:
+            if not LegacyRecordBatch(view, batch.magic).validate_crc():
+                raise CorruptRecord("a batch fails its checksum")
+        elif crc32c(view[ATTRIBUTES_AT:]) != batch.crc:
+            raise CorruptRecord("a batch fails its checksum")
+        if batch.is_control:
+            if self._aborted is not None:
+                self._end_transaction(batch, view)
+            into.skip()
+        elif self._is_aborted(batch):
+            into.skip()
+        else:
+            into.add(batch)
+
+    def _is_aborted(self, batch: _Batch) -> bool:
+        if self._aborted is None or not batch.attributes & TRANSACTIONAL:
+            return False
+        self._begin_transactions(batch.base_offset)
+        return batch.producer_id in self._gone
+
+    def _begin_transactions(self, offset: int) -> None:
+        aborted = self._aborted or []
+        while self._begun < len(aborted) and aborted[self._begun][1] <= offset:
+            self._gone |= {aborted[self._begun][0]}
+            self._begun += 1
+
+    def _end_transaction(self, batch: _Batch, view: memoryview) -> None:
+        self._begin_transactions(batch.base_offset)
+        marker: Any
+        for marker in DefaultRecordBatch(view):
+            if _control.unpack_from(marker.key)[1] == ABORT:
+                self._gone -= {batch.producer_id}
+
+
+Broken = tuple[int, Exception] | None
+"""Which of the batches, skipped ones with them, cannot be read, and why."""
+
+
+class _Lists:
+    """Records as lists of bytes, by aiokafka's compiled reader."""
+
+    def __init__(self, data: bytes | memoryview, start: int) -> None:
+        self._data = data
+        self._start = start
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self._stamps: list[int] = []
+        self._offsets: list[Int64Array] = []
+        self._headers: list[Sequence[tuple[str, bytes | None]]] = []
+        self._any_headers = False
+
+    @property
+    def count(self) -> int:
+        return len(self.keys)
+
+    def skip(self) -> None:
+        """A batch has no records to be seen."""
+
+    def add(self, batch: _Batch) -> None:
+        """The records of a batch, from the start on; nothing where one of them cannot be read."""
+        view = memoryview(self._data)[batch.start : batch.stop]
+        source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
+        before = len(self.keys)
+        try:
+            if batch.is_contiguous and batch.base_offset >= self._start:
+                self._add_all(source)
+                if len(self.keys) - before != batch.count:
+                    raise CorruptRecord(f"a batch has {len(self.keys) - before} records, its header says otherwise")
+                self._offsets.append(np.arange(batch.base_offset, batch.next_offset, dtype=np.int64))
+            else:
+                records = [record for record in source if record.offset >= self._start]
+                self._add_all(records)
+                if not batch.magic:
+                    self._stamps[before:] = [NO_TIMESTAMP] * len(records)
+                self._offsets.append(np.array([record.offset for record in records], np.int64))
+        except BaseException:
+            del self.keys[before:], self.values[before:], self._stamps[before:], self._headers[before:]
+            raise
+
+    def _add_all(self, records: Iterable[Any]) -> None:
+        keys, values, stamps = self.keys, self.values, self._stamps
+        # Not into a list first: objects that live on make Python's garbage collector look at all of them.
+        for record in records:
+            keys.append(record.key)
+            values.append(record.value)
+            stamps.append(record.timestamp)
+            if (own := record.headers) or self._any_headers:
+                if not self._any_headers:
+                    self._any_headers = True
+                    self._headers += [()] * (len(keys) - 1)
+                self._headers.append(own)
+
+    def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
+        """All of them, None where there are none; what is broken was found before."""
+        if not self.keys:
+            return None, None
+        stamps = np.array(self._stamps, np.int64)
+        offsets = self._offsets[0] if len(self._offsets) == 1 else np.concatenate(self._offsets)
+        headers = HeaderColumn(self._headers) if self._any_headers else None
+        return Columns(topic, partition, self.keys, self.values, stamps, offsets, headers), None
+
+
+class _Part(NamedTuple):
+    """Records in one buffer."""
+
+    keys: PackedBytes
+    values: PackedBytes
+    timestamps: Int64Array
+    offsets: Int64Array
+    headers: Sequence[Headers] | None
+
+
+class _Packed:
+    """Records as places in a buffer, by the kernel: batches that follow each other are decoded by one call."""
+
+    def __init__(self, data: bytes | memoryview, start: int) -> None:
+        self._data = data
+        self._start = start
+        self._array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
+        self._array.flags.writeable = False
+        self._batches: list[_Batch | None] = []
+        self.count = 0
+
+    def skip(self) -> None:
+        """A batch has no records to be seen."""
+        self._batches.append(None)
+
+    def add(self, batch: _Batch) -> None:
+        """The next batch."""
+        self._batches.append(batch)
+        self.count += max(batch.count, 0) if batch.magic >= 2 else 1
+
+    def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
+        """The records up to the first batch that cannot be read, None where there are none; and that batch."""
+        parts: list[_Part] = []
+        broken: Broken = None
+        own = [(place, batch) for place, batch in enumerate(self._batches) if batch is not None]
+        at = 0
+        while at < len(own) and broken is None:
+            run = self._run(own[at:])
+            done = self._decode(run, parts)
+            at += done
+            if done < max(len(run), 1):  # the kernel leaves this one
+                place, batch = own[at]
+                lists = _Lists(self._data, self._start)
+                try:
+                    lists.add(batch)
+                except Exception as e:  # bytes from outside can break a decompressor or a parser in any way
+                    broken = place, e
+                    break
+                parts.append(_packed(lists))
+                at += 1
+        parts = [part for part in parts if len(part.keys)]
+        if not parts:
+            return None, broken
+        part = parts[0] if len(parts) == 1 else _joined(parts)
+        return Columns(topic, partition, *part), broken
+
+    def _run(self, own: Sequence[tuple[int, _Batch]]) -> list[_Batch]:
+        """The batches that the kernel can take together: all compressed, or none."""
+        run: list[_Batch] = []
+        for _, batch in own:
+            if batch.magic < 2 or batch.count < 0 or is_compressed(batch) != is_compressed(run[0] if run else batch):
+                break
+            run.append(batch)
+        return run
+
+    def _decode(self, run: Sequence[_Batch], parts: list[_Part]) -> int:
+        """Add the records of these batches, up to the first that the kernel leaves: how many it does not."""
+        from penstock.shared.clients.connection import record_decoding as d  # not before it is needed: it loads numba
+        from penstock.shared.clients.connection.packed_headers import PackedHeaders
+
+        if not run:
+            return 0
+        data, places = self._array, [(batch.start + HEADER_SIZE, batch.stop) for batch in run]
+        if is_compressed(run[0]):
+            data, places = _decompressed(self._data, run)
+        plan = [_plan(d, b, *place) for b, place in zip(run, places, strict=False)]
+        plan = plan[: next((i for i, row in enumerate(plan) if row is None), len(plan))]
+        if not plan:
+            return 0
+        rows = np.array(plan, np.int64)
+        decoded = np.empty((d.COLUMNS, int(rows[:, d.COUNT].sum())), np.int64)
+        done: int = d.decode_batches(data, rows, decoded)
+        decoded = decoded[:, : int(rows[:done, d.COUNT].sum())]
+        if done and run[0].base_offset < self._start:  # it was fetched from its middle
+            decoded = np.ascontiguousarray(decoded[:, decoded[d.OFFSET] >= self._start])
+        headers = PackedBytes(data, decoded[d.HEADERS_AT], decoded[d.HEADERS_LENGTH])
+        parts.append(
+            _Part(
+                PackedBytes(data, decoded[d.KEY_AT], decoded[d.KEY_LENGTH]),
+                PackedBytes(data, decoded[d.VALUE_AT], decoded[d.VALUE_LENGTH]),
+                decoded[d.TIMESTAMP],
+                decoded[d.OFFSET],
+                PackedHeaders(headers) if headers.lengths.any() else None,
+            )
+        )
+        return done
+
+
+def _plan(d: Any, batch: _Batch, start: int, stop: int) -> tuple[int, ...] | None:
+    """A batch's row in the kernel's plan (`record_decoding`); None where it cannot have as many records as it says."""
+    if batch.count * d.RECORD_BYTES_MIN > stop - start:
+        return None
+    append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_TIME
+    offsets = batch.next_offset - batch.base_offset
+    return start, stop, batch.base_offset, batch.first_timestamp, append_time, batch.count, offsets
+
+
+def is_compressed(batch: _Batch) -> bool:
+    """Whether a batch's records are compressed."""
+    return bool(batch.attributes & COMPRESSION_CODEC)
+
+
+def _decompressed(data: bytes | memoryview, run: Sequence[_Batch]) -> tuple[NDArray[np.uint8], list[tuple[int, int]]]:
+    """The records of compressed batches in one buffer, and where each batch's are; up to one that cannot be."""
+    view, texts, places, at = memoryview(data), [], [], 0
+    for batch in run:
+        try:
+            text = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + HEADER_SIZE : batch.stop])
+        except Exception:  # aiokafka's reader says why
+            break
+        texts.append(text)
+        places.append((at, at + len(text)))
+        at += len(text)
+    return np.frombuffer(b"".join(texts), np.uint8), places
+
+
+def _packed(lists: _Lists) -> _Part:
+    columns, _ = lists.columns("", 0)
+    if columns is None:
+        return _Part(PackedBytes.of([]), PackedBytes.of([]), np.empty(0, np.int64), np.empty(0, np.int64), None)
+    keys, values = PackedBytes.of(columns.keys), PackedBytes.of(columns.values)
+    return _Part(keys, values, columns.timestamps, columns.offsets, columns.headers)
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    headers: Sequence[Headers] | None = None
+    if any(part.headers is not None for part in parts):
+        headers = HeaderColumn([own for part in parts for own in (part.headers or [()] * len(part.keys))])
+    return _Part(
+        PackedBytes.joined([part.keys for part in parts]),
+        PackedBytes.joined([part.values for part in parts]),
+        np.concatenate([part.timestamps for part in parts]),
+        np.concatenate([part.offsets for part in parts]),
+        headers,
+    )

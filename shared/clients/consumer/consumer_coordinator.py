@@ -1,0 +1,314 @@
+"""A consumer's side of the group protocol, with I/O (Java: `ConsumerCoordinator`).
+
+`GroupState` decides the next step; this module takes it and reports the result. There are two tasks. One takes the
+steps: JoinGroup, the leader's assignment, SyncGroup, the calls of the listener. The other sends the heartbeats, also
+during the calls of the listener, since a call may take longer than a session. The requests are those of every group
+member (`penstock.shared.clients.group.requests`).
+
+The listener is called only while a poll waits for it (`listening`), so never beside the code that processes records.
+Until then the step is due, and the poll returns no records. A call that has begun runs to its end, also if the poll
+that waits for it is cancelled; the next poll waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from penstock.shared.clients.connection import Connection
+from penstock.shared.clients.consumer.group_protocol import PROTOCOL_TYPE
+from penstock.shared.clients.consumer.group_state import GroupState
+from penstock.shared.clients.consumer.group_steps import Complete, Gather, Leave, Lose, Revoke, Step
+from penstock.shared.clients.group.member_states import MemberState
+from penstock.shared.clients.group.requests import GroupRequests
+from penstock.shared.clients.group.steps import NO_GENERATION, Join, Sync, Wait
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import IllegalState, PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import TopicPartition
+
+log = get_logger(__name__)
+
+JOIN_END_MS = 2_000
+"""How long a close waits for a join under way: the answers take two round trips once all members have joined."""
+
+
+class Rebalances(Protocol):
+    """Who is told of a rebalance, and awaited. Nothing may be raised."""
+
+    async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
+        """These go; where they are not lost they are still ours until this returns."""
+
+    async def on_assigned(self, assigned: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
+        """All that is ours now, and what of it is new."""
+
+
+class ConsumerCoordinator:
+    """One member's place in its group, over an open connection."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        state: GroupState,
+        rebalances: Rebalances,
+        clock: Clock,
+        *,
+        idle_ms: Callable[[], float],
+        on_news: Callable[[], None],
+        before_step: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self.state = state
+        self._rebalances = rebalances
+        self._clock = clock
+        self._requests = GroupRequests(
+            connection,
+            state,
+            clock,
+            protocol_type=PROTOCOL_TYPE,
+            rebalance_timeout_ms=state.config.max_poll_interval_ms,
+            on_heartbeat=self._after_heartbeat,
+        )
+        self._idle_ms = idle_ms
+        self._on_news = on_news
+        self._before_step = before_step
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._calling = False
+        self._stopping = False
+        self._listener_due = False
+        self._listening = 0
+        self._settled = asyncio.Event()
+        self._leaving: asyncio.Task[None] | None = None
+        self._broken: BaseException | None = None
+        self._began_ms: int | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self.gone_because = ""
+        """Why the place in the group was lost, where that is this process's own doing; until there is a new one."""
+
+    def __repr__(self) -> str:
+        return f"<ConsumerCoordinator {self.state}>"
+
+    def start(self) -> None:
+        """Take part in the group, as soon as there are topics."""
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._main_loop()), asyncio.create_task(self._requests.heartbeats())]
+            self._watch_loop(self._clock.monotonic_ms())
+
+    def wake(self) -> None:
+        """Something changed: look at once at what is to be done."""
+        self._wake.set()
+
+    def check_errors(self) -> None:
+        """Raise what keeps the member out of the group."""
+        if self._broken is not None:
+            raise self._broken
+        error = self.state.take_error()
+        if error is not None:
+            self.wake()
+            raise error
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """A block in which the listener may be called: the caller processes no records."""
+        self._listening += 1
+        if self._listener_due:
+            self.wake()
+        try:
+            yield
+        finally:
+            self._listening -= 1
+
+    @property
+    def is_listener_due(self) -> bool:
+        """Whether the listener is to be called, or is being called, before anything else is handed out."""
+        is_due = self._listener_due or self.state.is_forgotten
+        return is_due and not self._stopping and self._broken is None
+
+    async def call_listener(self) -> None:
+        """Let the listener be called, and wait until that is done."""
+        while self.is_listener_due:
+            self._settled.clear()
+            with self.listening():
+                await self._settled.wait()
+
+    def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
+        """Who is told so of a commit need not wait for the next heartbeat: the place is lost."""
+        self.state.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
+        self.wake()
+
+    def leave_if_overdue(self) -> None:
+        """Leave where nobody has polled for `max_poll_interval_ms`: blocking code keeps the loop from noticing."""
+        if not self._calling and (step := self.state.leave_if_idle(self._idle_ms())) is not None:
+            self._leave(step)
+            self.wake()
+
+    @property
+    def rebalance_ms(self) -> float:
+        """How long the rebalance has taken that goes on now."""
+        return 0.0 if self._began_ms is None else float(self._clock.monotonic_ms() - self._began_ms)
+
+    async def stop_joining(self, timeout_ms: float) -> None:
+        """Take no further step; a listener's call that is under way has so long to end.
+
+        A cooperative member's join under way is waited for too, for JOIN_END_MS at most: until its sync is answered the
+        group may refuse commits, and the last one is still to come. A group that has not answered the join by then
+        still waits for others, and takes commits of the generation before.
+        """
+        self._stopping = True
+        self.wake()
+        for task in self._tasks[:1]:
+            if self._calling:
+                await asyncio.wait([task], timeout=timeout_ms / 1000)
+            elif self._ends_join:
+                await asyncio.wait([task], timeout=min(timeout_ms, JOIN_END_MS) / 1000)
+            await _cancel(task)
+
+    @property
+    def _ends_join(self) -> bool:
+        return self.state.is_owner and self.state.state in (MemberState.JOINING, MemberState.SYNCING)
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether the member owns partitions and takes part in the group's rebalances."""
+        return self.state.is_owner and not self._stopping
+
+    async def close(self) -> None:
+        """Leave the group, unless the member is static: its place is kept until its session is over."""
+        if self._watch is not None:
+            self._watch.cancel()
+        for task in self._tasks:
+            await _cancel(task)
+        await self._requests.leave(self.state.leave())
+        if self._leaving is not None:
+            await asyncio.wait([self._leaving])
+
+    async def run_once(self) -> None:
+        """One step."""
+        self._wake.clear()
+        self._before_step()
+        step = self.state.next_step(self._clock.monotonic_ms(), self._idle_ms())
+        try:
+            await self._do(step)
+        except PenstockError as e:
+            self._requests.failed(step, e)
+            self.state.on_failure(e, self._clock.monotonic_ms())
+        else:
+            self._requests.succeeded(step)
+        self._follow_up()
+
+    async def _do(self, step: Step) -> None:
+        if self._began_ms is None and isinstance(step, Join | Revoke):
+            self._began_ms = self._clock.monotonic_ms()
+        self._set_listener_due(isinstance(step, Revoke | Lose | Complete))
+        if self._listener_due and not self._listening:
+            # A poll wakes this. One that is overdue has nothing more to miss: the member has left, or failed.
+            left_ms = self.state.config.max_poll_interval_ms - self._idle_ms()
+            await self._wait(left_ms if left_ms > 0 else None)
+            return
+        match step:
+            case Wait(ms):
+                await self._wait(ms)
+            case Revoke(partitions) | Lose(partitions):
+                await self._call(self._rebalances.on_revoked(partitions, lost=isinstance(step, Lose)))
+                self.state.on_revoked(partitions)
+            case Complete(assigned, added):
+                self.state.adopt()
+                self._requests.follow_up()
+                await self._call(self._rebalances.on_assigned(assigned, added))
+                self.state.on_completed()
+                self._began_ms, self.gone_because = None, ""
+            case Join():
+                self.state.on_join(await self._requests.join(step), self._clock.monotonic_ms())
+            case Gather(topics):
+                self.state.on_gathered(await self._partitions(topics))
+            case Sync():
+                self.state.on_sync(await self._requests.sync(step), self._clock.monotonic_ms())
+            case Leave():
+                self._leave(step)
+
+    async def _wait(self, ms: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if ms is None else ms / 1000):
+                await self._wake.wait()
+
+    def _set_listener_due(self, is_due: bool) -> None:
+        """Polls that wait are woken: by a step that is due to have it called, by others to look again."""
+        if is_due or self._listener_due:
+            self._on_news()
+        self._listener_due = is_due
+        self._settled.set()
+
+    def _leave(self, step: Leave) -> None:
+        """LeaveGroup is sent beside the steps: no poll waits for its answer, and a close that comes next sends it."""
+        what = "left the group" if step.member_id else "gave up its place, which is kept for a session"
+        limit_ms = self.state.config.max_poll_interval_ms
+        self.gone_because = f"{what}: no poll within max_poll_interval_ms={limit_ms}"
+        log.error(self.gone_because, **self._requests.fields())
+        if step.member_id:
+            self._leaving = asyncio.create_task(self._requests.leave(step.member_id))
+
+    async def _call(self, call: Any) -> None:
+        self._calling = True
+        try:
+            await call
+        finally:
+            self._calling = False
+
+    async def _partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions the topics have that exist, from fresh metadata."""
+        for topic in topics:
+            self._connection.watch(topic)
+        await self._connection.refresh_metadata()
+        return self.known_partitions(topics)
+
+    def known_partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions these topics have, without those that are not known."""
+        return {topic: len(known) for topic in topics if (known := self._connection.partitions(topic)) is not None}
+
+    async def _main_loop(self) -> None:
+        try:
+            while not self._stopping or self._ends_join:
+                await self.run_once()
+        except asyncio.CancelledError as e:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            log.error("group membership broke", **self._requests.fields(), reason="cancelled from within")
+            self._broken = IllegalState(f"{self.state.where()}: cancelled from within: {e}")
+            self._on_news()
+        except Exception as e:
+            log.exception("group membership broke", **self._requests.fields())
+            self._broken = e
+            self._on_news()
+        finally:
+            self._settled.set()
+
+    def _watch_loop(self, due_ms: float) -> None:
+        """Code that does not await holds up heartbeats as well: say so before the group does."""
+        config, now_ms = self.state.config, self._clock.monotonic_ms()
+        if (late_ms := now_ms - due_ms) > config.session_timeout_ms / 2:
+            self.gone_because = f"the event loop was held up for {late_ms:.0f} ms, in which no heartbeat was sent"
+            log.error(self.gone_because, **self._requests.fields())
+        wait_ms = config.heartbeat_interval_ms
+        self._watch = asyncio.get_running_loop().call_later(wait_ms / 1000, self._watch_loop, now_ms + wait_ms)
+
+    def _after_heartbeat(self, all_is_well: bool) -> None:
+        if all_is_well and self.state.generation != NO_GENERATION:  # and not the answer for a member that has left
+            self.gone_because = ""
+            return
+        if self.state.error is not None:
+            self._on_news()
+        self.wake()
+
+    def _follow_up(self) -> None:
+        self._requests.follow_up()
+        if self.state.error is not None:
+            self._on_news()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

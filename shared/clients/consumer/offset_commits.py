@@ -1,0 +1,416 @@
+"""Commits offsets: sends the OffsetCommit requests that the commit sequence wants, one at a time.
+
+A request carries generation, member and instance id. A response is judged partition by partition. A stored partition is
+done. A partition that the coordinator rejects (its topic was deleted, the metadata is too long) is retried for
+REFUSED_RETRY_MS if the error is retriable, and then given up by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from penstock.shared.clients.connection import Connection, error_for_code, wire
+from penstock.shared.clients.connection.errors import codes_of
+from penstock.shared.clients.consumer.commit_sequence import Commit, CommitSequence
+from penstock.shared.clients.consumer.metrics import ConsumerMetrics
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import (
+    BrokerNotAvailable,
+    CommitFailed,
+    CoordinatorNotAvailable,
+    IllegalGeneration,
+    KafkaTimeout,
+    PenstockError,
+    RebalanceInProgress,
+    RetriableError,
+    UnknownMember,
+)
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+
+log = get_logger(__name__)
+
+OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | None], object]
+
+BACKOFF_MAX_MS = 1_000
+WAITING_MAX = 10_000
+"""Callbacks of asynchronous commits that wait for a response. While the coordinator is away, each commit adds one."""
+REFUSED_RETRY_MS = 5_000
+"""So long a partition is retried that the coordinator does not know: it may just have been created. After it was given
+up, its next commit is tried once."""
+OF_ONE_PARTITION = codes_of(
+    "UNKNOWN_TOPIC_OR_PARTITION",
+    "OFFSET_METADATA_TOO_LARGE",
+    "INVALID_COMMIT_OFFSET_SIZE",
+    "TOPIC_AUTHORIZATION_FAILED",
+)
+"""Codes that concern one partition and not the others."""
+
+
+class OffsetCommits:
+    """Commits a group's offsets for one member."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        member: Callable[[], GroupMetadata],
+        metrics: ConsumerMetrics,
+        clock: Clock,
+        *,
+        is_managed: Callable[[], bool],
+        require_stable: bool,
+        gone_because: Callable[[], str] = str,
+        is_owner: Callable[[], bool] = bool,
+        on_refused: Callable[[tuple[int, str], int], None] = lambda sent_as, code: None,
+        on_committed: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] = lambda offsets: None,
+    ) -> None:
+        """`gone_because` says why the member has lost its place, "" where it does not know; `is_owner` whether it is in
+        the group and owns partitions: a commit then waits for the end of a rebalance. `on_refused` is told of answers
+        that say otherwise: whose commit it was (generation and member id), and the code; `on_committed` of what the
+        coordinator has taken."""
+        self._connection = connection
+        self._member = member
+        self._metrics = metrics
+        self._clock = clock
+        self._is_managed = is_managed
+        self._require_stable = require_stable
+        self._gone_because = gone_because
+        self._is_owner = is_owner
+        self._on_refused = on_refused
+        self._on_committed = on_committed
+        self.sequence = CommitSequence()
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: list[tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit]] = []
+        self._changed = asyncio.Event()
+        self._last_error: PenstockError | None = None
+        self._refusal: PenstockError | None = None
+        """The last error, where trying again is of no use."""
+        self._refused_since: dict[TopicPartition, float] = {}
+        self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
+    ) -> None:
+        """Have offsets committed beside the caller; `callback(offsets, error)` is called once, None for success.
+
+        Where WAITING_MAX callbacks wait already, the oldest is told that its commit has no answer yet.
+        """
+        numbers = self.sequence.register(offsets)
+        if callback is not None:
+            self._waiting.append((dict(offsets), numbers, callback))
+            if len(self._waiting) > WAITING_MAX:
+                where = self._where(self._member())
+                error = CoordinatorNotAvailable(f"{where}: no answer yet, and {WAITING_MAX} later commits wait")
+                asyncio.get_running_loop().call_soon(self._tell, self._waiting.pop(0), error)
+        self._start()
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
+        """Commit and wait, pending ones before (or with) it; without offsets it waits for those alone.
+
+        Raises CommitFailed (IllegalGeneration, UnknownMember) and RebalanceInProgress at once, KafkaTimeout after
+        `timeout_ms`: the offsets may then still be committed. What is said of a partition alone (it does not exist, its
+        text is too long) is raised once the others are committed.
+        """
+        where = self._where(self._member())
+        numbers = self.sequence.register(offsets)
+        self._last_error = self._refusal = None
+        self._start()
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while not self._is_settled(numbers):
+                    if self.sequence.is_dropped(numbers):
+                        raise self._taken_away()
+                    if self._refusal is not None:
+                        raise self._refusal
+                    if self._task is None or self._task.done():
+                        self._start()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            last = f": {self._last_error}" if self._last_error else ""
+            raise KafkaTimeout(
+                f"OffsetCommit of {where}: not committed within {timeout_ms:.0f} ms{last}"
+            ) from self._last_error
+        for error in self._given_up_of(numbers).values():
+            raise error
+
+    def _is_settled(self, numbers: Mapping[TopicPartition, int]) -> bool:
+        if not numbers:
+            return self.sequence.is_drained
+        given_up = self._given_up_of(numbers)
+        return self.sequence.is_done({tp: number for tp, number in numbers.items() if tp not in given_up})
+
+    def _given_up_of(self, numbers: Mapping[TopicPartition, int]) -> dict[TopicPartition, PenstockError]:
+        """What of these was refused for good."""
+        return {tp: e for tp, (until, e) in self._given_up.items() if tp in numbers and numbers[tp] <= until}
+
+    async def drain(self, timeout_ms: float) -> None:
+        """Until nothing is pending, for at most `timeout_ms`; what fails is logged and left to the next generation."""
+        self._start()
+        try:
+            async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
+                while not self.sequence.is_drained and self._task is not None and not self._task.done():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("commits are pending", **self._fields(), waited_ms=round(timeout_ms))
+
+    def keep(self, partitions: Collection[TopicPartition]) -> None:
+        """Only these are ours now: their pending offsets go on under the new generation, others are dropped."""
+        dropped = self.sequence.keep(partitions)
+        if dropped:
+            log.warning(
+                "pending offsets dropped with their partitions", **self._fields(), partitions=sorted(map(str, dropped))
+            )
+        for entry in [w for w in self._waiting if not set(w[1]) <= set(partitions)]:
+            self._waiting.remove(entry)
+            self._tell(entry, self._taken_away())
+        self._changed.set()
+        self._start()
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last offsets of these that this member has committed since they were assigned to it."""
+        return self.sequence.committed(partitions)
+
+    def _taken_away(self) -> CommitFailed:
+        reason = self._gone_because() or "the partitions were taken away"
+        return CommitFailed(f"{self._where(self._member())}: not committed before: {reason}")
+
+    async def close(self) -> None:
+        """Stop; callbacks still waiting are told."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in (self._task, self._looking):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            self._tell(entry, CommitFailed(f"{self._where(self._member())}: closed before the commit succeeded"))
+
+    async def fetch(
+        self, partitions: Sequence[TopicPartition], timeout_ms: float
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed for partitions; those without a commit are missing."""
+        group_id = self._member().group_id
+        topics: dict[str, list[int]] = defaultdict(list)
+        for tp in partitions:
+            topics[tp.topic].append(tp.partition)
+        request = wire.OFFSET_FETCH(group_id, [(t, ps, {}) for t, ps in topics.items()], self._require_stable)
+        where = f"offsets of {self._where(self._member())}"
+
+        async def ask() -> dict[TopicPartition, OffsetAndMetadata]:
+            response = await self._connection.ask_coordinator("group", group_id, request, where)
+            found = {}
+            codes = [(response.error_code, where)]
+            for topic, rows, _ in response.topics:
+                for partition, offset, epoch, metadata, code, _ in rows:
+                    tp = TopicPartition(topic, partition)
+                    codes.append((code, f"{where}, {tp}"))
+                    if offset >= 0:
+                        found[tp] = OffsetAndMetadata(offset, metadata or "", epoch)
+            self._check(codes, group_id)
+            return found
+
+        return await self._connection.retrying(ask, where, timeout_ms)
+
+    def _start(self) -> None:
+        if (self._task is None or self._task.done()) and not self.sequence.is_drained:
+            self._task = asyncio.ensure_future(self._run())
+            self._task.add_done_callback(lambda _: self._changed.set())
+
+    async def _run(self) -> None:
+        """Send until nothing is wanted; ends where only a rebalance can help."""
+        backoff_ms = self._connection.settings.retry_backoff_ms
+        while (commit := self.sequence.next_commit(self._member().generation_id)) is not None:
+            error = await self._try(commit)
+            if error is None:
+                backoff_ms = self._connection.settings.retry_backoff_ms
+            elif self._is_of_before(commit):
+                continue  # what is still ours goes on under the new generation
+            elif not self._passing(error):
+                return
+            else:
+                await asyncio.sleep(backoff_ms / 1000)
+                backoff_ms = min(backoff_ms * 2, BACKOFF_MAX_MS)
+
+    async def _try(self, commit: Commit) -> PenstockError | None:
+        started_ms = self._clock.monotonic_ms()
+        error: PenstockError | None = None
+        lost = KafkaTimeout | BrokerNotAvailable
+        unsure: frozenset[TopicPartition] = frozenset()
+        try:
+            refused, error = await self._send(commit)
+        except PenstockError as e:
+            error = e
+            now_ms = self._clock.monotonic_ms()
+            self.sequence.on_failure(commit, fate_unknown=isinstance(e, lost), now_ms=now_ms)
+            self._failed(commit, e)
+        except BaseException:
+            self.sequence.on_failure(commit, fate_unknown=True, now_ms=self._clock.monotonic_ms())
+            raise
+        else:
+            unsure = self.sequence.on_success(commit, refused)
+            taken = commit.of(commit.numbers.keys() - refused.keys()).offsets
+            for tp in taken:
+                self._refused_since.pop(tp, None)
+                self._given_up.pop(tp, None)
+            if taken:
+                self._on_committed(taken)
+            if error is not None:
+                self._failed(commit.of(refused), error)
+            elif refused:
+                error = self._refused(commit, refused)
+            else:
+                self._metrics.committed(self._clock.monotonic_ms() - started_ms)
+        self._last_error = None if self._is_of_before(commit) else error
+        self._refusal = None if error is None or self._passing(error) else self._last_error
+        if unsure:
+            await self._read_back(unsure)
+        self._look_again()
+        for entry in [w for w in self._waiting if self.sequence.is_done(w[1])]:
+            self._waiting.remove(entry)
+            self._tell(entry, None)
+        self._changed.set()
+        return error
+
+    async def _read_back(self, partitions: frozenset[TopicPartition]) -> None:
+        asked_ms = self._clock.monotonic_ms()
+        try:
+            found = await self.fetch(sorted(partitions), self._connection.settings.request_timeout_ms)
+        except PenstockError as e:
+            log.warning("offsets could not be read back", **self._fields(), reason=str(e))
+        else:
+            self.sequence.on_read_back(found, partitions, asked_ms)
+
+    def _look_again(self) -> None:
+        """Read back once more when what has got no answer cannot land any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (at_ms := self.sequence.read_back_at_ms()) is not None:
+            wait_ms = max(float(self._connection.settings.retry_backoff_ms), at_ms - self._clock.monotonic_ms())
+            self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._look)
+
+    def _look(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._read_back_late())
+
+    async def _read_back_late(self) -> None:
+        if partitions := self.sequence.to_read_back(self._clock.monotonic_ms()):
+            await self._read_back(partitions)
+        self._start()
+        self._look_again()
+
+    def _refused(self, commit: Commit, refused: Mapping[TopicPartition, PenstockError]) -> PenstockError | None:
+        """Give up what will not pass; gives the error for which the rest is tried again."""
+        self._metrics.commit_failed()
+        now_ms, again = self._clock.monotonic_ms(), None
+        for tp, error in refused.items():
+            log.warning("commit refused", **self._fields(), error=type(error).__name__, reason=str(error))
+            since_ms = self._refused_since.setdefault(tp, now_ms)
+            if self._passing(error) and now_ms - since_ms < REFUSED_RETRY_MS:
+                again = error
+                continue
+            number = commit.numbers[tp]
+            self.sequence.give_up(commit.of([tp]))
+            self._given_up[tp] = number, error
+            for entry in [w for w in self._waiting if tp in w[1] and w[1][tp] <= number]:
+                self._waiting.remove(entry)
+                self._tell(entry, error)
+        return again
+
+    def _failed(self, commit: Commit, error: PenstockError) -> None:
+        self._metrics.commit_failed()
+        log.warning("commit failed", **self._fields(), error=type(error).__name__, reason=str(error))
+        waits_for_rebalance = isinstance(error, RebalanceInProgress | CommitFailed)
+        if not self._passing(error) and not waits_for_rebalance:
+            self.sequence.give_up(commit)
+        if not self._passing(error) and not self._is_of_before(commit):
+            # Sooner or later the offsets may be committed after all; the callback is told of this try.
+            for entry in [w for w in self._waiting if set(w[1]) <= set(commit.numbers)]:
+                self._waiting.remove(entry)
+                self._tell(entry, error)
+
+    async def _send(self, commit: Commit) -> tuple[dict[TopicPartition, PenstockError], PenstockError | None]:
+        """What was refused of each partition, and the first refusal that is the whole group's."""
+        member = self._member()
+        if member.generation_id < 0 and self._is_managed():
+            # The broker would take it for a commit by hand, as long as the group is empty.
+            raise UnknownMember(f"{self._where(member)}: not assigned anything by the group yet")
+        if commit.generation != member.generation_id:
+            raise IllegalGeneration(f"{self._where(member)}: the commit belongs to generation {commit.generation}")
+        topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
+        for tp, (offset, metadata, epoch) in commit.offsets.items():
+            topics[tp.topic].append((tp.partition, offset, epoch, metadata))
+        # Without a member id it is a commit by hand, which is nobody's in the group.
+        instance_id = member.group_instance_id if member.member_id else None
+        request = wire.OFFSET_COMMIT(
+            member.group_id, member.generation_id, member.member_id, instance_id, list(topics.items())
+        )
+        where = f"OffsetCommit of {self._where(member)}"
+        response = await self._connection.ask_coordinator("group", member.group_id, request, where)
+        refused: dict[TopicPartition, PenstockError] = {}
+        of_group: PenstockError | None = None
+        for topic, rows in response.topics:
+            for partition, code in rows:
+                if code:
+                    tp = TopicPartition(topic, partition)
+                    refused[tp] = error = self._error(code, f"{where}, {tp}", member.group_id)
+                    if isinstance(error, CommitFailed):
+                        self._on_refused((member.generation_id, member.member_id), code)
+                    of_group = of_group or (None if code in OF_ONE_PARTITION else error)
+        return refused, of_group
+
+    def _check(self, codes: list[tuple[int, str]], group_id: str) -> None:
+        for code, where in codes:
+            if code:
+                raise self._error(code, where, group_id)
+
+    def _error(self, code: int, where: str, group_id: str) -> PenstockError:
+        error = error_for_code(code, where)
+        if isinstance(error, CommitFailed) and (reason := self._gone_because()):
+            error = type(error)(f"{error}: {reason}")
+        if isinstance(error, CoordinatorNotAvailable):
+            self._connection.forget_coordinator("group", group_id)
+        return error
+
+    def _is_of_before(self, commit: Commit) -> bool:
+        """Whether the group has assigned anew since it was sent: an error is that generation's then."""
+        return commit.generation != self._member().generation_id
+
+    def _passing(self, error: PenstockError) -> bool:
+        if isinstance(error, RebalanceInProgress | IllegalGeneration):
+            return self._is_owner()
+        return isinstance(error, RetriableError)
+
+    def _tell(
+        self,
+        entry: tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int], OnCommit],
+        error: Exception | None,
+    ) -> None:
+        offsets, _, callback = entry
+        try:
+            callback(offsets, error)
+        except Exception:
+            log.exception("commit callback failed", **self._fields())
+
+    def _fields(self) -> dict[str, object]:
+        member = self._member()
+        return {
+            "client_id": self._connection.client_id,
+            "group_id": member.group_id,
+            "generation": member.generation_id,
+            "member_id": member.member_id,
+        }
+
+    def _where(self, member: GroupMetadata) -> str:
+        instance = f", instance {member.group_instance_id}" if member.group_instance_id else ""
+        return (
+            f"client {self._connection.client_id}, group {member.group_id}, generation {member.generation_id}, "
+            f"member {member.member_id}{instance}"
+        )

@@ -1,0 +1,318 @@
+"""How a batch ends: it is acknowledged, retried, split, or failed. Values in, values out; no I/O.
+
+A response completes a batch, puts it back into its partition's queue with a backoff of its own, or fails it.
+`delivery_timeout_ms` fails a batch wherever it is. The memory of a batch is released once nobody can read it any more:
+for a batch in flight, when its request is over.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+
+from penstock.shared.clients.connection import ProduceAnswer, SealedBatch, error_for_code
+from penstock.shared.clients.connection.errors import CODE_OF, DUPLICATE_SEQUENCE_NUMBER, MAYBE_APPENDED, codes_of
+from penstock.shared.clients.producer.batch import NO_STATE, Batch, BatchState, ProducerState
+from penstock.shared.clients.producer.buffer_pool import BufferPool
+from penstock.shared.clients.producer.metrics import ProducerMetrics
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.clients.producer.transaction_manager import (
+    SequenceLedger,
+    Transaction,
+    TxnState,
+    fenced_by,
+    is_fatal,
+)
+from penstock.shared.common.errors import (
+    BrokerNotAvailable,
+    CorruptRecord,
+    DeliveryTimeout,
+    NotLeaderOrFollower,
+    OutOfOrderSequence,
+    PenstockError,
+    ProducerFenced,
+    RetriableError,
+    SendCancelled,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from penstock.shared.common.log import get_logger
+
+log = get_logger(__name__)
+
+STALE_METADATA = (NotLeaderOrFollower, UnknownTopicOrPartition, BrokerNotAvailable)
+MESSAGE_TOO_LARGE = CODE_OF["MESSAGE_TOO_LARGE"]
+FENCED = codes_of("INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED")
+ENDS_TRANSACTION_ALONE = codes_of(
+    "TOPIC_AUTHORIZATION_FAILED",
+    "OUT_OF_ORDER_SEQUENCE_NUMBER",
+    "INVALID_PRODUCER_EPOCH",
+    "INVALID_TXN_STATE",
+    "INVALID_PRODUCER_ID_MAPPING",
+    "UNKNOWN_PRODUCER_ID",
+)
+"""Codes after which the transaction must be aborted and the producer can go on: a missing permission for the topic, and
+epochs, sequences and transaction states that a new epoch corrects (KIP-360). INVALID_PRODUCER_EPOCH is also the answer
+after the coordinator has timed the transaction out. The abort requests the next epoch, which shows whether a newer
+producer exists."""
+RETRY_BACKOFF_JITTER = 0.2
+
+
+class BatchCompletion:
+    """Applies responses and the passing of time to the accumulator, the sequence ledger and the buffer pool."""
+
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        memory: BufferPool,
+        settings: ProducerSettings,
+        transaction: Transaction | None,
+        metrics: ProducerMetrics,
+        retry_backoff_ms: int,
+    ) -> None:
+        self._accumulator = accumulator
+        self._memory = memory
+        self._settings = settings
+        self._transaction = transaction
+        self._metrics = metrics
+        self._retry_backoff_ms = retry_backoff_ms
+        self._random = random.Random()  # noqa: S311 - spreads retries, protects nothing
+        self.ledger = SequenceLedger()
+        self.metadata_is_stale = False
+        accumulator.on_taken_back = None if transaction is None else self._taken_back
+
+    def __repr__(self) -> str:
+        return f"<BatchCompletion {self.ledger!r}>"
+
+    def settle(self) -> None:
+        """Settle the sequence numbers of partitions that nothing is out of; afterwards the ledger may not be ready.
+
+        It is a step of its own before draining: a bump between two batches of one drain would part what they were
+        drained under from what they are sent under.
+        """
+        ledger = self.ledger
+        for tp in ledger.troubled():
+            queue, gap = self._accumulator.queue(tp), ledger.has_gap(tp)
+            if queue.out or (not gap and queue.queued and queue.queued[0].sequenced):
+                continue
+            epoch = ledger.epoch
+            ledger.settle(tp)
+            if ledger.epoch != epoch:
+                log.warning("new epoch: a batch is lost", topic_partition=str(tp), epoch=ledger.epoch, gap=gap)
+            if gap:
+                self._accumulator.renumber(tp)
+
+    def may_send(self, queue: PartitionQueue) -> bool:
+        """Whether a partition's first batch may go out now."""
+        if self._transaction is not None and self._transaction.muted(queue.tp):
+            return False
+        if not self._settings.enable_idempotence:
+            return True
+        if queue.queued[0].sequenced:
+            return not self.ledger.has_gap(queue.tp)
+        return self.ledger.may_assign(queue.tp)
+
+    def waiting(self, queue: PartitionQueue) -> bool:
+        """Whether a partition waits for something other than time."""
+        if self._transaction is not None and self._transaction.muted(queue.tp):
+            return True
+        return bool(queue.out) and self.ledger.is_troubled(queue.tp)
+
+    def sent(self, batch: Batch, now_ms: int) -> SealedBatch:
+        """The bytes of a batch that was drained, for its next try."""
+        if batch.attempts == 0:
+            self._metrics.drained(now_ms - batch.created_ms)
+        batch.attempts += 1
+        batch.sent_ms = now_ms
+        return batch.data(self._stamp(batch))
+
+    def _stamp(self, batch: Batch) -> ProducerState:
+        if not self._settings.enable_idempotence:
+            return NO_STATE
+        return batch.producer_state if batch.sequenced else self.ledger.assign(batch.tp, batch.count)
+
+    def answered(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
+        """The broker answered: the batch is no longer out."""
+        self._accumulator.landed(batch)
+        code = answer.error_code
+        if code in (0, DUPLICATE_SEQUENCE_NUMBER):
+            self._acknowledged(batch, answer, now_ms)
+            return
+        batch.fate_unknown |= code in MAYBE_APPENDED
+        detail = answer.detail or None
+        if code in FENCED and self._transaction is not None:
+            detail = fenced_by(self._settings.transaction_timeout_ms)
+        error = error_for_code(code, f"{batch.tp}", detail)
+        if isinstance(error, STALE_METADATA):
+            self.metadata_is_stale = True
+        if self._is_over(batch):
+            return
+        if code == MESSAGE_TOO_LARGE and batch.count > 1 and not self._transaction_is_lost():
+            self._metrics.split(batch.tp.topic)
+            log.info("a batch is too large for the broker: split", topic_partition=str(batch.tp), records=batch.count)
+            self._accumulator.replace(batch, batch.split(), now_ms)
+            return
+        if isinstance(error, OutOfOrderSequence | ProducerFenced) and batch.sequenced:
+            # The broker rejected the sequence number or epoch (KIP-98): the batch is not in the log, whatever became of
+            # earlier attempts.
+            batch.fate_unknown = False
+            pending = self._accumulator.queue(batch.tp).earlier_pending(batch)
+            if self._transaction is None and not pending:
+                self.ledger.gap_shown(batch.tp)
+            if self._transaction is None or (pending and isinstance(error, OutOfOrderSequence)):
+                error = NotLeaderOrFollower(str(error))
+        self._refused(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
+
+    def unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
+        """The request failed in flight: the batch may be in the log or not. It is no longer out."""
+        self._accumulator.landed(batch)
+        batch.fate_unknown = True
+        if isinstance(error, STALE_METADATA):
+            self.metadata_is_stale = True
+        if not self._is_over(batch):
+            self._refused(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
+
+    def unsent(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
+        """The request never left; the batch is no longer out."""
+        self._accumulator.landed(batch)
+        if not self._is_over(batch):
+            self._refused(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
+
+    def expire(self, now_ms: int) -> None:
+        """Give up every batch that is older than `delivery_timeout_ms`."""
+        for batch in self._accumulator.expire(now_ms):
+            if batch.state is BatchState.DONE:
+                continue  # the end of an earlier one ended its transaction, and so this one
+            out = self._accumulator.is_out(batch)
+            fate = "it may still be written" if out or batch.fate_unknown else "it was not written"
+            last = f", last error: {batch.last_error}" if batch.last_error else ""
+            why = f", {batch.held_up_by}" if batch.held_up_by else ""
+            error = DeliveryTimeout(
+                f"{batch.tp}: not acknowledged within "
+                f"delivery_timeout_ms={self._settings.delivery_timeout_ms}; {fate}{last}{why}"
+            )
+            self.fail(batch, error)
+            if self._transaction is not None:
+                self.fail_transaction(error)
+
+    def fail_transaction(self, error: PenstockError) -> None:
+        """Fail the transaction and drop what it still has queued: it can no longer be committed."""
+        assert self._transaction is not None
+        self._transaction.fail(error)
+        fatal = is_fatal(error)
+        where = f"transactional id {self._transaction.transactional_id}"
+        self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
+
+    def _taken_back(self, error: SendCancelled) -> None:
+        """Fail the transaction after records were taken back: a commit would leave them out silently."""
+        assert self._transaction is not None
+        if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
+            self.fail_transaction(error)
+
+    def fail_all(self, error: PenstockError, *, out: bool) -> int:
+        """End what is queued, and with `out` also what is in a request; gives how many batches."""
+        batches = self._accumulator.take_all(out=out)
+        for batch in batches:
+            if batch.state is not BatchState.DONE:  # a callback of an earlier one may have ended it
+                self.fail(batch, error)
+        return len(batches)
+
+    def emptied(self, batch: Batch) -> None:
+        """Every record of a batch was taken back before it was sent."""
+        batch.fail(batch.cancelled_error())
+        self._done(batch)
+
+    def fail(self, batch: Batch, error: PenstockError) -> None:
+        """End a batch with an error and call its callbacks."""
+        if batch.sequenced and not self._accumulator.is_out(batch):
+            self._given_up(batch)
+        if batch.removed and not batch.sequenced and batch.state is BatchState.OPEN:
+            batch.without_removed()
+        maybe_written = batch.fate_unknown or self._accumulator.is_out(batch)
+        if error.maybe_written is not maybe_written:
+            error = copy.copy(error)  # one error may end several batches, each with its own fate
+            error.maybe_written = maybe_written
+        log.warning(
+            "records given up",
+            topic_partition=str(batch.tp),
+            records=batch.count,
+            maybe_written=maybe_written,
+            reason=str(error),
+        )
+        batch.fail(error)
+        self._metrics.failed(batch.tp.topic, batch.count)
+        self._done(batch)
+
+    def _acknowledged(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
+        queue = self._accumulator.queue(batch.tp)
+        queue.batches_at_ack = queue.batches
+        if batch.sequenced:
+            self.ledger.acknowledged(batch.tp, batch.producer_state, batch.count)
+        if batch.state is BatchState.DONE:
+            self._release(batch)
+            log.warning(
+                "a batch was written after its delivery timeout",
+                topic_partition=str(batch.tp),
+                offset=answer.base_offset,
+            )
+            return
+        batch.complete(answer.base_offset, answer.log_append_time)
+        self._metrics.acknowledged(batch.tp.topic, batch.count, batch.size(), now_ms - batch.created_ms)
+        self._done(batch)
+
+    def _is_over(self, batch: Batch) -> bool:
+        """Whether the batch was given up while its request was out."""
+        if batch.state is not BatchState.DONE:
+            return False
+        self._release(batch)
+        if batch.sequenced:
+            self._given_up(batch)
+        return True
+
+    def _refused(self, batch: Batch, error: PenstockError, now_ms: int, *, alone: bool = False) -> None:
+        passing = isinstance(error, RetriableError | CorruptRecord)
+        if passing and batch.attempts - batch.splits <= self._settings.retries and not self._transaction_is_lost():
+            self._metrics.retried(batch.tp.topic, batch.count)
+            log.info("retrying", topic_partition=str(batch.tp), attempt=batch.attempts, reason=str(error))
+            batch.last_error = error
+            self._accumulator.reenqueue(batch, now_ms + self._backoff_ms(batch.attempts))
+            return
+        error.abortable |= alone
+        self.fail(batch, error)
+        if self._transaction is not None:
+            self._transaction.epoch_is_spent |= alone
+            self.fail_transaction(error)
+
+    def _given_up(self, batch: Batch) -> None:
+        if self._transaction is not None:
+            # Only the coordinator grants epochs here (KIP-360): aborting the transaction requests one.
+            self._transaction.epoch_is_spent |= batch.fate_unknown
+            self.ledger.given_up(batch.tp, lost=False)
+        else:
+            self.ledger.given_up(batch.tp, lost=batch.fate_unknown)
+
+    def _transaction_is_lost(self) -> bool:
+        return self._transaction is not None and self._transaction.state not in (
+            TxnState.IN_TRANSACTION,
+            TxnState.COMMITTING,
+        )
+
+    def _backoff_ms(self, attempts: int) -> int:
+        backoff_ms = min(self._retry_backoff_ms << min(attempts - 1, 16), self._settings.retry_backoff_max_ms)
+        return round(backoff_ms * self._random.uniform(1 - RETRY_BACKOFF_JITTER, 1 + RETRY_BACKOFF_JITTER))
+
+    def _release(self, batch: Batch) -> None:
+        self._accumulator.freed(batch)
+        self._memory.release(batch.memory)
+
+    def _done(self, batch: Batch) -> None:
+        self._accumulator.forget(batch)
+        if not self._accumulator.is_out(batch):
+            self._release(batch)
+        callbacks, batch.callbacks = batch.callbacks, []
+        for callback in callbacks:
+            if batch.error is None:
+                callback.tell(batch.metadata(*callback[:-1]), None)
+            else:
+                callback.tell(None, batch.error)

@@ -1,0 +1,209 @@
+"""The bytes that records may hold until they are acknowledged (Java: `BufferPool`), and who may have them.
+
+`BufferPool` hands out `buffer_memory` bytes in the order of the requests.
+
+`HeldUpShare` bounds the partitions that make no progress: together they may use at most half of the buffer. The other
+half goes round among the partitions that do, so that one bad partition, several, or a dead node cannot stop them before
+the good partitions hold half of the buffer. A partition whose leader is known to be unreachable counts before it holds
+anything, so that a dead node with a thousand partitions does not get a batch for each. A send to a partition that makes
+no progress waits here while those partitions are over their share. Waiting sends are served in the order they came,
+except that a partition that makes progress again does not wait for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from penstock.shared.clients.producer.record_accumulator import PartitionQueue, RecordAccumulator
+from penstock.shared.common.errors import BufferExhausted, IllegalState
+from penstock.shared.common.records import TopicPartition
+
+HELD_UP_SHARE = 0.5
+"""The share of `buffer_memory` that all partitions without progress may use together."""
+
+
+class BufferPool:
+    """Hands out `size` bytes. A request that finds too few free bytes waits in a queue; no later one overtakes it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.available = size
+        self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._gathering = False
+        self.on_freed: Callable[[], None] | None = None
+        """Called after bytes were released and the waiting requests were served."""
+
+    def __repr__(self) -> str:
+        return f"<BufferPool {self.available} of {self.size} bytes free, {len(self._waiters)} waiting>"
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def try_acquire(self, size: int) -> bool:
+        """Take `size` bytes if they are free and nobody waits."""
+        if self._waiters or size > self.available:
+            return False
+        self.available -= size
+        return True
+
+    async def acquire(self, size: int, timeout_ms: float) -> None:
+        """Take `size` bytes; BufferExhausted once `timeout_ms` has passed."""
+        if self.try_acquire(size):
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (future, size)
+        self._waiters.append(entry)
+        try:
+            async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
+                await future
+        except BaseException as e:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self.release(size)  # granted in the very moment the waiter was given up
+            elif entry in self._waiters:
+                self._waiters.remove(entry)
+                self._grant()
+            if isinstance(e, TimeoutError):
+                raise BufferExhausted(
+                    f"no {size} of buffer_memory={self.size} bytes became free within max_block_ms "
+                    f"({self.available} free, {len(self._waiters)} more waiting)"
+                ) from None
+            raise
+
+    def release(self, size: int) -> None:
+        """Give bytes back; the longest waiting are served first."""
+        self.available += size
+        assert self.available <= self.size, "more bytes given back than taken"
+        self._grant()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Serve the waiters once at the end of the block, with all that was given back in it."""
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+            self._grant()
+
+    def close(self) -> None:
+        """Fail whoever waits with IllegalState."""
+        while self._waiters:
+            future, _ = self._waiters.popleft()
+            if not future.done():
+                future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
+
+    def _grant(self) -> None:
+        if self._gathering:
+            return
+        while self._waiters:
+            future, size = self._waiters[0]
+            if not future.done():
+                if size > self.available:
+                    break
+                self.available -= size
+                future.set_result(None)
+            self._waiters.popleft()
+        if self.on_freed is not None:
+            self.on_freed()
+
+
+class _Waiter(NamedTuple):
+    future: asyncio.Future[None]
+    queue: PartitionQueue
+    size: int
+
+
+class HeldUpShare:
+    """Makes sends wait while partitions without progress have their share. A single partition has no such limit."""
+
+    def __init__(
+        self,
+        accumulator: RecordAccumulator,
+        memory: BufferPool,
+        now_ms: Callable[[], int],
+        is_away: Callable[[TopicPartition], bool] = lambda tp: False,
+    ) -> None:
+        """`is_away` tells whether the leader of a partition is unreachable: it counts before it holds anything."""
+        self._accumulator = accumulator
+        self._memory = memory
+        self._now_ms = now_ms
+        self._is_away = is_away
+        self._limit = int(memory.size * HELD_UP_SHARE)
+        self._waiters: deque[_Waiter] = deque()
+        self._granted = 0
+        memory.on_freed = self._serve
+
+    def __repr__(self) -> str:
+        held = self._accumulator.held_up_bytes(self._now_ms())
+        return f"<HeldUpShare {held} of {self._limit} bytes, {len(self._waiters)} waiting>"
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiters)
+
+    def must_wait(self, queue: PartitionQueue, size: int) -> bool:
+        """Whether a request for `size` more bytes of a partition must wait."""
+        if self._accumulator.partitions == 1 or not (queue.held or self._is_away(queue.tp)):
+            return False
+        if any(waiter.queue is queue for waiter in self._waiters):
+            return True  # no request overtakes another
+        return self._is_over(queue, size, self._now_ms())
+
+    def _is_over(self, queue: PartitionQueue, size: int, now_ms: int) -> bool:
+        if self._memory.size - self._memory.available + self._granted + size <= self._limit:
+            return False  # even all partitions together are below the limit
+        if not (queue.is_held_up(now_ms) or self._is_away(queue.tp)):
+            return False
+        return self._accumulator.held_up_bytes(now_ms) + self._granted + size > self._limit
+
+    async def wait(self, queue: PartitionQueue, size: int, timeout_ms: float) -> None:
+        """Wait until `size` bytes may be requested; raises BufferExhausted once `timeout_ms` has passed."""
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), queue, size)
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
+                await waiter.future
+        except BaseException as e:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif not waiter.future.cancelled() and waiter.future.exception() is None:
+                self._granted -= size
+                self._serve()
+            if not isinstance(e, TimeoutError):
+                raise
+            retried = queue.retried()
+            why = f": {retried.last_error}" if retried is not None and retried.last_error is not None else ""
+            raise BufferExhausted(
+                f"{queue.tp}: does not get on, and partitions that do not hold {HELD_UP_SHARE:.0%} of "
+                f"buffer_memory={self._memory.size}; nothing became free within max_block_ms{why}"
+            ) from None
+        self._granted -= size  # the caller requests it now
+
+    def close(self) -> None:
+        """Fail whoever waits with IllegalState."""
+        while self._waiters:
+            future = self._waiters.popleft().future
+            if not future.done():
+                future.set_exception(IllegalState("the producer was closed while a send waited for buffer memory"))
+
+    def _serve(self) -> None:
+        if not self._waiters:
+            return
+        now_ms, still = self._now_ms(), deque[_Waiter]()
+        passed_over: set[PartitionQueue] = set()
+        for waiter in self._waiters:
+            future, queue, size = waiter
+            if future.done():
+                continue
+            if queue in passed_over or self._is_over(queue, size, now_ms):
+                passed_over.add(queue)
+                still.append(waiter)
+            else:
+                self._granted += size
+                future.set_result(None)
+        self._waiters = still

@@ -1,0 +1,347 @@
+"""The record accumulator: a queue of batches for each partition, and the decision which are due.
+
+A partition's first batch is due when it is full (a second one is behind it), has lingered, is wanted by a flush, or
+when somebody waits for buffer memory; a batch that is tried again is due after its backoff, and goes alone: nothing of
+its partition is out beside it, so that the broker's answer to it is about it. What a partition waits for delays no
+other partition.
+
+Time comes in as `now_ms` of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from penstock.shared.clients.connection import compression_of
+from penstock.shared.clients.producer.batch import Batch, BatchState
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import SendCancelled
+from penstock.shared.common.records import TopicPartition
+
+OUT_PER_PARTITION_MAX = 5
+"""The broker remembers an idempotent producer's last five batches of a partition; more could not be told apart."""
+
+
+HELD_UP_MS = 100
+"""A partition whose oldest batch has waited for its node, or for an answer, for longer does not get on."""
+
+
+class PartitionQueue:
+    """One partition's batches: `queued` in the order of their records, `open` the last of them if it takes records,
+    `out` those in a request; `held` are the bytes of buffer memory that all of them hold.
+
+    `batches` counts all there ever were, `batches_at_ack` those at the time of the last acknowledgement.
+    """
+
+    __slots__ = (
+        "batches",
+        "batches_at_ack",
+        "held",
+        "in_flight_max",
+        "open",
+        "out",
+        "queued",
+        "ready_since_ms",
+        "tp",
+        "unreachable",
+    )
+
+    def __init__(self, tp: TopicPartition, in_flight_max: int) -> None:
+        self.tp = tp
+        self.in_flight_max = in_flight_max
+        self.queued: deque[Batch] = deque()
+        self.open: Batch | None = None
+        self.out: list[Batch] = []
+        self.ready_since_ms: int | None = None
+        self.unreachable = ""
+        """Why its first batch, which is due, cannot go."""
+        self.batches = 0
+        self.batches_at_ack = 0
+        self.held = 0
+
+    def __repr__(self) -> str:
+        return f"<PartitionQueue {self.tp}, {len(self.queued)} queued, {len(self.out)} out>"
+
+    def retried(self) -> Batch | None:
+        """The batch that keeps the partition from going on as it has to be sent again, if there is one."""
+        first = self.out[0] if self.out else self.queued[0] if self.queued else None
+        if first is None or first.state is BatchState.DONE:  # given up, and its request not over yet
+            return None
+        return first if first.attempts > (1 if self.out else 0) else None
+
+    def is_held_up(self, now_ms: int) -> bool:
+        """Whether the partition does not get on, as far as is known.
+
+        It is retried, its leader is out of reach or silent, or it has more batches than may be in flight, of which the
+        oldest was handed over after the last acknowledgement.
+        """
+        if self.unreachable or self.retried() is not None:
+            return True
+        if len(self.out) + len(self.queued) > self.in_flight_max:
+            oldest = self.out[0] if self.out else self.queued[0]
+            if oldest.order[0] >= self.batches_at_ack:
+                return True
+        if self.out and now_ms - self.out[0].sent_ms > HELD_UP_MS:
+            return True
+        return self.ready_since_ms is not None and now_ms - self.ready_since_ms > HELD_UP_MS
+
+    def earlier_pending(self, batch: Batch) -> bool:
+        """Whether a batch that got its number before this one still has its fate before it."""
+        return any(other.sequenced and other.order < batch.order for other in (*self.out, *self.queued))
+
+
+class Drained(NamedTuple):
+    """Batches by leader, topics of due batches that have no leader, and batches with nothing left in them."""
+
+    requests: dict[int, list[Batch]]
+    leaderless: set[str]
+    emptied: list[Batch]
+
+
+class RecordAccumulator:
+    """The queues of all partitions, and all batches that are not done (`incomplete`)."""
+
+    def __init__(self, settings: ProducerSettings) -> None:
+        self._settings = settings
+        self._compression = compression_of(settings.compression_type, settings.compression_level)
+        # Whatever fits into an open batch is not measured again, so a batch is never over the bound of a record.
+        self.batch_size = min(settings.batch_size, settings.max_request_size, settings.buffer_memory)
+        self._transactional = settings.transactional_id is not None
+        self._queues: dict[TopicPartition, PartitionQueue] = {}
+        self._active: dict[PartitionQueue, None] = {}
+        self.incomplete: dict[Batch, None] = {}
+        self.flushes = 0
+        self.on_taken_back: Callable[[SendCancelled], None] | None = None
+        self._in_flight_max = settings.max_in_flight_requests_per_connection
+        if settings.enable_idempotence:
+            self._in_flight_max = min(self._in_flight_max, OUT_PER_PARTITION_MAX)
+
+    def __repr__(self) -> str:
+        queued = sum(len(queue.queued) for queue in self._active)
+        out = sum(len(queue.out) for queue in self._queues.values())
+        return f"<RecordAccumulator {queued} batches queued, {out} out>"
+
+    def queue(self, tp: TopicPartition) -> PartitionQueue:
+        """A partition's queue, the same one until `drop`."""
+        queue = self._queues.get(tp)
+        if queue is None:
+            queue = self._queues[tp] = PartitionQueue(tp, self._in_flight_max)
+        return queue
+
+    def drop(self, topic: str) -> None:
+        """Forget the queues of a topic that is gone, as far as they are empty."""
+        for tp, queue in list(self._queues.items()):
+            if tp.topic == topic and not queue.held and not queue.queued and not queue.out:
+                del self._queues[tp]
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions the topics sent to so far have."""
+        return len(self._queues)
+
+    def open_batch(
+        self, queue: PartitionQueue, memory: int, now_ms: int, new_builder: Callable[..., Any] | None = None
+    ) -> Batch:
+        """A new batch at the end of a queue, to be filled by whoever asked; it holds `memory` bytes of the buffer.
+
+        For columns `new_builder` is ColumnBatchBuilder. What was open takes no more.
+        """
+        queue = self.queue(queue.tp)  # whoever asked may have waited, and the topic been dropped meanwhile
+        builder = new_builder and new_builder(memory, self.batch_size, transactional=self._transactional)
+        batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms, builder)
+        batch.memory, batch.on_taken_back = memory, self.on_taken_back
+        queue.held += memory
+        batch.order = (queue.batches, 0)
+        queue.batches += 1
+        queue.queued.append(batch)
+        queue.open = batch
+        self._active[queue] = None
+        self.incomplete[batch] = None
+        return batch
+
+    def freed(self, batch: Batch) -> None:
+        """The batch's memory was given back."""
+        self._queues[batch.tp].held -= batch.memory
+
+    def held_up_bytes(self, now_ms: int) -> int:
+        """What all partitions together hold that do not get on."""
+        return sum(queue.held for queue in self._queues.values() if queue.held and queue.is_held_up(now_ms))
+
+    def queued(self) -> Iterable[TopicPartition]:
+        """The partitions that have something queued."""
+        return [queue.tp for queue in self._active]
+
+    def queued_batches(self, tp: TopicPartition) -> int:
+        """How many batches a partition has queued."""
+        queue = self._queues.get(tp)
+        return len(queue.queued) if queue else 0
+
+    def drain(
+        self,
+        now_ms: int,
+        node_for: Callable[[TopicPartition], int | None],
+        usable: Callable[[int], bool],
+        reachable: Callable[[int], bool],
+        may_send: Callable[[PartitionQueue], bool],
+        hurry: bool,
+    ) -> Drained:
+        """One request for each node: its due batches, one of each partition.
+
+        `usable` says which nodes take another request, `reachable` which take any, `may_send` which partitions. One
+        node's batches share a request up to `max_request_size`; partitions take turns in being first, so that the bound
+        starves none. The batches given are marked as out. A retry does not wait for its backoff where a node leads by
+        now that has not had the batch yet; of nodes that point at each other each is asked once.
+        """
+        requests: dict[int, list[Batch]] = {}
+        sizes: dict[int, int] = {}
+        leaderless: set[str] = set()
+        emptied: list[Batch] = []
+        for queue in list(self._active):
+            batch = queue.queued[0]
+            if not self._due(queue, now_ms, hurry) and not _moved(batch, node_for):
+                continue
+            if not batch.attempts and len(batch.removed) == batch.count:
+                self._pop(queue)
+                batch.state = BatchState.OUT
+                emptied.append(batch)
+                continue
+            if not self._free(queue) or not may_send(queue):
+                continue
+            if queue.ready_since_ms is None:
+                queue.ready_since_ms = now_ms
+            node = node_for(queue.tp)
+            queue.unreachable = (
+                "no leader" if node is None else "" if reachable(node) else f"node {node} was not reached"
+            )
+            if node is None:
+                leaderless.add(queue.tp.topic)
+                continue
+            size = sizes.get(node, 0) + batch.size()
+            if not usable(node) or (node in requests and size > self._settings.max_request_size):
+                continue
+            self._pop(queue)
+            batch.state = BatchState.OUT
+            if node not in batch.nodes:
+                batch.nodes = (*batch.nodes, node)
+            if not batch.attempts:
+                batch.without_removed()
+            sizes[node] = size
+            queue.out.append(batch)
+            requests.setdefault(node, []).append(batch)
+        return Drained(requests, leaderless, emptied)
+
+    def _pop(self, queue: PartitionQueue) -> None:
+        batch = queue.queued.popleft()
+        if queue.open is batch:
+            queue.open = None
+        queue.ready_since_ms = None
+        del self._active[queue]
+        if queue.queued:
+            self._active[queue] = None
+
+    def landed(self, batch: Batch) -> None:
+        """The batch's request is over."""
+        self._queues[batch.tp].out.remove(batch)
+
+    def is_out(self, batch: Batch) -> bool:
+        """Whether a batch is in a request."""
+        queue = self._queues.get(batch.tp)
+        return queue is not None and batch in queue.out
+
+    def reenqueue(self, batch: Batch, retry_at_ms: int) -> None:
+        """Put a batch back into its partition's queue, where its records belong, to be sent from then on."""
+        batch.state = BatchState.QUEUED
+        batch.retry_at_ms = retry_at_ms
+        queue = self._queues[batch.tp]
+        at = 0
+        while at < len(queue.queued) and queue.queued[at].order < batch.order:
+            at += 1
+        queue.queued.insert(at, batch)
+        self._active[queue] = None
+
+    def replace(self, batch: Batch, parts: list[Batch], retry_at_ms: int) -> None:
+        """Queue a batch's parts in its place."""
+        self.incomplete = {  # kept in order of age
+            each: None for known in self.incomplete for each in (parts if known is batch else (known,))
+        }
+        for part in parts:
+            self.reenqueue(part, retry_at_ms)
+
+    def renumber(self, tp: TopicPartition) -> None:
+        """What a partition has queued loses its numbers."""
+        for batch in self._queues[tp].queued:
+            batch.forget_state()
+
+    def expire(self, now_ms: int) -> list[Batch]:
+        """The batches whose `delivery_timeout_ms` has passed, taken out of the queues; those that are out as well."""
+        oldest = now_ms - self._settings.delivery_timeout_ms
+        expired = []
+        for batch in self.incomplete:  # in order of age
+            if batch.created_ms > oldest:
+                break
+            expired.append(batch)
+        for batch in expired:
+            if not self.is_out(batch):
+                batch.held_up_by = self._queues[batch.tp].unreachable
+        for batch in expired:
+            self._unqueue(batch)
+        return expired
+
+    def _unqueue(self, batch: Batch) -> None:
+        queue = self._queues[batch.tp]
+        if batch in queue.queued:
+            queue.queued.remove(batch)
+            queue.ready_since_ms, queue.unreachable = None, ""
+            if queue.open is batch:
+                queue.open = None
+            if not queue.queued:
+                self._active.pop(queue, None)
+
+    def forget(self, batch: Batch) -> None:
+        """The batch is done."""
+        self.incomplete.pop(batch, None)
+
+    def take_all(self, *, out: bool) -> list[Batch]:
+        """Every batch that is not done, out of the queues; with `out` also those in a request."""
+        taken = [batch for batch in self.incomplete if out or not self.is_out(batch)]
+        for batch in taken:
+            self._unqueue(batch)
+        return taken
+
+    def delay_ms(self, now_ms: int, waiting: Callable[[PartitionQueue], bool]) -> float | None:
+        """How long until time alone makes something due or expire; None where time alone changes nothing.
+
+        `waiting` says for which partitions it is not time that is waited for.
+        """
+        delays: list[float] = []
+        if self.incomplete:
+            oldest = next(iter(self.incomplete)).created_ms
+            delays.append(max(0, oldest + self._settings.delivery_timeout_ms - now_ms))
+        for queue in self._active:
+            if self._free(queue) and not waiting(queue):
+                head = queue.queued[0]
+                at = head.retry_at_ms if head.attempts else head.created_ms + self._settings.linger_ms
+                if at > now_ms:
+                    delays.append(at - now_ms)
+        return min(delays) if delays else None
+
+    def _free(self, queue: PartitionQueue) -> bool:
+        if not queue.out:
+            return True
+        if queue.queued[0].attempts or len(queue.out) >= self._in_flight_max:
+            return False
+        return all(batch.attempts == 1 for batch in queue.out)
+
+    def _due(self, queue: PartitionQueue, now_ms: int, hurry: bool) -> bool:
+        head = queue.queued[0]
+        if head.attempts:
+            return now_ms >= head.retry_at_ms
+        if hurry or self.flushes or len(queue.queued) > 1:
+            return True
+        return now_ms - head.created_ms >= self._settings.linger_ms or head.size() >= self.batch_size
+
+
+def _moved(batch: Batch, node_for: Callable[[TopicPartition], int | None]) -> bool:
+    return batch.attempts > 0 and node_for(batch.tp) not in (None, *batch.nodes)

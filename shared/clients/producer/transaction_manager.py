@@ -1,0 +1,482 @@
+"""The producer's identity towards the broker: idempotence and transactions (Java: `TransactionManager`).
+
+`SequenceLedger` knows which producer id, epoch and sequence number a batch carries. Several batches of a partition may
+be in flight, so a number is assigned when a batch is first drained. A retry keeps its number: by it the broker tells a
+repeated batch from a new one. The broker's answer decides how a hole in the numbers is closed. There are three cases.
+
+1. A batch is rejected with OUT_OF_ORDER_SEQUENCE_NUMBER while no earlier one is pending. This shows a gap: an earlier
+   batch never reached the log, so neither did this one nor any after it. All queued batches may get new numbers in a
+   new epoch (KIP-360).
+2. A batch was given up, and batches after it have numbers. They are sent as they are: they are acknowledged (then the
+   batch reached the log after all) or they show the gap.
+3. A batch was given up, and none is left after it. `settle` decides before a new number is assigned: numbers that were
+   certainly rejected are used again; a batch that may still arrive costs an epoch, so that the broker rejects it.
+
+Other partitions move to a new epoch when they have nothing in flight. Under a new producer id or epoch a partition has
+one batch in flight until the first is acknowledged (`may_assign`).
+
+>>> ledger = SequenceLedger()
+>>> ledger.adopt(7, 0)
+>>> tp = TopicPartition("clicks", 0)
+>>> first, second = ledger.assign(tp, 10), ledger.assign(tp, 5)
+>>> second
+ProducerState(producer_id=7, epoch=0, base_sequence=10)
+>>> ledger.acknowledged(tp, first, 10)
+>>> ledger.given_up(tp, lost=False)
+>>> ledger.settle(tp)
+>>> ledger.assign(tp, 1).base_sequence
+10
+
+`Transaction` is the state of a transactional producer, as a table, and the partitions and groups of its open
+transaction.
+
+    UNINITIALIZED ─init─▶ READY ─begin─▶ IN_TRANSACTION ─commit─▶ COMMITTING ─▶ READY
+                                             │    └─abort─▶ ABORTING ─▶ READY
+                                             └─error─▶ ABORTABLE_ERROR ─abort─▶ ABORTING
+    every state ─fatal─▶ FATAL_ERROR
+
+An error of a record or of an offset makes the transaction abortable: it can no longer be committed. Being fenced is
+fatal, and so is every FatalError that is not marked as `abortable`.
+
+`TransactionCoordinator` sends the requests to the coordinators of a transaction, and retries each within its deadline.
+The error code and the request together decide what an error costs. These end the producer: being fenced, and a missing
+permission for the transactional id. These cost the transaction alone: a topic or group that the principal may not use,
+a member that has left its group, an expired producer id. Such an error is `abortable`, whatever its class.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from enum import Enum, auto
+from typing import Any, Literal, TypeVar
+
+from penstock.shared.clients.connection import Connection, error_for_code, wire
+from penstock.shared.clients.connection.errors import CODE_OF, codes_of
+from penstock.shared.clients.producer.batch import ProducerState
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    CoordinatorNotAvailable,
+    FatalError,
+    IllegalState,
+    PenstockError,
+    ProducerFenced,
+    TransactionAborted,
+)
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+TOPIC_AUTHORIZATION_FAILED = CODE_OF["TOPIC_AUTHORIZATION_FAILED"]
+GROUP_AUTHORIZATION_FAILED = CODE_OF["GROUP_AUTHORIZATION_FAILED"]
+OPERATION_NOT_ATTEMPTED = CODE_OF["OPERATION_NOT_ATTEMPTED"]
+FENCED_INSTANCE_ID = CODE_OF["FENCED_INSTANCE_ID"]
+EXPIRED = codes_of("INVALID_PRODUCER_ID_MAPPING", "UNKNOWN_PRODUCER_ID")
+"""The coordinator has forgotten the producer id: an abort requests a new one (KIP-360)."""
+
+EPOCH_MAX = 2**15 - 1
+SEQUENCES = 2**31
+"""Sequence numbers wrap to 0 after 2^31 - 1."""
+
+
+class _Sequences:
+    """One partition's numbers under one producer id and epoch: `next` to hand out, `expected` by the broker."""
+
+    __slots__ = ("epoch", "expected", "gap", "known", "lost", "next", "producer_id")
+
+    def __init__(self, producer_id: int, epoch: int) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.next = 0
+        self.expected = 0
+        self.known = False
+        self.lost = False
+        self.gap = False
+
+
+class SequenceLedger:
+    """The numbers of each partition, and the producer id and epoch in force."""
+
+    def __init__(self) -> None:
+        self.producer_id = -1
+        self.epoch = -1
+        self._partitions: dict[TopicPartition, _Sequences] = {}
+        self._troubled: dict[TopicPartition, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<SequenceLedger producer {self.producer_id} epoch {self.epoch}, {len(self._partitions)} partitions>"
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a producer id."""
+        return self.producer_id >= 0
+
+    def adopt(self, producer_id: int, epoch: int) -> None:
+        """Use a producer id and epoch that the broker gave."""
+        self.producer_id, self.epoch = producer_id, epoch
+
+    def forget(self) -> None:
+        """Drop the numbers of every partition; nothing may be under way."""
+        self._partitions.clear()
+        self._troubled.clear()
+
+    def bump(self) -> None:
+        """Go to the next epoch; after the last one a new producer id is needed (`ready` is False)."""
+        if self.epoch >= EPOCH_MAX:
+            self.producer_id, self.epoch = -1, -1
+        else:
+            self.epoch += 1
+
+    def assign(self, tp: TopicPartition, count: int) -> ProducerState:
+        """The state of a partition's next new batch, of `count` records."""
+        assert self.ready, "no producer id yet"
+        known = self._partitions.get(tp)
+        if known is None or (
+            known.next == known.expected and (known.producer_id, known.epoch) != (self.producer_id, self.epoch)
+        ):
+            known = self._partitions[tp] = _Sequences(self.producer_id, self.epoch)
+        state = ProducerState(known.producer_id, known.epoch, known.next)
+        known.next = (known.next + count) % SEQUENCES
+        return state
+
+    def acknowledged(self, tp: TopicPartition, state: ProducerState, count: int) -> None:
+        """The broker has `count` records under `state`, and so all before them."""
+        known = self._partitions.get(tp)
+        if known is None or (known.producer_id, known.epoch) != (state.producer_id, state.epoch):
+            return
+        known.known = True
+        after = (state.base_sequence + count) % SEQUENCES
+        if (after - known.expected) % SEQUENCES < SEQUENCES // 2:
+            known.expected = after
+
+    def given_up(self, tp: TopicPartition, *, lost: bool) -> None:
+        """A numbered batch ended without an acknowledgement; `lost` if it may still be in the log."""
+        if (known := self._partitions.get(tp)) is not None:
+            self._troubled[tp] = None
+            known.lost |= lost
+
+    def gap_shown(self, tp: TopicPartition) -> None:
+        """The broker answered OUT_OF_ORDER_SEQUENCE_NUMBER although no earlier batch is pending."""
+        if (known := self._partitions.get(tp)) is not None:
+            self._troubled[tp] = None
+            known.gap = True
+
+    def may_assign(self, tp: TopicPartition) -> bool:
+        """Whether a new number may be assigned. A troubled partition must be settled first.
+
+        Under a new producer id or epoch only one batch may have a number until it is acknowledged. A broker that does
+        not know a producer accepts any first number, and would accept the second batch without the first.
+        """
+        if not self.ready or tp in self._troubled:
+            return False
+        known = self._partitions.get(tp)
+        return known is None or known.known or known.next == known.expected
+
+    def is_troubled(self, tp: TopicPartition) -> bool:
+        """Whether `settle` must be called once no batch of the partition is in flight."""
+        return tp in self._troubled
+
+    def troubled(self) -> list[TopicPartition]:
+        """The partitions that `settle` must be called for."""
+        return list(self._troubled)
+
+    def has_gap(self, tp: TopicPartition) -> bool:
+        """Whether `settle` will remove the numbers of the queued batches."""
+        known = self._partitions.get(tp)
+        return known is not None and known.gap
+
+    def settle(self, tp: TopicPartition) -> None:
+        """Resolve a partition's trouble: no batch of it is in flight, and no queued batch must keep its number.
+
+        Several troubled partitions share one bump: an epoch newer than the partition's own is enough (KIP-360).
+        """
+        del self._troubled[tp]
+        known = self._partitions[tp]
+        if known.gap or (known.lost and known.next != known.expected):
+            del self._partitions[tp]
+            if (known.producer_id, known.epoch) == (self.producer_id, self.epoch):
+                self.bump()
+        else:
+            known.next = known.expected
+            known.lost = False
+
+
+class TxnState(Enum):
+    """The states of a transactional producer."""
+
+    UNINITIALIZED = auto()
+    READY = auto()
+    IN_TRANSACTION = auto()
+    COMMITTING = auto()
+    ABORTABLE_ERROR = auto()
+    ABORTING = auto()
+    FATAL_ERROR = auto()
+
+
+TRANSITIONS: dict[TxnState, frozenset[TxnState]] = {
+    TxnState.UNINITIALIZED: frozenset({TxnState.READY}),
+    TxnState.READY: frozenset({TxnState.IN_TRANSACTION}),
+    TxnState.IN_TRANSACTION: frozenset({TxnState.COMMITTING, TxnState.ABORTING, TxnState.ABORTABLE_ERROR}),
+    TxnState.COMMITTING: frozenset({TxnState.READY, TxnState.COMMITTING, TxnState.ABORTABLE_ERROR}),
+    TxnState.ABORTABLE_ERROR: frozenset({TxnState.ABORTING, TxnState.ABORTABLE_ERROR}),
+    TxnState.ABORTING: frozenset({TxnState.READY, TxnState.ABORTING}),
+    TxnState.FATAL_ERROR: frozenset(),
+}
+
+
+def is_fatal(error: Exception) -> bool:
+    """Whether an error ends the producer, and not the transaction alone."""
+    return isinstance(error, FatalError) and not error.abortable
+
+
+def fenced_by(transaction_timeout_ms: int) -> str:
+    """The possible reasons of PRODUCER_FENCED and INVALID_PRODUCER_EPOCH, for an error message."""
+    return (
+        "a newer producer with this transactional id exists, or the coordinator aborted a transaction that took longer "
+        f"than transaction_timeout_ms={transaction_timeout_ms}"
+    )
+
+
+class Transaction:
+    """The state of a transactional id's producer; `transactional_id` is in every error."""
+
+    def __init__(self, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        self.state = TxnState.UNINITIALIZED
+        self.error: PenstockError | None = None
+        self.added: set[TopicPartition] = set()
+        self.pending: set[TopicPartition] = set()
+        self.groups: set[str] = set()
+        self.epoch_is_spent = False
+        self.abort_failed = False
+        """Whether an abort has failed and no other is in progress."""
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self.transactional_id}: {self.state.name}, {len(self.added)} partitions>"
+
+    def move(self, target: TxnState) -> None:
+        """Go to a state. Raises IllegalState if the table lacks the transition, or the fatal error if there is one."""
+        self.check_fatal()
+        if target is not TxnState.FATAL_ERROR and target not in TRANSITIONS[self.state]:
+            raise IllegalState(
+                f"transactional id {self.transactional_id}: {self.state.name} cannot become {target.name}"
+            )
+        self.state = target
+
+    def check_fatal(self) -> None:
+        """Raise the error that ended this producer, if one did."""
+        if self.state is TxnState.FATAL_ERROR:
+            assert self.error is not None
+            raise type(self.error)(*self.error.args)
+
+    def check_open(self, what: str) -> None:
+        """Raise unless a transaction is open and can still be committed."""
+        self.check_fatal()
+        if self.state is TxnState.ABORTABLE_ERROR:
+            raise TransactionAborted(
+                f"transactional id {self.transactional_id}: abort first: {self.error}"
+            ) from self.error
+        if self.state is not TxnState.IN_TRANSACTION:
+            raise IllegalState(f"transactional id {self.transactional_id}: {what} needs an open transaction")
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        self.move(TxnState.IN_TRANSACTION)
+
+    def fail(self, error: PenstockError) -> None:
+        """Note an error: fatal ones end the producer, others make the open transaction abortable."""
+        if self.state is TxnState.FATAL_ERROR:
+            return
+        was = self.state
+        if is_fatal(error):
+            self.state, self.error = TxnState.FATAL_ERROR, error
+        elif self.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
+            self.state, self.error = TxnState.ABORTABLE_ERROR, error
+        if self.state is not was:
+            log.warning(
+                "transaction failed",
+                transactional_id=self.transactional_id,
+                was=was.name,
+                state=self.state.name,
+                reason=str(error),
+            )
+
+    def not_committed(self) -> None:
+        """The commit ended before EndTxn was sent: the transaction is open as before."""
+        if self.state is TxnState.COMMITTING:
+            self.state = TxnState.IN_TRANSACTION
+
+    def muted(self, tp: TopicPartition) -> bool:
+        """Whether a partition must not be written yet: the coordinator does not know that it takes part."""
+        return tp not in self.added
+
+    def want(self, partitions: set[TopicPartition]) -> None:
+        """Note partitions that have records waiting."""
+        self.pending |= partitions - self.added
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the coordinator knows nothing of this transaction: then no EndTxn is needed."""
+        return not self.added and not self.groups
+
+    def ended(self) -> None:
+        """The coordinator has committed or aborted."""
+        self.move(TxnState.READY)
+        self.error = None
+        self.added.clear()
+        self.pending.clear()
+        self.groups.clear()
+
+
+class TransactionCoordinator:
+    """Speaks for one transactional id (or, without one, fetches a producer id for idempotence)."""
+
+    def __init__(self, connection: Connection, settings: ProducerSettings, ledger: SequenceLedger) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._ledger = ledger
+
+    @property
+    def _id(self) -> str:
+        assert self._settings.transactional_id is not None
+        return self._settings.transactional_id
+
+    async def init_producer_id(self, *, bump: bool = False) -> None:
+        """Fetch producer id and epoch; with a transactional id this fences every older producer that has it.
+
+        `bump` requests the next epoch of the present id (KIP-360). The coordinator rejects it if a newer producer has
+        the id.
+        """
+        ledger, transactional_id = self._ledger, self._settings.transactional_id
+        held = (ledger.producer_id, ledger.epoch) if bump else (-1, -1)
+        timeout_ms = self._settings.transaction_timeout_ms if transactional_id else 2**31 - 1
+        request = wire.INIT_PRODUCER_ID(transactional_id, timeout_ms, *held)
+        where = f"transactional id {transactional_id}" if transactional_id else "producer id"
+
+        async def ask() -> None:
+            if transactional_id is None:
+                response = await self._connection.send(self._connection.any_node(), request, where)
+            else:
+                response = await self._connection.ask_coordinator("transaction", transactional_id, request, where)
+            self._check(response.error_code, "transaction", transactional_id or "", where)
+            if transactional_id is not None:
+                ledger.forget()  # between transactions no batch is in flight, and a new epoch starts at 0
+            ledger.adopt(response.producer_id, response.producer_epoch)
+            log.info(
+                "producer id",
+                client_id=self._connection.client_id,
+                transactional_id=transactional_id,
+                producer_id=ledger.producer_id,
+                epoch=ledger.epoch,
+            )
+
+        await self._run(ask, where)
+
+    async def add_partitions(self, partitions: Iterable[TopicPartition], *, first: bool = False) -> None:
+        """Tell the coordinator which partitions the transaction writes to; `first` where that opens it there."""
+        where = f"transactional id {self._id}"
+        topics: dict[str, list[int]] = defaultdict(list)
+        for tp in partitions:
+            topics[tp.topic].append(tp.partition)
+        request = wire.ADD_PARTITIONS_TO_TXN(*self._identity(), list(topics.items()))
+
+        async def ask() -> None:
+            response = await self._connection.ask_coordinator("transaction", self._id, request, where)
+            refused = [
+                (TopicPartition(topic, at), code) for topic, rows in response.topics for at, code in rows if code
+            ]
+            # One rejected partition leaves the others with OPERATION_NOT_ATTEMPTED: report the cause first.
+            for tp, code in sorted(refused, key=lambda one: one[1] == OPERATION_NOT_ATTEMPTED):
+                self._check(code, "transaction", self._id, f"{where}, {tp}", EXPIRED | {TOPIC_AUTHORIZATION_FAILED})
+
+        await self._run(ask, where, soon=first)
+
+    async def add_offsets(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        *,
+        known: bool,
+        first: bool = False,
+    ) -> None:
+        """Make a group's offsets part of the transaction, under the group's generation and member.
+
+        `known` says that the coordinator knows of the group already, `first` that this opens the transaction there.
+        """
+        member = f"member {group.member_id}, generation {group.generation_id}"
+        where = f"transactional id {self._id}, group {group.group_id} ({member})"
+        if not known:
+            announce = wire.ADD_OFFSETS_TO_TXN(*self._identity(), group.group_id)
+
+            async def ask() -> None:
+                response = await self._connection.ask_coordinator("transaction", self._id, announce, where)
+                abortable = EXPIRED | {GROUP_AUTHORIZATION_FAILED}
+                self._check(response.error_code, "transaction", self._id, where, abortable)
+
+            await self._run(ask, where, soon=first)
+        topics: dict[str, list[Any]] = defaultdict(list)
+        for tp, at in offsets.items():
+            topics[tp.topic].append((tp.partition, at.offset, at.leader_epoch, at.metadata, {}))
+        transactional_id, producer_id, epoch = self._identity()
+        request = wire.TXN_OFFSET_COMMIT(
+            transactional_id,
+            group.group_id,
+            producer_id,
+            epoch,
+            group.generation_id,
+            group.member_id,
+            group.group_instance_id,
+            [(topic, rows, {}) for topic, rows in topics.items()],
+        )
+
+        async def commit() -> None:
+            try:
+                response = await self._connection.ask_coordinator("group", group.group_id, request, where)
+            except AuthorizationFailed as e:  # raised by FindCoordinator of the group
+                e.abortable = True
+                raise
+            abortable = frozenset({GROUP_AUTHORIZATION_FAILED, FENCED_INSTANCE_ID})
+            for topic, rows, _ in response.topics:
+                for partition, code, _ in rows:
+                    at = f"{where}, {TopicPartition(topic, partition)}"
+                    self._check(code, "group", group.group_id, at, abortable)
+
+        await self._run(commit, where)
+
+    async def end(self, *, commit: bool) -> None:
+        """Commit or abort what the coordinator knows of the transaction."""
+        where = f"transactional id {self._id}"
+        request = wire.END_TXN(*self._identity(), commit)
+
+        async def ask() -> None:
+            response = await self._connection.ask_coordinator("transaction", self._id, request, where)
+            self._check(response.error_code, "transaction", self._id, where, EXPIRED)
+
+        await self._run(ask, where)
+
+    def _identity(self) -> tuple[str, int, int]:
+        return self._id, self._ledger.producer_id, self._ledger.epoch
+
+    def _check(
+        self,
+        code: int,
+        kind: Literal["group", "transaction"],
+        key: str,
+        where: str,
+        abortable: frozenset[int] = frozenset(),
+    ) -> None:
+        if code:
+            error = error_for_code(code, where)
+            if isinstance(error, CoordinatorNotAvailable):
+                self._connection.forget_coordinator(kind, key)
+            if isinstance(error, ProducerFenced):
+                error = error_for_code(code, where, fenced_by(self._settings.transaction_timeout_ms))
+            error.abortable |= code in abortable
+            raise error
+
+    async def _run(self, call: Callable[[], Awaitable[T]], where: str, *, soon: bool = False) -> T:
+        return await self._connection.retrying(call, where, self._settings.max_block_ms, soon=soon)

@@ -1,0 +1,77 @@
+"""The admin's calls: all that a call waits for shares one deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.shared.clients.admin import Admin, NewTopic, ShiftBy
+from penstock.shared.clients.consumer import Consumer, ConsumerSettings
+from penstock.shared.common.errors import KafkaTimeout
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, Delay, Drop, FakeCluster
+
+
+async def test_leaders_are_waited_for_in_the_callers_time() -> None:
+    """A broker that makes the topic and then does not answer: the call ends after its `timeout_ms`."""
+    async with FakeCluster() as cluster:
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=5_000)
+        async with Admin(kafka) as admin:
+            await admin.list_topics()
+            cluster.control(Api.METADATA, Drop())
+            started = time.monotonic()
+            with pytest.raises(KafkaTimeout):
+                await admin.create_topics([NewTopic("new", 1)], timeout_ms=300)
+            assert time.monotonic() - started < 2
+
+
+A = TopicPartition("t", 0)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t", partitions=1)
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Consumer(kafka, ConsumerSettings(group_id="g")) as consumer:
+            consumer.assign([A])
+            await consumer.commit({A: 3})
+        yield cluster
+
+
+@pytest.mark.parametrize("call", ["group_lag", "reset_group_offsets"])
+async def test_a_call_that_asks_several_things_keeps_its_time(cluster: FakeCluster, call: str) -> None:
+    """Each answer comes within the limit, all of them together do not: the call ends when its own time is over."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=5_000)) as admin:
+        await admin.group_lag("g")
+        for api in (Api.OFFSET_FETCH, Api.DESCRIBE_GROUPS, Api.LIST_OFFSETS, Api.OFFSET_COMMIT):
+            cluster.control(api, lambda _: Delay(300))
+        started = time.monotonic()
+        with pytest.raises(KafkaTimeout):
+            await getattr(admin, call)("g", *(["earliest"] if call == "reset_group_offsets" else []), timeout_ms=500)
+        assert 0.4 < time.monotonic() - started < 0.85
+        assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
+        assert (await admin.group_offsets("g", timeout_ms=3_000))[A].offset == 3  # the next has its own time
+
+
+@pytest.mark.parametrize("to", [-1, -2, -7, True, 1.5, "earlist", "", None, {A: -5}, {A: "x"}, ShiftBy(True)], ids=repr)
+async def test_a_reset_to_nowhere_is_refused_before_it_is_sent(cluster: FakeCluster, to: Any) -> None:
+    """To a broker a time below 0 is a place of its own: nothing is moved there by a slip."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        for dry_run in (False, True):
+            with pytest.raises((ValueError, TypeError)):
+                await admin.reset_group_offsets("g", to, dry_run=dry_run)
+    assert cluster.committed("g") == {A: OffsetAndMetadata(3)}
+
+
+@pytest.mark.parametrize("offset", [-5, True, "x", None, OffsetAndMetadata(2, "x" * 5_000)], ids=repr)
+async def test_what_is_no_offset_is_not_committed(cluster: FakeCluster, offset: Any) -> None:
+    """The partition is named; a broker would take -5 for "none" without a word."""
+    async with Admin(KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        with pytest.raises((ValueError, TypeError), match="t-0"):
+            await admin.alter_group_offsets("g", {A: offset})
+    assert cluster.committed("g") == {A: OffsetAndMetadata(3)}

@@ -1,0 +1,334 @@
+"""What an answer, a lost request and time make of a batch: retried, split, given up, its memory given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.clients.producer.batch import BatchState
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    CorruptRecord,
+    DeliveryTimeout,
+    InvalidRequest,
+    KafkaTimeout,
+    SendCancelled,
+    UnsupportedVersion,
+)
+from penstock.shared.common.records import RecordMetadata
+from tests.shared.clients.producer.harness import (
+    CORRUPT,
+    NOT_ENOUGH_REPLICAS,
+    NOT_LEADER,
+    TIMED_OUT,
+    TOO_LARGE,
+    TOPIC_AUTHORIZATION,
+    A,
+    B,
+    C,
+    Harness,
+)
+
+
+def test_acknowledged() -> None:
+    """Each record gets its offset, and the memory is free again."""
+    core = Harness()
+    records = [core.send(value=b"%d" % i, key=b"k") for i in range(3)]
+    batch = core.turn_one()
+    assert not core.all_memory_is_back
+    core.answer(batch, offset=40)
+    assert records[2].fate == RecordMetadata("t", 0, 42, 1_000, 1, 1)
+    assert [record.offset for record in records] == [40, 41, 42]
+    assert core.all_memory_is_back
+    assert core.metrics.totals["record_send_total"] == 3
+    assert repr(core.accumulator) == "<RecordAccumulator 0 batches queued, 0 out>"
+
+
+def test_the_backoff_of_a_batch_grows_and_is_spread() -> None:
+    """It doubles from retry_backoff_ms up to retry_backoff_max_ms, each time by up to a fifth more or less."""
+    core = Harness(delivery_timeout_ms=10**6, retry_backoff_max_ms=400)
+    record, waits = core.send(), []
+    for _ in range(60):
+        core.answer(core.turn_one(), NOT_ENOUGH_REPLICAS)
+        waits.append(record.batch.retry_at_ms - core.now_ms)
+        core.now_ms = record.batch.retry_at_ms - 1
+        assert core.turn() == []
+        core.now_ms += 1
+    for wait, backoff_ms in zip(waits, [100, 200] + [400] * 58, strict=True):
+        assert 0.8 * backoff_ms <= wait <= 1.2 * backoff_ms
+    assert min(waits[2:]) < 0.9 * 400
+    assert max(waits[2:]) > 1.1 * 400
+
+
+@pytest.mark.parametrize("code", [CORRUPT, 3, 5, NOT_LEADER, TIMED_OUT, 8, 9, NOT_ENOUGH_REPLICAS, 20, 56])
+def test_passing_errors_are_tried_again(code: int) -> None:
+    """After its backoff the batch is sent as it was."""
+    core = Harness()
+    record = core.send()
+    data = core.bytes[core.turn_one()]
+    core.answer(record.batch, code)
+    assert core.turn() == []
+    assert core.after_backoff() == [record.batch]
+    assert core.bytes[record.batch] == data
+    core.answer(record.batch, offset=5)
+    assert record.offset == 5
+    assert core.metrics.totals["batch_retry_total"] == 1
+
+
+def test_retries_are_bounded() -> None:
+    """With retries=1 the second failure is the record's."""
+    for idempotent in (True, False):
+        core = Harness(retries=1, enable_idempotence=idempotent)
+        record = core.send()
+        core.lose(core.turn_one())
+        assert record.fate is None
+        (batch,) = core.after_backoff()
+        core.lose(batch, KafkaTimeout("no answer"))
+        assert isinstance(record.fate, KafkaTimeout)
+        assert "t-0" in str(record.fate)
+        assert core.all_memory_is_back
+
+
+def test_without_idempotence_a_refusal_is_final_and_a_passing_error_is_not() -> None:
+    """The producer tries again without sequence numbers too; what is refused for good is told at once."""
+    core = Harness(enable_idempotence=False)
+    record = core.send()
+    batch = core.turn_one()
+    assert core.state(batch) == (-1, -1)
+    core.answer(batch, NOT_LEADER)
+    (batch,) = core.after_backoff()
+    core.answer(batch, TOPIC_AUTHORIZATION)
+    assert isinstance(record.fate, AuthorizationFailed)
+
+
+def test_the_brokers_own_words_are_in_the_error() -> None:
+    """Kafka's name of the error, and the message of the broker where it gives one."""
+    for detail, wanted in (("", "t-0: INVALID_REQUEST"), ("too odd", "t-0: INVALID_REQUEST: too odd")):
+        core = Harness()
+        record = core.send()
+        core.answer(core.turn_one(), 42, detail=detail)
+        assert isinstance(record.fate, InvalidRequest)
+        assert str(record.fate) == wanted
+
+
+def test_a_batch_is_refused_as_a_whole() -> None:
+    """Where the broker names records of the batch, every record's error says which they were."""
+    core = Harness()
+    records = [core.send() for _ in range(3)]
+    core.answer(core.turn_one(), 87, detail="record 1 of the batch: no key")
+    assert {str(record.fate) for record in records} == {"t-0: INVALID_RECORD: record 1 of the batch: no key"}
+
+
+def test_an_error_of_one_partition_is_not_the_others() -> None:
+    """Each batch of a request has an answer of its own."""
+    core = Harness()
+    records = [core.send(tp) for tp in (A, B, C)]
+    core.turn()
+    ((_, batches),) = core.requests
+    for batch, code in zip(batches, (NOT_LEADER, NOT_LEADER, 0), strict=True):
+        core.answer(batch, code, offset=100)
+    assert [record.fate is None for record in records] == [True, True, False]
+    assert core.completion.metadata_is_stale
+    assert core.turn() == [], "no new leader is known"
+    core.leaders = {A: 2, B: 3}
+    core.turn()
+    assert [node for node, _ in core.requests] == [2, 3]
+
+
+def test_stale_metadata_is_noted_for_errors_that_show_it() -> None:
+    """Errors of the partition's place, and lost connections, ask for metadata; others do not."""
+    for code, stale in ((NOT_LEADER, True), (3, True), (NOT_ENOUGH_REPLICAS, False), (CORRUPT, False)):
+        core = Harness()
+        core.send()
+        core.answer(core.turn_one(), code)
+        assert core.completion.metadata_is_stale is stale
+    core = Harness()
+    core.send()
+    core.lose(core.turn_one())
+    assert core.completion.metadata_is_stale
+
+
+def test_a_batch_in_flight_expires() -> None:
+    """Its record hears at once that it may still be written; memory and request are kept until that is over."""
+    for code, fate in ((0, "written"), (NOT_LEADER, "refused")):
+        core = Harness(delivery_timeout_ms=1_500)
+        record = core.send()
+        batch = core.turn_one()
+        core.after(1_500)
+        assert isinstance(record.fate, DeliveryTimeout), fate
+        assert "may still be written" in str(record.fate)
+        assert not core.all_memory_is_back
+        core.answer(batch, code)
+        assert core.all_memory_is_back
+        assert core.after_backoff() == []
+        assert batch.state is BatchState.DONE
+
+
+def test_the_error_says_whether_the_record_may_be_written() -> None:
+    """Never sent, or surely refused: not written. Lost on the way: perhaps; with the last error."""
+    core = Harness(delivery_timeout_ms=1_000)
+    queued = core.send()
+    core.down = {1}
+    core.after(1_000)
+    assert "was not written" in str(queued.fate)
+    for code, words in ((NOT_ENOUGH_REPLICAS, "was not written"), (20, "may still be written")):
+        core = Harness(delivery_timeout_ms=1_000)
+        record = core.send()
+        core.answer(core.turn_one(), code)
+        core.down = {1}
+        core.after(1_000)
+        assert words in str(record.fate)
+        assert "last error: t-0: NOT_ENOUGH_REPLICAS" in str(record.fate)
+
+
+def test_no_memory_is_given_back_twice() -> None:
+    """Whatever comes first, expiry or answer, or an end by the user in between."""
+    core = Harness(delivery_timeout_ms=1_000)
+    core.send(A)
+    core.send(B)
+    one, two = core.turn()
+    core.after(1_000)
+    core.lose(one)
+    core.turn()
+    core.completion.fail_all(SendCancelled("closed"), out=True)
+    core.answer(two, TOO_LARGE)
+    assert core.all_memory_is_back
+
+
+def test_an_answer_ends_its_batch_alone() -> None:
+    """A callback that ends everything that is not sent, in the middle of a response, leaves the rest of it alone."""
+    core = Harness()
+    core.send(A)
+    other, queued = core.send(B), core.send(C)
+    core.leaders[C] = None
+    one, two = core.turn()
+    ended: list[int] = []
+    one.callbacks[0] = one.callbacks[0]._replace(
+        on_delivery=lambda *_: ended.append(core.completion.fail_all(SendCancelled("aborted"), out=False))
+    )
+    core.answer(one, 42)
+    assert ended == [1]
+    assert isinstance(queued.fate, SendCancelled)
+    assert other.fate is None
+    core.answer(two, offset=3)
+    assert other.offset == 3
+    assert core.all_memory_is_back
+
+
+def test_a_callback_that_ends_everything_while_batches_expire() -> None:
+    """Every batch still ends once."""
+    core = Harness(delivery_timeout_ms=1_000)
+    core.down = {1}
+    records = [core.send(tp) for tp in (A, B)]
+    first = records[0].batch
+    first.callbacks.append(
+        first.callbacks[0]._replace(on_delivery=lambda *_: core.completion.fail_all(SendCancelled("aborted"), out=True))
+    )
+    core.after(1_000)
+    assert [type(record.fate) for record in records] == [DeliveryTimeout, SendCancelled]
+    assert core.all_memory_is_back
+
+
+def test_a_callback_that_raises_changes_nothing() -> None:
+    """The record behind it hears of its fate, and the batch is done."""
+    core = Harness()
+    one, two = core.send(), core.send()
+
+    def raises(metadata: RecordMetadata | None, error: Exception | None) -> None:
+        raise RuntimeError(f"{metadata} {error}")
+
+    one.batch.callbacks[0] = one.batch.callbacks[0]._replace(on_delivery=raises)
+    core.answer(core.turn_one(), offset=7)
+    assert two.offset == 8
+    assert core.all_memory_is_back
+
+
+def test_records_may_be_handed_over_in_an_expiry_callback() -> None:
+    """They go into a batch of their own, which lives its own time."""
+    core = Harness(delivery_timeout_ms=1_000)
+    core.down = {1}
+    record = core.send()
+    again = []
+    record.batch.callbacks.append(
+        record.batch.callbacks[0]._replace(on_delivery=lambda *_: again.append(core.send(value=b"again")))
+    )
+    core.after(1_000)
+    assert isinstance(record.fate, DeliveryTimeout)
+    core.down = set()
+    batch = core.turn_one()
+    assert core.values(batch) == [b"again"]
+    core.answer(batch, offset=3)
+    assert again[0].offset == 3
+
+
+def test_the_next_batch_goes_once_the_expired_one_is_over() -> None:
+    """With one request in flight a partition waits for the expired batch's request, and not longer."""
+    core = Harness(delivery_timeout_ms=1_500, max_in_flight_requests_per_connection=1, enable_idempotence=False)
+    core.send()
+    batch = core.turn_one()
+    core.now_ms = 750
+    second = core.send()
+    assert core.after(750) == []
+    core.answer(batch)
+    assert core.turn() == [second.batch]
+
+
+def test_expiry_in_several_partitions() -> None:
+    """One request, two partitions, one answer too late for both."""
+    core = Harness(delivery_timeout_ms=1_500)
+    records = [core.send(A), core.send(B)]
+    one, two = core.turn()
+    core.after(1_500)
+    core.answer(one)
+    core.answer(two)
+    assert all(isinstance(record.fate, DeliveryTimeout) for record in records)
+    assert core.all_memory_is_back
+
+
+def test_cancelled_before_and_after_being_drained() -> None:
+    """Before, the record is never sent; after, it is, and its fate is told."""
+    core = Harness(linger_ms=10)
+    before, after = core.send(value=b"before"), core.send(value=b"after")
+    assert before.cancel()
+    batch = core.after(10)[0]
+    assert core.values(batch) == [b"after"]
+    assert not after.cancel()
+    core.answer(batch, offset=1)
+    assert isinstance(before.fate, SendCancelled)
+    assert after.offset == 1
+    assert core.metrics.totals["record_send_total"] == 1
+
+
+def test_an_unsupported_version_is_final_and_surely_not_written() -> None:
+    """The request never left: the record fails, and its sequence number is used again."""
+    core = Harness()
+    record = core.send()
+    core.completion.unsent(core.turn_one(), UnsupportedVersion("Produce"), 0)
+    assert isinstance(record.fate, UnsupportedVersion)
+    core.send()
+    assert core.state(core.turn_one()) == (0, 0)
+
+
+def test_a_corrupt_batch_is_tried_again_until_its_time_is_up() -> None:
+    """CORRUPT_MESSAGE may be the network's doing; Java retries it, though a reader's CorruptRecord is final."""
+    core = Harness(delivery_timeout_ms=1_000)
+    record = core.send()
+    core.answer(core.turn_one(), CORRUPT)
+    assert isinstance(record.batch.last_error, CorruptRecord)
+    core.down = {1}
+    core.after(1_000)
+    assert isinstance(record.fate, DeliveryTimeout)
+
+
+def test_errors_are_counted_by_record() -> None:
+    """Records that were taken back are not among the errors of their batch."""
+    core = Harness(delivery_timeout_ms=1_000)
+    core.down = {1}
+    for record in [core.send() for _ in range(3)][:1]:
+        record.cancel()
+    core.after(1_000)
+    assert core.metrics.totals["record_error_total"] == 2
+
+
+def test_repr() -> None:
+    """The state reads as text."""
+    assert repr(Harness().completion) == "<BatchCompletion <SequenceLedger producer 7 epoch 0, 0 partitions>>"

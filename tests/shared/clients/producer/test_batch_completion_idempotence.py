@@ -1,0 +1,294 @@
+"""Sequence numbers through every kind of failure, by the bytes that are sent: epoch and first number of each batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX
+from penstock.shared.common.errors import InvalidRequest, RecordTooLarge
+from tests.shared.clients.producer.harness import (
+    DUPLICATE,
+    INVALID_RECORD,
+    NOT_LEADER,
+    OUT_OF_ORDER,
+    TIMED_OUT,
+    TOO_LARGE,
+    UNKNOWN_PRODUCER,
+    A,
+    B,
+    Harness,
+    flying,
+    warm,
+)
+
+
+def test_a_first_batch_goes_alone() -> None:
+    """Until one batch of a partition is acknowledged under its producer id, no second one is out beside it."""
+    core = Harness(batch_size=100)
+    for _ in range(3):
+        core.send(value=b"x" * 60)
+    batch = core.turn_one()
+    assert core.state(batch) == (0, 0)
+    assert core.turn() == []
+    core.answer(batch)
+    assert [core.state(one) for one in core.turn()] == [(0, 1), (0, 2)]
+
+
+def test_numbers_count_records() -> None:
+    """A batch of three is followed by its first number plus three; partitions count for themselves."""
+    core = Harness()
+    for _ in range(3):
+        core.send(A)
+    core.answer(core.turn_one())
+    core.send(A)
+    core.send(B)
+    assert {batch.tp: core.state(batch) for batch in core.turn()} == {A: (0, 3), B: (0, 0)}
+
+
+def test_several_in_flight() -> None:
+    """Two batches are out at once, in order, and each is acknowledged by itself."""
+    core = warm()
+    one, two = flying(core, 2)
+    core.answer(one, offset=1)
+    assert two.base_offset == -1
+    core.answer(two, offset=2)
+    assert (one.base_offset, two.base_offset) == (1, 2)
+
+
+def test_several_in_flight_are_retried_in_order() -> None:
+    """Refused because the first was, the others follow it one at a time, under their numbers; new ones come last."""
+    core = warm()
+    batches = flying(core, 3)
+    core.answer(batches[0], NOT_LEADER)
+    fourth = core.send(value=b"x" * 60)
+    core.answer(batches[1], OUT_OF_ORDER)
+    core.answer(batches[2], OUT_OF_ORDER)
+    for number, batch in enumerate(batches, 1):
+        assert core.after_backoff() == [batch]
+        assert core.state(batch) == (0, number)
+        core.answer(batch, offset=number)
+    assert core.after_backoff() == [fourth.batch]
+    assert core.state(fourth.batch) == (0, 4)
+
+
+def test_the_first_fails_for_good() -> None:
+    """What was in flight behind it is refused for the gap, and sent again under numbers that close it."""
+    core = warm()
+    record = core.send(value=b"x" * 60)
+    second = core.send(value=b"y" * 60)
+    one, two = core.turn()
+    core.answer(one, TOO_LARGE)
+    assert isinstance(record.fate, RecordTooLarge)
+    core.answer(two, OUT_OF_ORDER)
+    assert core.after_backoff() == [two]
+    assert core.state(two) == (1, 0)
+    core.answer(two, offset=1)
+    assert second.offset == 1
+
+
+def test_a_number_that_was_surely_refused_is_used_again() -> None:
+    """With nothing behind it, a refusal costs no epoch: unsent and refused batches leave no gap."""
+    core = warm()
+    core.send()
+    core.answer(core.turn_one(), INVALID_RECORD)
+    core.send()
+    assert core.state(core.turn_one()) == (0, 1)
+
+
+def test_out_of_order_for_the_next_batch_bumps_the_epoch() -> None:
+    """Nothing before it is pending, so the broker has lost something: the batch starts a new epoch."""
+    core = warm()
+    record = core.send()
+    batch = core.turn_one()
+    core.answer(batch, OUT_OF_ORDER)
+    assert record.fate is None
+    assert core.after_backoff() == [batch]
+    assert core.state(batch) == (1, 0)
+
+
+def test_out_of_order_for_the_very_first_batch() -> None:
+    """The same where nothing was ever acknowledged."""
+    core = Harness()
+    core.send()
+    batch = core.turn_one()
+    core.answer(batch, OUT_OF_ORDER)
+    assert core.after_backoff() == [batch]
+    assert core.state(batch) == (1, 0)
+
+
+def test_partitions_with_nothing_in_flight_follow_into_the_new_epoch() -> None:
+    """Their next batch starts it at 0."""
+    core = warm()
+    core.send(A)
+    batch = core.turn_one()
+    core.answer(batch, OUT_OF_ORDER)
+    core.after_backoff()
+    core.answer(batch)
+    core.send(B)
+    assert core.state(core.turn_one()) == (1, 0)
+
+
+def test_partitions_with_something_in_flight_follow_later() -> None:
+    """They keep epoch and numbers until all of theirs has ended; then the next batch starts the new epoch."""
+    core = warm(retries=1)
+    core.send(A)
+    third = core.send(B)
+    a, b = core.turn()
+    core.answer(a, OUT_OF_ORDER)
+    core.turn()
+    core.answer(b, NOT_LEADER)
+    again = core.after_backoff()
+    assert {batch.tp: core.state(batch) for batch in again} == {A: (1, 0), B: (0, 1)}
+    core.answer(a)
+    core.answer(b, NOT_LEADER)
+    assert third.fate is not None, "retries are used up"
+    core.send(A)
+    core.send(B)
+    assert {batch.tp: core.state(batch) for batch in core.turn()} == {A: (1, 1), B: (1, 0)}
+
+
+def test_partitions_in_trouble_at_once_share_a_bump() -> None:
+    """One new epoch serves them all."""
+    core = warm()
+    core.send(A)
+    core.send(B)
+    a, b = core.turn()
+    core.answer(a, OUT_OF_ORDER)
+    core.answer(b, OUT_OF_ORDER)
+    assert {core.state(batch) for batch in core.after_backoff()} == {(1, 0)}
+    assert core.ledger.epoch == 1
+
+
+def test_answers_out_of_order() -> None:
+    """The second batch's answer comes first: it waits in the queue behind the first."""
+    core = warm()
+    one, two = flying(core, 2)
+    core.answer(two, OUT_OF_ORDER)
+    assert core.after_backoff() == [], "the first is still out"
+    core.answer(one, NOT_LEADER)
+    for number, batch in ((1, one), (2, two)):
+        assert core.after_backoff() == [batch]
+        assert core.state(batch) == (0, number)
+        core.answer(batch, offset=number)
+
+
+def test_answers_out_of_order_where_the_second_succeeds() -> None:
+    """The first is tried again as it was, and is acknowledged without disturbing the numbers."""
+    core = warm()
+    one, two = flying(core, 2)
+    core.answer(two, offset=2)
+    core.answer(one, TIMED_OUT)
+    assert core.after_backoff() == [one]
+    assert core.state(one) == (0, 1)
+    core.answer(one, offset=1)
+    core.send()
+    assert core.state(core.turn_one()) == (0, 3)
+
+
+def test_a_duplicate_is_a_success() -> None:
+    """DUPLICATE_SEQUENCE_NUMBER: the batch is in the log, where the broker says, or where is not known."""
+    core = warm()
+    for told, number in ((None, 1), (17, 2)):
+        record = core.send()
+        core.lose(core.turn_one())
+        (batch,) = core.after_backoff()
+        assert core.state(batch) == (0, number)
+        core.answer(batch, DUPLICATE, offset=told)
+        assert record.offset == (-1 if told is None else told)
+    core.send()
+    assert core.state(core.turn_one()) == (0, 3)
+
+
+@pytest.mark.parametrize("code", [UNKNOWN_PRODUCER, OUT_OF_ORDER])
+def test_the_broker_has_forgotten_the_producer(code: int) -> None:
+    """With the log's start behind what was acknowledged or not: the batches go on in a new epoch, in order."""
+    core = warm()
+    one, two = flying(core, 2)
+    core.answer(one, code)
+    core.answer(two, code)
+    assert core.after_backoff() == [one]
+    assert core.state(one) == (1, 0)
+    core.answer(one, offset=1)
+    assert core.after_backoff() == [two]
+    assert core.state(two) == (1, 1)
+
+
+def test_the_last_epoch_is_used_up() -> None:
+    """Then nothing is sent until there is a new producer id, under which everything queued goes, in order."""
+    core = warm()
+    core.ledger.adopt(7, EPOCH_MAX)
+    core.send(A)
+    core.send(B)
+    a, b = core.turn()
+    core.answer(b, NOT_LEADER)
+    core.answer(a, OUT_OF_ORDER)
+    assert core.after_backoff() == []
+    assert not core.ledger.ready
+    core.ledger.adopt(8, 0)
+    again = core.turn()
+    assert {(batch.tp, batch.producer_state.producer_id, *core.state(batch)) for batch in again} == {
+        (A, 8, 0, 0),
+        (B, 7, EPOCH_MAX, 0),
+    }
+    core.answer(b, offset=9)
+    core.send(B)
+    assert core.turn_one().producer_state == (8, 0, 0)
+
+
+def test_the_last_epoch_is_used_up_while_another_partition_has_something_new() -> None:
+    """Numbers are settled before anything is drained: no batch is drained under an id that is gone when it is sent."""
+    core = warm()
+    core.ledger.adopt(7, EPOCH_MAX)
+    core.send(B)
+    batch = core.turn_one()
+    core.answer(batch, OUT_OF_ORDER)
+    new = core.send(A)
+    assert core.after_backoff() == []
+    core.ledger.adopt(8, 0)
+    assert {batch.producer_state[:2] for batch in core.turn()} == {(8, 0)}
+    assert new.batch.attempts == 1
+
+
+def test_a_split_keeps_the_numbers() -> None:
+    """The parts have the whole's numbers between them; the batch behind keeps its own."""
+    core = Harness(batch_size=200, delivery_timeout_ms=10**6)
+    core.warm_up()
+    records = [core.send(value=b"x" * 50) for _ in range(4)]
+    one, two = core.turn()
+    assert (one.count, two.count) == (2, 2)
+    core.answer(one, TOO_LARGE)
+    core.answer(two, OUT_OF_ORDER)
+    states = []
+    for offset in (1, 2, 3):
+        (batch,) = core.after_backoff()
+        states.append(core.state(batch))
+        core.answer(batch, offset=offset)
+    assert states == [(0, 1), (0, 2), (0, 3)]
+    assert [record.offset for record in records] == [1, 2, 3, 4]
+
+
+def test_retries_used_up_behind_a_pending_batch() -> None:
+    """A batch that is given up behind one that is still tried leaves a hole at the end, which is closed."""
+    core = warm(retries=1)
+    one, two = flying(core, 2)
+    core.answer(one, NOT_LEADER)
+    core.answer(two, INVALID_RECORD)
+    assert isinstance(two.error, InvalidRequest)
+    core.after_backoff()
+    core.answer(one, offset=1)
+    core.send()
+    assert core.state(core.turn_one()) == (0, 2)
+
+
+def test_numbers_wrap() -> None:
+    """After 2^31 - 1 comes 0, within an epoch, and batches before the wrap are still the earlier ones."""
+    core = warm()
+    core.ledger.acknowledged(A, core.ledger.assign(A, 2**31 - 2), 2**31 - 2)
+    core.send(value=b"x" * 60)
+    core.send(value=b"y" * 60)
+    one, two = core.turn()
+    assert [core.state(batch)[1] for batch in (one, two)] == [2**31 - 1, 0]
+    core.answer(one, NOT_LEADER)
+    core.answer(two, OUT_OF_ORDER)
+    assert core.after_backoff() == [one]
+    assert core.state(one) == (0, 2**31 - 1)

@@ -1,0 +1,248 @@
+"""What becomes of a transaction when its batches fail: abortable, fatal, and what the abort must ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.clients.producer.transaction_manager import Transaction, TxnState
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    DeliveryTimeout,
+    InvalidTxnState,
+    OutOfOrderSequence,
+    ProducerFenced,
+    RecordTooLarge,
+    TransactionAborted,
+)
+from tests.shared.clients.producer.harness import (
+    ABORTABLE,
+    CLUSTER_AUTHORIZATION,
+    FENCED,
+    INVALID_TXN_STATE,
+    NOT_LEADER,
+    OLD_EPOCH,
+    OUT_OF_ORDER,
+    TOO_LARGE,
+    TOPIC_AUTHORIZATION,
+    UNKNOWN_PRODUCER,
+    A,
+    B,
+    Harness,
+)
+
+
+def open_transaction(**settings: object) -> tuple[Harness, Transaction]:
+    core = Harness(transactional_id="tx", batch_size=100, **settings)
+    core.warm_up(A, B)
+    assert core.transaction is not None
+    return core, core.transaction
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (OUT_OF_ORDER, OutOfOrderSequence),
+        (UNKNOWN_PRODUCER, OutOfOrderSequence),
+        (INVALID_TXN_STATE, InvalidTxnState),
+        (OLD_EPOCH, ProducerFenced),
+        (TOPIC_AUTHORIZATION, AuthorizationFailed),
+    ],
+)
+def test_refusals_that_cost_the_transaction_and_not_the_producer(code: int, error: type[Exception]) -> None:
+    """The transaction must be aborted, with a new epoch; the record says what happened, what is queued is dropped."""
+    core, transaction = open_transaction()
+    record, queued = core.send(A), core.send(B)
+    core.leaders[B] = None
+    core.answer(core.turn_one(), code)
+    assert type(record.fate) is error
+    assert isinstance(queued.fate, TransactionAborted)
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+    assert transaction.epoch_is_spent
+    assert core.all_memory_is_back
+    with pytest.raises(TransactionAborted):
+        transaction.check_open("send")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(FENCED, ProducerFenced), (CLUSTER_AUTHORIZATION, AuthorizationFailed)],
+)
+def test_refusals_that_end_the_producer(code: int, error: type[Exception]) -> None:
+    """Being fenced, or not allowed to write at all, is everybody's error from then on."""
+    core, transaction = open_transaction()
+    record, queued = core.send(A), core.send(B)
+    core.leaders[B] = None
+    core.answer(core.turn_one(), code)
+    assert type(record.fate) is type(queued.fate) is error
+    assert transaction.state is TxnState.FATAL_ERROR
+    with pytest.raises(error):
+        transaction.check_open("send")
+
+
+def test_an_abortable_error_of_the_broker() -> None:
+    """TRANSACTION_ABORTABLE says itself what is to be done."""
+    core, transaction = open_transaction()
+    record = core.send()
+    core.answer(core.turn_one(), ABORTABLE)
+    assert isinstance(record.fate, TransactionAborted)
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+
+
+def test_what_follows_from_the_first_failure_is_not_fatal() -> None:
+    """The batch behind a refused one is refused for the gap, which the abort settles; its number is used again."""
+    core, transaction = open_transaction()
+    core.send(value=b"x" * 60)
+    core.send(value=b"y" * 60)
+    one, two = core.turn()
+    core.answer(one, TOO_LARGE)
+    assert isinstance(one.error, RecordTooLarge)
+    core.answer(two, OUT_OF_ORDER)
+    assert isinstance(two.error, OutOfOrderSequence)
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+
+
+def test_out_of_order_behind_a_pending_batch_is_tried_again() -> None:
+    """It waits for the one before it, and the transaction goes on."""
+    core, transaction = open_transaction()
+    core.send(value=b"x" * 60)
+    core.send(value=b"y" * 60)
+    one, two = core.turn()
+    core.answer(one, NOT_LEADER)
+    core.answer(two, OUT_OF_ORDER)
+    for batch in (one, two):
+        assert core.after_backoff() == [batch]
+        core.answer(batch)
+    assert transaction.state is TxnState.IN_TRANSACTION
+
+
+def test_several_batches_expire_at_once() -> None:
+    """Each ends once: the first in DeliveryTimeout, those its transaction took down in TransactionAborted."""
+    core, transaction = open_transaction(delivery_timeout_ms=1_000)
+    core.down = {1}
+    one, two = core.send(A), core.send(B)
+    core.after(1_000)
+    assert isinstance(one.fate, DeliveryTimeout)
+    assert isinstance(two.fate, TransactionAborted)
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+    assert not transaction.epoch_is_spent, "nothing of it was sent"
+    assert core.all_memory_is_back
+
+
+def test_expired_in_flight() -> None:
+    """The transaction is abortable; with the fate unknown, the abort asks for an epoch."""
+    core, transaction = open_transaction(delivery_timeout_ms=1_000)
+    record = core.send()
+    batch = core.turn_one()
+    core.after(1_000)
+    assert isinstance(record.fate, DeliveryTimeout)
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+    assert not transaction.epoch_is_spent
+    core.lose(batch)
+    assert transaction.epoch_is_spent
+    assert core.all_memory_is_back
+
+
+def test_a_late_refusal_of_an_expired_batch() -> None:
+    """An error for what is over already changes nothing any more."""
+    core, transaction = open_transaction(delivery_timeout_ms=1_000)
+    record = core.send()
+    batch = core.turn_one()
+    core.after(1_000)
+    core.answer(batch, INVALID_TXN_STATE)
+    assert isinstance(record.fate, DeliveryTimeout)
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+    transaction.move(TxnState.ABORTING)
+
+
+def test_one_partition_of_a_response_fails() -> None:
+    """What else the response acknowledges is acknowledged, once, and its memory given back once."""
+    core, transaction = open_transaction()
+    core.send(A)
+    good = core.send(B)
+    one, two = core.turn()
+    core.answer(one, TOO_LARGE)
+    assert good.fate is None
+    core.answer(two, offset=4)
+    assert good.offset == 4
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+    assert core.all_memory_is_back
+
+
+def test_a_lost_transaction_is_not_tried_again() -> None:
+    """Once it must be aborted, what comes back from the broker is neither retried nor split."""
+    core, transaction = open_transaction()
+    core.send(A)
+    records = [core.send(B) for _ in range(2)]
+    one, two = core.turn()
+    core.answer(one, INVALID_TXN_STATE)
+    core.answer(two, TOO_LARGE)
+    assert all(isinstance(record.fate, RecordTooLarge) for record in records)
+    assert core.after_backoff() == []
+    assert transaction.state is TxnState.ABORTABLE_ERROR
+
+
+def test_a_split_in_a_transaction() -> None:
+    """The parts belong to it, under the whole's numbers."""
+    core, transaction = open_transaction()
+    records = [core.send(value=b"%d" % i) for i in range(2)]
+    core.answer(core.turn_one(), TOO_LARGE)
+    for number in (1, 2):
+        batch = core.turn_one()
+        assert batch.transactional
+        assert core.state(batch) == (0, number)
+        core.answer(batch, offset=number)
+    assert [record.offset for record in records] == [1, 2]
+    assert transaction.state is TxnState.IN_TRANSACTION
+    assert core.after(20_000) == []
+
+
+def test_a_surely_refused_number_is_used_again_after_the_abort() -> None:
+    """Nothing unknown is left, so the next transaction goes on in the same epoch."""
+    core, transaction = open_transaction()
+    core.send()
+    core.answer(core.turn_one(), TOO_LARGE)
+    assert not transaction.epoch_is_spent
+    transaction.move(TxnState.ABORTING)
+    transaction.ended()
+    transaction.begin()
+    transaction.added.add(A)
+    core.send()
+    assert core.state(core.turn_one()) == (0, 1)
+
+
+def test_a_flush_for_the_commit_overrides_linger() -> None:
+    """Committing, batches do not linger; in the next transaction they do."""
+    core, transaction = open_transaction(linger_ms=0)
+    core = Harness(transactional_id="tx", linger_ms=50)
+    assert core.transaction is not None
+    transaction = core.transaction
+    record = core.send()
+    assert core.turn() == []
+    transaction.move(TxnState.COMMITTING)
+    core.accumulator.flushes += 1
+    assert core.turn() == [record.batch]
+    core.answer(record.batch)
+    core.accumulator.flushes -= 1
+    transaction.ended()
+    transaction.begin()
+    transaction.added.add(A)
+    again = core.send()
+    assert core.after(49) == []
+    assert core.after(1) == [again.batch]
+
+
+def test_aborted_without_an_error() -> None:
+    """What was not sent ends in the error the abort gives it; what is in flight is waited for."""
+    core, transaction = open_transaction()
+    flying = core.send(A)
+    core.turn()
+    core.leaders[B] = None
+    queued = core.send(B)
+    transaction.move(TxnState.ABORTING)
+    core.completion.fail_all(TransactionAborted("aborted before the record was sent"), out=False)
+    assert isinstance(queued.fate, TransactionAborted)
+    assert flying.fate is None
+    core.answer(flying.batch, NOT_LEADER)
+    assert flying.fate is not None
+    assert transaction.state is TxnState.ABORTING
+    transaction.ended()

@@ -1,0 +1,308 @@
+"""Records that are rejected, or wait, on their way into a batch; against a broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from penstock.shared.clients.producer import Producer, ProducerInterceptor, ProducerSettings
+from penstock.shared.clients.producer.delivery import Deliveries
+from penstock.shared.clients.producer.producer import UntilClosed
+from penstock.shared.common.errors import (
+    DataError,
+    IllegalState,
+    InvalidTimestamp,
+    InvalidTopic,
+    RecordTooLarge,
+    SendCancelled,
+    SerializationError,
+    TransactionAborted,
+    UnknownTopicOrPartition,
+)
+from penstock.shared.common.records import Headers, ProducerRecord, RecordColumns, RecordMetadata
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.testing.fake_broker import Api, Drop, FakeCluster
+from tests.shared.clients.producer.clusters import producing
+
+PATIENCE_SECONDS = 30
+
+REFUSED: dict[type[Exception], dict[str, Any]] = {
+    RecordTooLarge: {"value": b"x" * 2_000_000},
+    SerializationError: {"value": "text"},
+    InvalidTimestamp: {"value": b"v", "timestamp": 1.5},
+    DataError: {"value": b"v", "partition": -1},
+    UnknownTopicOrPartition: {"value": b"v", "partition": 9},
+}
+
+
+def values(cluster: FakeCluster) -> list[bytes | None]:
+    return [record.value for record in cluster.records("t")]
+
+
+async def bulk_in_a_transaction(producer: Producer, *records: Any) -> Deliveries:
+    """Send records in a transaction of their own."""
+    async with producer.transaction():
+        return await producer.send_many(records)
+
+
+async def waits(tasks: list[asyncio.Future[Any]]) -> None:
+    """Until every task has had several turns."""
+    for _ in range(20):
+        await asyncio.wait([asyncio.ensure_future(asyncio.sleep(0))])
+    assert not any(task.done() for task in tasks)
+
+
+@pytest.mark.parametrize(("error", "odd"), REFUSED.items())
+async def test_a_refused_send_costs_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
+    """Whoever swallows the error cannot commit without the record; after the abort the producer goes on."""
+    async with producing(transactional_id="x", max_block_ms=500) as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        await producer.send("t", b"good")
+        with pytest.raises(error):
+            await producer.send("t", **odd)
+        with pytest.raises(TransactionAborted):
+            await producer.send("t", b"behind")
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        async with producer.transaction():
+            await producer.send("t", b"next")
+        assert values(cluster) == [b"next"]
+
+
+@pytest.mark.parametrize(("error", "odd"), REFUSED.items())
+async def test_a_refused_record_of_a_bulk_costs_the_transaction(error: type[Exception], odd: dict[str, Any]) -> None:
+    """Its result is not all there is: the transaction is aborted, not committed without it."""
+    async with producing(transactional_id="x", max_block_ms=500) as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        bulk = await producer.send_many(
+            [ProducerRecord("t", b"a"), ProducerRecord("t", **odd), ProducerRecord("t", b"c")]
+        )
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        results = await bulk
+        assert isinstance(results[1], error)
+        assert isinstance(results[2], TransactionAborted)
+        async with producer.transaction():
+            await producer.send("t", b"next")
+        assert values(cluster) == [b"next"]
+
+
+async def test_every_refused_record_of_a_bulk_has_its_own_error() -> None:
+    """Also where an earlier one has cost the transaction already; what could have been sent was not, and says so."""
+    async with producing(transactional_id="x", max_block_ms=100, linger_ms=60_000) as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        odd = {error: fields for error, fields in REFUSED.items() if error is not UnknownTopicOrPartition}
+        records = [ProducerRecord("t", b"a"), ProducerRecord("t", b"v", partition=9)]
+        for fields in odd.values():
+            records += [ProducerRecord("t", **fields), ProducerRecord("t", b"good")]
+        records += [
+            ProducerRecord("t", b"v", partition=9),
+            ProducerRecord("no topic", b"v"),
+            ProducerRecord("t", b"v", headers=[("name", 5)]),  # type: ignore[list-item]
+        ]
+        bulk = await producer.send_many(records)
+        await producer.abort_transaction()
+        expected = [TransactionAborted, UnknownTopicOrPartition]
+        for error in odd:
+            expected += [error, TransactionAborted]
+        expected += [UnknownTopicOrPartition, InvalidTopic, SerializationError]
+        assert [type(result) for result in await bulk] == expected
+        assert producer.metrics()["record_error_total"] == len(records)
+        assert values(cluster) == []
+
+
+async def test_a_partitioner_that_raises_costs_the_transaction_and_not_the_producer() -> None:
+    """What is no error of Kafka's is a refused record as well."""
+
+    def partitioner(*_: Any) -> int | None:
+        raise ZeroDivisionError
+
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka, ProducerSettings(transactional_id="x"), partitioner=partitioner) as producer:
+            await producer.init_transactions()
+            with pytest.raises(TransactionAborted, match="ZeroDivisionError"):
+                await bulk_in_a_transaction(producer, ProducerRecord("t", b"v"))
+            async with producer.transaction():
+                await producer.send("t", b"next", partition=0)
+        assert values(cluster) == [b"next"]
+
+
+async def test_unknown_partitions_of_a_bulk_are_waited_for_once() -> None:
+    """However many they are, the good record behind them waits max_block_ms and not a multiple."""
+    async with producing(max_block_ms=200) as (_, producer):
+        numbers = [9, 9, 10, 11, 9, 12, 13, 14, 15, None]
+        started = asyncio.get_running_loop().time()
+        bulk = await producer.send_many([ProducerRecord("t", b"v", partition=number) for number in numbers])
+        assert asyncio.get_running_loop().time() - started < 3 * 0.2
+        *unknown, good = await bulk
+        assert isinstance(good, RecordMetadata)
+        said = [f"topic t, partition {number}: the topic has 1 partitions" for number in numbers[:-1]]
+        assert [str(error) for error in unknown] == said
+
+
+@pytest.mark.parametrize("number", [99, -1])
+async def test_a_partitioner_that_goes_wrong_is_quoted(number: int) -> None:
+    """The error names the partition it gave; one that none can have is refused without a wait."""
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        settings = ProducerSettings(max_block_ms=50 if number == 99 else 60_000)
+        async with Producer(kafka, settings, partitioner=lambda *_: number) as producer, asyncio.timeout(5):
+            with pytest.raises(UnknownTopicOrPartition if number == 99 else DataError, match=f"partition {number}"):
+                await producer.send("t", b"v")
+
+
+@pytest.mark.parametrize("partition", [-1, "0", 1.0])
+async def test_no_number_of_a_partition_is_refused_at_once(partition: Any) -> None:
+    """Nobody waits until there is such a partition, nor asks for it in columns."""
+    async with producing() as (_, producer), asyncio.timeout(5):
+        with pytest.raises(DataError, match=f"partition {partition!r}"):
+            await producer.send("t", b"v", partition=partition)
+        (error,) = await (await producer.send_many(RecordColumns("t", [None], [b"v"], None, partition)))
+        assert isinstance(error, DataError)
+
+
+async def test_what_waits_ends_when_the_producer_is_closed() -> None:
+    """At once, before what is under way is flushed, and with an error that says so."""
+    async with producing(max_block_ms=60_000) as (cluster, producer):
+        cluster.control(Api.PRODUCE, Drop())
+        stuck = await producer.send("t", b"stuck")
+        waiting: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(call)
+            for call in (
+                producer.send("nope", b"v"),
+                producer.send("t", b"v", partition=7),
+                producer.partitions_for("nope"),
+                producer.send_many([ProducerRecord("nope", b"v")]),
+                producer.send_many([ProducerRecord("t", b"v", partition=8)]),
+            )
+        ]
+        await waits(waiting)
+        closing = asyncio.ensure_future(producer.close())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            errors = await asyncio.gather(*waiting, return_exceptions=True)
+            assert not closing.done()
+            await producer.close(timeout_ms=0)
+        assert {type(error) for error in errors} == {IllegalState}
+        assert [str(error) for error in errors] == [
+            "the producer was closed while a send waited for metadata",
+            "the producer was closed while a send waited for partition 7 of topic t",
+            "the producer was closed while partitions_for waited for metadata",
+            "the producer was closed while a send waited for metadata",
+            "the producer was closed while a send waited for partition 8 of topic t",
+        ]
+        with pytest.raises(IllegalState):
+            await stuck
+
+
+async def test_a_wait_ends_by_itself_or_when_it_is_ended() -> None:
+    """A timeout of the caller's own stays one; a wait that is over is not ended any more."""
+    until_closed = UntilClosed()
+
+    async def for_ever(what: str) -> None:
+        async with until_closed(what):
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(for_ever("x"), 0.001)
+    async with until_closed("x"):
+        assert repr(until_closed) == "<UntilClosed 1 waiting>"
+    assert repr(until_closed) == "<UntilClosed 0 waiting>"
+    until_closed.end()
+    waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(for_ever(name)) for name in ("x", "y")]
+    await waits(waiting)
+    until_closed.end()
+    until_closed.end()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [str(error) for error in ended] == [f"the producer was closed while {name}" for name in ("x", "y")]
+
+
+async def test_a_fraction_of_a_millisecond_is_refused_in_an_open_batch_too() -> None:
+    """As it is where the record would open one."""
+    async with producing(linger_ms=60_000) as (cluster, producer):
+        await producer.send("t", b"opens")
+        with pytest.raises(InvalidTimestamp):
+            await producer.send("t", b"odd", timestamp=1.5)  # type: ignore[arg-type]
+        await producer.flush()
+        assert values(cluster) == [b"opens"]
+
+
+async def test_refused_records_count_as_errors() -> None:
+    """Each once, by topic and in total, whether its error was raised or is a result; of a bulk one line is logged."""
+    registry = CollectorRegistry()
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka, ProducerSettings(max_block_ms=50), registry=registry) as producer:
+            for error, odd in REFUSED.items():
+                with pytest.raises(error):
+                    await producer.send("t", **odd)
+            assert producer.metrics()["record_error_total"] == len(REFUSED)
+            with capture_logs() as logged:
+                await producer.send_many([ProducerRecord("t", **odd) for odd in REFUSED.values()] * 2)
+            assert producer.metrics()["record_error_total"] == 3 * len(REFUSED)
+            assert registry.get_sample_value("penstock_producer_record_error_total", {"topic": "t"}) == 15
+    said = [(one["event"], one["records"]) for one in logged if one["log_level"] == "warning"]
+    assert said == [("records rejected", 10)]
+
+
+async def test_what_is_no_record_in_a_bulk() -> None:
+    """A TypeError says which; what was taken before it is taken back, since nobody has its fate."""
+    async with producing(linger_ms=60_000) as (cluster, producer):
+        await producer.send("t", b"opens")
+        for odd in (("t", b"v"), None, "t"):
+            with pytest.raises(TypeError, match=f"record 2 is a {type(odd).__name__}, not a ProducerRecord"):
+                await producer.send_many([ProducerRecord("t", b"a"), ProducerRecord("t", b"b"), odd])  # type: ignore[list-item]
+        await producer.flush()
+        assert values(cluster) == [b"opens"]
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        await producer.begin_transaction()
+        with pytest.raises(TypeError):
+            await producer.send_many([ProducerRecord("t", b"a"), ("t", b"v")])  # type: ignore[list-item]
+        with pytest.raises(TransactionAborted):
+            await producer.commit_transaction()
+        assert values(cluster) == []
+
+
+class Told(ProducerInterceptor):
+    """Keeps what it was told of."""
+
+    def __init__(self) -> None:
+        self.sent: list[Headers] = []
+        self.fates: list[tuple[Exception | None, Headers]] = []
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        self.sent.append(record.headers)
+        return record
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
+        self.fates.append((error, headers))
+
+
+async def test_a_send_cancelled_while_it_waits_is_told_of() -> None:
+    """Interceptors hear once that it was taken back, with its headers, and it counts as an error."""
+    told, headers = Told(), (("id", b"7"),)
+    async with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
+        async with Producer(kafka, interceptors=[told]) as producer:
+            sending = asyncio.ensure_future(producer.send("nope", b"v", headers=headers))
+            await waits([sending])
+            assert (told.sent, told.fates) == ([headers], [])
+            sending.cancel()
+            await asyncio.wait([sending])
+            assert sending.cancelled()
+            assert [(type(error), of) for error, of in told.fates] == [(SendCancelled, headers)]
+            assert producer.metrics()["record_error_total"] == 1

@@ -1,0 +1,254 @@
+"""The accumulator: when a batch is due, what shares a request, and in which order batches come back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.shared.clients.producer.batch import BatchState
+from penstock.shared.clients.producer.settings import ProducerSettings
+from penstock.shared.common.errors import SendCancelled
+from penstock.shared.common.records import TopicPartition
+from tests.shared.clients.producer.harness import (
+    A,
+    B,
+    C,
+    Harness,
+)
+
+
+def test_linger() -> None:
+    """A batch is due when it has lingered, and the delay says when that is."""
+    core = Harness(linger_ms=10)
+    record = core.send()
+    assert core.after(9) == []
+    assert core.delay_ms() == 1
+    assert core.after(1) == [record.batch]
+
+
+def test_a_full_batch_is_due_at_once() -> None:
+    """Records fill a batch in order; the one that does not fit opens the next, and the first is due."""
+    core = Harness(linger_ms=10, batch_size=150)
+    records = [core.send(value=b"%d" % i + b"x" * 30) for i in range(3)]
+    assert records[0].batch is records[1].batch is not records[2].batch
+    (batch,) = core.turn()
+    assert core.values(batch) == [record.value for record in records[:2]]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+def test_a_record_above_batch_size_has_a_batch_of_its_own(compression: str) -> None:
+    """An oversized record is sent alone and does not linger."""
+    core = Harness(linger_ms=10, batch_size=100, compression_type=compression)
+    record = core.send(value=b"x" * 500, key=b"k")
+    batch = core.turn_one()
+    assert (batch.count, core.values(batch)) == (1, [record.value])
+
+
+def test_the_delay_is_that_of_the_earliest_partition() -> None:
+    """Time alone makes the oldest open batch due first; what is sendable already needs no time."""
+    core = Harness(linger_ms=10, batch_size=150)
+    core.send(A)
+    core.now_ms = 5
+    core.send(C)
+    assert core.delay_ms() == 5
+    core.send(B, b"x" * 200)
+    assert [batch.tp for batch in core.turn()] == [B]
+    assert core.delay_ms() == 5
+
+
+def test_nothing_to_wait_for() -> None:
+    """With nothing queued there is no delay; with everything in flight there is that of the expiry alone."""
+    core = Harness()
+    assert core.delay_ms() is None
+    core.send()
+    core.turn()
+    assert core.delay_ms() == 10_000
+
+
+def test_flush_overrides_linger() -> None:
+    """A flush makes every batch due; when all have ended nothing is incomplete."""
+    core = Harness(linger_ms=2**31 - 1, delivery_timeout_ms=2**31)
+    records = [core.send(tp) for tp in (A, B, C) for _ in range(30)]
+    assert core.turn() == []
+    core.accumulator.flushes += 1
+    sent = core.turn()
+    assert core.accumulator.incomplete
+    for batch in sent:
+        core.answer(batch)
+    assert not core.accumulator.incomplete
+    assert all(record.fate for record in records)
+
+
+def test_waiters_for_memory_override_linger() -> None:
+    """Where a send waits for memory, lingering batches go out to make room."""
+    core = Harness(linger_ms=10)
+    record = core.send()
+    assert core.turn(hurry=True) == [record.batch]
+
+
+def test_a_request_is_bounded_and_partitions_take_turns() -> None:
+    """What does not fit into max_request_size waits for the next request; no partition is starved of being first."""
+    core = Harness(batch_size=1_000, max_request_size=1_500, max_in_flight_requests_per_connection=1)
+    for tp in (A, B):
+        for _ in range(3):
+            core.send(tp, b"x" * 800)
+    core.turn()
+    assert [(node, [batch.tp for batch in batches]) for node, batches in core.requests] == [(1, [A]), (1, [B])]
+    core.answer(core.requests[0][1][0])
+    core.answer(core.requests[1][1][0])
+    core.turn()
+    assert [[batch.tp for batch in batches] for _, batches in core.requests] == [[A], [B]]
+
+
+def test_turns_of_partitions_go_round() -> None:
+    """With room for one batch in a request, each node's partitions come one after the other, and begin again."""
+    d = TopicPartition("t", 3)
+    core = Harness(batch_size=100, max_request_size=100, max_in_flight_requests_per_connection=1)
+    core.leaders = {A: 1, B: 1, C: 2, d: 2}
+    for tp in (A, B, C, d):
+        core.send(tp, b"x" * 80)
+
+    def one_request_each() -> list[TopicPartition]:
+        drained = core.accumulator.drain(
+            0, lambda tp: core.leaders[tp], *[lambda _: True] * 2, core.completion.may_send, hurry=False
+        )
+        batches = [batch for of in drained.requests.values() for batch in of]
+        for batch in batches:
+            core.completion.sent(batch, 0)
+            core.answer(batch)
+        return [batch.tp for batch in batches]
+
+    assert one_request_each() == [A, C]
+    core.send(A, b"x" * 80)
+    core.send(C, b"x" * 80)
+    assert one_request_each() == [B, d]
+    assert one_request_each() == [A, C]
+    assert one_request_each() == []
+
+
+def test_batches_of_a_node_share_a_request() -> None:
+    """One request for each node, with one batch of each partition."""
+    core = Harness()
+    core.leaders = {A: 1, B: 1, C: 2}
+    for tp in (A, B, C):
+        core.send(tp)
+    core.turn()
+    assert [(node, [batch.tp for batch in batches]) for node, batches in core.requests] == [(1, [A, B]), (2, [C])]
+
+
+def test_a_single_batch_above_max_request_size_goes_alone() -> None:
+    """A batch is never held back for its own size alone."""
+    core = Harness(max_request_size=100)
+    core.send(value=b"x" * 500)
+    core.send(B)
+    core.turn()
+    assert [[batch.tp for batch in batches] for _, batches in core.requests] == [[A], [B]]
+
+
+def test_a_node_that_leads_nothing_gets_nothing() -> None:
+    """Only leaders of partitions with something due appear in a drain."""
+    core = Harness()
+    core.send()
+    core.leaders = {A: 2}
+    core.turn()
+    assert [node for node, _ in core.requests] == [2]
+
+
+def test_no_leader() -> None:
+    """A due batch without a leader stays, and its topic is reported."""
+    core = Harness()
+    core.leaders[A] = None
+    record = core.send()
+    assert core.turn() == []
+    assert core.leaderless == {"t"}
+    core.leaders[A] = 1
+    assert core.turn() == [record.batch]
+
+
+def test_several_batches_of_a_partition_are_in_flight() -> None:
+    """Up to max_in_flight, with idempotence never above the five that a broker remembers."""
+    for most, out in ((1, 1), (3, 3), (5, 5)):
+        core = Harness(batch_size=100, max_in_flight_requests_per_connection=most)
+        core.warm_up()
+        for _ in range(8):
+            core.send(value=b"x" * 80)
+        assert len(core.turn()) == out
+    core = Harness(batch_size=100, max_in_flight_requests_per_connection=9, enable_idempotence=False)
+    for _ in range(8):
+        core.send(value=b"x" * 80)
+    assert len(core.turn()) == 8
+    assert not core.accumulator.queue(A).is_held_up(core.now_ms)
+    for _ in range(2):
+        core.send(value=b"x" * 80)
+    assert len(core.turn()) == 1
+    assert core.accumulator.queue(A).is_held_up(core.now_ms)
+
+
+def test_muted_partitions_are_left_alone() -> None:
+    """A partition that its transaction does not know yet is not drained, and time alone does not change that."""
+    core = Harness(transactional_id="tx", linger_ms=5)
+    assert core.transaction is not None
+    core.transaction.added.discard(B)
+    one, other = core.send(A), core.send(B)
+    assert core.after(5) == [one.batch]
+    assert core.delay_ms() == 10_000 - 5
+    core.transaction.added.add(B)
+    assert core.turn() == [other.batch]
+
+
+def test_a_batch_of_taken_back_records_is_never_sent() -> None:
+    """It ends without a leader, a request, or memory held."""
+    core = Harness()
+    core.leaders[A] = None
+    records = [core.send() for _ in range(3)]
+    assert all(record.cancel() for record in records)
+    assert core.turn() == []
+    assert core.leaderless == set()
+    assert not core.accumulator.incomplete
+    assert core.all_memory_is_back
+    assert all(isinstance(record.fate, SendCancelled) for record in records)
+    assert records[0].batch.state is BatchState.DONE
+
+
+def test_memory_bounds_a_batch() -> None:
+    """A batch_size above buffer_memory or max_request_size is that much: a batch can always have its memory."""
+    core = Harness(batch_size=10_000, buffer_memory=1_000)
+    core.send()
+    assert core.memory.available == 0
+    assert core.turn(hurry=True)
+    assert Harness(batch_size=10_000, max_request_size=500).accumulator.batch_size == 500
+
+
+def test_stress() -> None:
+    """Many records through few bytes: every one is sent once, in its partition's order."""
+    rng, core = random.Random(1), Harness(batch_size=200, buffer_memory=2_000)
+    sent: dict[TopicPartition, list[bytes]] = {A: [], B: []}
+    seen: dict[TopicPartition, list[bytes]] = {A: [], B: []}
+    for i in range(3_000):
+        while core.memory.available < 300:
+            for batch in core.turn(hurry=True):
+                seen[batch.tp] += core.values(batch)
+                core.answer(batch)
+        tp = rng.choice((A, B))
+        sent[tp].append(b"%d" % i)
+        core.send(tp, sent[tp][-1])
+    while core.accumulator.incomplete:
+        for batch in core.turn(hurry=True):
+            seen[batch.tp] += core.values(batch)
+            core.answer(batch)
+    assert seen == sent
+    assert core.all_memory_is_back
+
+
+def test_repr() -> None:
+    """The state reads as text."""
+    core = Harness(batch_size=100)
+    for _ in range(3):
+        core.send(value=b"x" * 80)
+    core.turn()
+    assert repr(core.accumulator) == "<RecordAccumulator 2 batches queued, 1 out>"
+    assert repr(core.accumulator.queue(A)) == "<PartitionQueue t-0, 2 queued, 1 out>"
+    assert core.accumulator.queued_batches(A) == 2
+    assert core.accumulator.queued_batches(B) == 0
+    assert ProducerSettings().batch_size == 16_384

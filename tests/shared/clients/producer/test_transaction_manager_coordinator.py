@@ -1,0 +1,198 @@
+"""What the coordinators' refusals cost: the transaction, or the producer."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import (
+    AuthorizationFailed,
+    FencedInstanceId,
+    InvalidProducerIdMapping,
+    InvalidTxnState,
+    PenstockError,
+    ProducerFenced,
+    TransactionAborted,
+)
+from penstock.shared.common.records import GroupMetadata, OffsetAndMetadata, TopicPartition
+from penstock.shared.testing.fake_broker import Api, ErrorCode, Fail, FakeCluster, Message, Request, Respond
+from tests.shared.clients.producer.clusters import producing
+
+TP = TopicPartition("t", 0)
+PATIENCE_SECONDS = 30
+
+
+async def transact(producer: Producer, *, offsets: bool) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS), producer.transaction():
+        delivery = await producer.send("t", b"v")
+        if offsets:
+            await producer.send_offsets_to_transaction({TP: OffsetAndMetadata(1)}, GroupMetadata("g"))
+        await delivery
+
+
+async def time_out(cluster: FakeCluster, producer: Producer) -> None:
+    await producer.begin_transaction()
+    await (await producer.send("t", b"early"))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while cluster.end_offset("t") < 2:  # noqa: ASYNC110 - the marker has no event
+            await asyncio.sleep(0)
+
+
+def values(cluster: FakeCluster) -> list[bytes | None]:
+    return [record.value for record in cluster.records("t")]
+
+
+@pytest.mark.parametrize(
+    ("api", "code", "error"),
+    [
+        (Api.ADD_PARTITIONS_TO_TXN, ErrorCode.TOPIC_AUTHORIZATION_FAILED, AuthorizationFailed),
+        (Api.FIND_COORDINATOR, ErrorCode.GROUP_AUTHORIZATION_FAILED, AuthorizationFailed),
+        (Api.ADD_OFFSETS_TO_TXN, ErrorCode.GROUP_AUTHORIZATION_FAILED, AuthorizationFailed),
+        (Api.TXN_OFFSET_COMMIT, ErrorCode.GROUP_AUTHORIZATION_FAILED, AuthorizationFailed),
+        (Api.TXN_OFFSET_COMMIT, ErrorCode.FENCED_INSTANCE_ID, FencedInstanceId),
+    ],
+)
+async def test_refusals_that_cost_the_transaction_alone(api: Api, code: ErrorCode, error: type[PenstockError]) -> None:
+    """The error says what is refused and that it is abortable; the next transaction is as good as any."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        control = cluster.control(api, Fail(code), times=1)
+        with pytest.raises((error, TransactionAborted), match=code.name) as caught:
+            await transact(producer, offsets=api is not Api.ADD_PARTITIONS_TO_TXN)
+        cause = caught.value.__cause__ if isinstance(caught.value, TransactionAborted) else caught.value
+        assert cause is None or isinstance(cause, error)
+        assert caught.value.abortable
+        control.remove()
+        await transact(producer, offsets=True)
+        assert values(cluster) == [b"v"], "the first was aborted"
+        assert cluster.committed("g")[TP].offset == 1
+
+
+@pytest.mark.parametrize(
+    ("api", "code", "error"),
+    [
+        (Api.ADD_PARTITIONS_TO_TXN, ErrorCode.PRODUCER_FENCED, ProducerFenced),
+        (Api.ADD_PARTITIONS_TO_TXN, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, AuthorizationFailed),
+        (Api.ADD_PARTITIONS_TO_TXN, ErrorCode.INVALID_TXN_STATE, InvalidTxnState),
+        (Api.ADD_OFFSETS_TO_TXN, ErrorCode.INVALID_PRODUCER_EPOCH, ProducerFenced),
+        (Api.TXN_OFFSET_COMMIT, ErrorCode.INVALID_PRODUCER_EPOCH, ProducerFenced),
+        (Api.TXN_OFFSET_COMMIT, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, AuthorizationFailed),
+        (Api.END_TXN, ErrorCode.PRODUCER_FENCED, ProducerFenced),
+    ],
+)
+async def test_refusals_that_end_the_producer(api: Api, code: ErrorCode, error: type[PenstockError]) -> None:
+    """Whatever is called from then on raises the same; of fencing it says both reasons there can be."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        cluster.control(api, Fail(code))
+        with pytest.raises(error, match=code.name) as caught:
+            await transact(producer, offsets=api in (Api.ADD_OFFSETS_TO_TXN, Api.TXN_OFFSET_COMMIT))
+        assert not caught.value.abortable
+        if error is ProducerFenced:
+            assert "a newer producer" in str(caught.value)
+            assert "transaction_timeout_ms=60000" in str(caught.value)
+        with pytest.raises(error):
+            await producer.begin_transaction()
+
+
+async def test_what_was_not_attempted_is_not_the_reason() -> None:
+    """Of several partitions the one that was refused is named, also where it is the last in the answer."""
+    async with producing(partitions=2, transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        rows = [
+            Message(partition=number, error_code=code)
+            for number, code in ((0, 55), (1, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+        ]
+        refused = Respond(Message(topics=[Message(name="t", partitions=rows)]))
+        cluster.control(Api.ADD_PARTITIONS_TO_TXN, refused, times=1)
+        await producer.begin_transaction()
+        for number in (0, 1):
+            await producer.send("t", b"refused", partition=number)
+        with pytest.raises(TransactionAborted, match="t-1: TOPIC_AUTHORIZATION_FAILED"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await transact(producer, offsets=False)
+
+
+@pytest.mark.parametrize("api", [Api.ADD_PARTITIONS_TO_TXN, Api.ADD_OFFSETS_TO_TXN, Api.END_TXN])
+async def test_an_expired_id_is_fetched_anew(api: Api) -> None:
+    """A coordinator that has forgotten the producer costs the transaction; the next one has a new epoch."""
+    async with producing(transactional_id="x") as (cluster, producer):
+        await producer.init_transactions()
+        ledger = producer._sender.completion.ledger
+        before = ledger.epoch
+        control = cluster.control(api, Fail(ErrorCode.INVALID_PRODUCER_ID_MAPPING), times=2)
+        with pytest.raises((InvalidProducerIdMapping, TransactionAborted)):
+            await transact(producer, offsets=True)
+        control.remove()
+        if api is Api.END_TXN:
+            assert ledger.epoch > before
+        await transact(producer, offsets=False)
+        assert values(cluster) == [b"v"]
+
+
+async def test_a_transaction_that_took_too_long() -> None:
+    """The coordinator has aborted it: the record's error says so, the abort gets the next epoch, and all goes on."""
+    async with producing(transactional_id="x", transaction_timeout_ms=100) as (cluster, producer):
+        await producer.init_transactions()
+        await time_out(cluster, producer)
+        late = await producer.send("t", b"late")
+        with pytest.raises(ProducerFenced, match="transaction_timeout_ms=100") as caught:
+            await late
+        assert caught.value.abortable
+        with pytest.raises(TransactionAborted, match="transaction_timeout_ms=100"):
+            await producer.commit_transaction()
+        await producer.abort_transaction()
+        await transact(producer, offsets=True)
+        assert values(cluster) == [b"v"]
+
+
+async def test_an_abort_of_what_timed_out() -> None:
+    """It is over at the coordinator already; the producer gets its next epoch and goes on."""
+    async with producing(transactional_id="x", transaction_timeout_ms=100) as (cluster, producer):
+        await producer.init_transactions()
+        await time_out(cluster, producer)
+        await producer.abort_transaction()
+        await transact(producer, offsets=False)
+        assert values(cluster) == [b"v"]
+
+
+async def test_an_abort_of_a_fenced_producer() -> None:
+    """Where a newer producer has the id, the next epoch is refused, and that is the end."""
+    async with producing(transactional_id="x") as (cluster, old), producing(transactional_id="x") as (_, __):
+        await old.init_transactions()
+        await old.begin_transaction()
+        await (await old.send("t", b"old"))
+        async with Producer(old._connection.settings, old._settings) as new:
+            await new.init_transactions()
+            with pytest.raises(ProducerFenced, match="a newer producer"):
+                await old.abort_transaction()
+            with pytest.raises(ProducerFenced):
+                await old.begin_transaction()
+            await transact(new, offsets=False)
+        assert values(cluster) == [b"v"]
+
+
+async def test_transactions_follow_each_other_soon() -> None:
+    """While the last one is being completed the next is asked for again within milliseconds."""
+    async with FakeCluster(transaction_completion_ms=20) as cluster:
+        cluster.create_topic("t")
+        async with producing(transactional_id="x") as (_, template):
+            settings = template._connection.settings.model_copy(
+                update={"bootstrap_servers": cluster.bootstrap_servers, "retry_backoff_ms": 60_000}
+            )
+            asked = 0
+
+            def count(_: Request) -> None:
+                nonlocal asked
+                asked += 1
+
+            cluster.control(Api.ADD_PARTITIONS_TO_TXN, count)
+            async with Producer(settings, template._settings) as producer:
+                await producer.init_transactions()
+                for _ in range(3):
+                    await transact(producer, offsets=False)
+            assert asked > 3, "the second and the third were refused at first"
+            assert len(cluster.records("t", committed=False)) == 3

@@ -1,0 +1,165 @@
+"""Sequence numbers of an idempotent producer: in order, without gaps, whatever fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.clients.producer.batch import ProducerState
+from penstock.shared.clients.producer.transaction_manager import EPOCH_MAX, SequenceLedger
+from penstock.shared.common.records import TopicPartition
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def ledger(epoch: int = 0) -> SequenceLedger:
+    made = SequenceLedger()
+    made.adopt(7, epoch)
+    return made
+
+
+def test_numbers_are_handed_out_in_order() -> None:
+    """Each batch starts behind the one before; partitions do not share numbers."""
+    sequences = ledger()
+    assert sequences.assign(A, 5) == ProducerState(7, 0, 0)
+    assert sequences.assign(A, 2) == ProducerState(7, 0, 5)
+    assert sequences.assign(B, 1) == ProducerState(7, 0, 0)
+
+
+def test_numbers_wrap() -> None:
+    """After 2^31 - 1 comes 0, and an acknowledgement across the wrap counts forward."""
+    sequences = ledger()
+    first = sequences.assign(A, 2**31 - 1)
+    second = sequences.assign(A, 3)
+    assert sequences.assign(A, 1).base_sequence == 2
+    sequences.acknowledged(A, first, 2**31 - 1)
+    sequences.acknowledged(A, second, 3)
+    sequences.given_up(A, lost=True)
+    sequences.settle(A)
+    assert sequences.epoch == 1, "the third was lost"
+
+
+def test_acknowledgements_may_come_in_any_order() -> None:
+    """A batch that is acknowledged says so for all before it; a later word of those changes nothing."""
+    sequences = ledger()
+    first, second = sequences.assign(A, 1), sequences.assign(A, 1)
+    sequences.acknowledged(A, second, 1)
+    sequences.acknowledged(A, first, 1)
+    sequences.given_up(A, lost=True)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(7, 0, 2)
+
+
+def test_one_batch_at_a_time_until_the_first_is_acknowledged() -> None:
+    """Under a new producer id and under a new epoch alike."""
+    sequences = ledger()
+    assert sequences.may_assign(A)
+    state = sequences.assign(A, 1)
+    assert not sequences.may_assign(A)
+    assert sequences.may_assign(B)
+    sequences.acknowledged(A, state, 1)
+    assert sequences.may_assign(A)
+    sequences.gap_shown(A)
+    assert not sequences.may_assign(A)
+    sequences.settle(A)
+    assert sequences.may_assign(A)
+    assert sequences.assign(A, 1) == ProducerState(7, 1, 0)
+    assert not sequences.may_assign(A)
+
+
+def test_what_was_surely_refused_is_used_again() -> None:
+    """No epoch is spent where no doubt is left."""
+    sequences = ledger()
+    sequences.assign(A, 4)
+    sequences.given_up(A, lost=False)
+    assert sequences.troubled() == [A]
+    assert not sequences.may_assign(A)
+    sequences.settle(A)
+    assert sequences.troubled() == []
+    assert sequences.assign(A, 1) == ProducerState(7, 0, 0)
+
+
+def test_what_was_lost_costs_an_epoch() -> None:
+    """It may still arrive: the broker is to refuse it."""
+    sequences = ledger()
+    sequences.assign(A, 4)
+    sequences.given_up(A, lost=True)
+    sequences.settle(A)
+    assert sequences.assign(A, 1) == ProducerState(7, 1, 0)
+
+
+def test_trouble_is_of_a_partition() -> None:
+    """Others hand out numbers meanwhile, and follow into the new epoch when all of theirs is acknowledged."""
+    sequences = ledger()
+    state = sequences.assign(B, 1)
+    sequences.acknowledged(B, state, 1)
+    pending = sequences.assign(B, 1)
+    sequences.assign(A, 1)
+    sequences.gap_shown(A)
+    assert sequences.has_gap(A)
+    assert sequences.is_troubled(A)
+    assert not sequences.is_troubled(B)
+    sequences.settle(A)
+    assert sequences.assign(B, 1) == ProducerState(7, 0, 2)
+    sequences.acknowledged(B, pending, 1)
+    sequences.acknowledged(B, ProducerState(7, 0, 2), 1)
+    assert sequences.assign(B, 1) == ProducerState(7, 1, 0)
+
+
+def test_one_bump_for_all_in_trouble() -> None:
+    """An epoch above the partition's own is enough."""
+    sequences = ledger()
+    for tp in (A, B):
+        sequences.assign(tp, 1)
+        sequences.gap_shown(tp)
+    sequences.settle(A)
+    sequences.settle(B)
+    assert sequences.epoch == 1
+    assert sequences.assign(A, 1) == sequences.assign(B, 1) == ProducerState(7, 1, 0)
+
+
+def test_an_answer_of_the_old_epoch_does_not_disturb_the_new() -> None:
+    """A batch of the old epoch that is acknowledged late leaves the new numbers alone."""
+    sequences = ledger()
+    old = sequences.assign(A, 5)
+    sequences.gap_shown(A)
+    sequences.settle(A)
+    sequences.acknowledged(A, sequences.assign(A, 3), 3)
+    sequences.acknowledged(A, old, 5)
+    assert sequences.assign(A, 1) == ProducerState(7, 1, 3)
+
+
+def test_epochs_run_out() -> None:
+    """After the last epoch a new producer id is needed, and no number is handed out until it is there."""
+    sequences = ledger(EPOCH_MAX)
+    for tp in (A, B):
+        sequences.assign(tp, 1)
+        sequences.gap_shown(tp)
+    for tp in (A, B):
+        sequences.settle(tp)
+    assert not sequences.ready
+    assert not sequences.may_assign(A)
+    with pytest.raises(AssertionError):
+        sequences.assign(A, 1)
+    sequences.adopt(8, 0)
+    assert sequences.assign(A, 1) == ProducerState(8, 0, 0)
+
+
+def test_forgetting() -> None:
+    """Between transactions every partition starts anew, without trouble."""
+    sequences = ledger()
+    sequences.assign(A, 1)
+    sequences.given_up(A, lost=False)
+    sequences.forget()
+    assert sequences.troubled() == []
+    assert sequences.assign(A, 1) == ProducerState(7, 0, 0)
+
+
+def test_trouble_of_a_partition_that_has_no_numbers() -> None:
+    """Word of a partition that was forgotten is nobody's."""
+    sequences = ledger()
+    sequences.given_up(A, lost=True)
+    sequences.gap_shown(A)
+    sequences.acknowledged(A, ProducerState(7, 0, 0), 1)
+    assert not sequences.has_gap(A)
+    assert sequences.troubled() == []
+    assert repr(sequences) == "<SequenceLedger producer 7 epoch 0, 0 partitions>"
