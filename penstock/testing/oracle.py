@@ -1,4 +1,4 @@
-"""Replays recorded cases of Kafka Streams and compares; see `penstock.shared.testing.oracle`.
+"""Replays recorded cases of Kafka Streams and compares the output; see `penstock.shared.testing.oracle`.
 
 python -m penstock.testing.oracle [--columns] [--store in_memory|rocksdb] FILE…
 """
