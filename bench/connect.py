@@ -177,7 +177,7 @@ def postgres_of(url: str) -> AbstractContextManager[str]:
 def too_slow(figures: dict[str, Figures]) -> bool:
     """Whether Postgres received fewer rows than its target; prints the rate."""
     if POSTGRES not in figures:
-        print(f"  {POSTGRES}: not measured, because there is no Postgres on this machine")
+        print(f"  {POSTGRES}: left out, because there is no Postgres on this machine")
         return False
     rate = figures[POSTGRES]["records_per_second"]
     print(f"  {POSTGRES}: {rate:,.0f} rows/s (asked for: {POSTGRES_ROWS_MIN:,})")

@@ -1,4 +1,4 @@
-"""What each commit strategy commits, and a listener that commits at a rebalance: `python examples/committing.py`."""
+"""The commits of each commit strategy, and a listener that commits at a rebalance: `python examples/committing.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CommitStrategy = Literal["none", "auto", "sync", "async"]
 
 
 class CommitFirst(RebalanceListener):
-    """What was handed out is processed when a poll calls this: it is committed before another member gets the rest."""
+    """Commits before a rebalance. The records of earlier polls are processed by then, so no other member reads them."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -33,7 +33,7 @@ class CommitFirst(RebalanceListener):
 
 
 async def by_strategy(kafka: KafkaSettings, settings: ConsumerSettings, *, at_the_end: bool) -> None:
-    """Read all orders. Under `none` nothing is committed but by `commit`."""
+    """Read all orders. Under `none` only `commit` commits."""
     async with Consumer(kafka, settings) as consumer:
         consumer.subscribe(["orders"])
         seen = 0
@@ -44,7 +44,7 @@ async def by_strategy(kafka: KafkaSettings, settings: ConsumerSettings, *, at_th
 
 
 async def two_members(kafka: KafkaSettings) -> tuple[int, int]:
-    """One reads all orders before a second one joins; gives how often it was told, and what the second one found."""
+    """Let one member read all orders before a second one joins; return the rebalances, and the orders read again."""
     settings = ConsumerSettings(group_id="two", auto_offset_reset="earliest", heartbeat_interval_ms=20)
     async with Consumer(kafka, settings) as first, Consumer(kafka, settings) as second:
         listener = CommitFirst(first)
@@ -80,9 +80,9 @@ async def main() -> None:
             committed = sum(position.offset for position in cluster.committed(group).values())
             print(f"{group}: {committed} of {ORDERS} committed")
         revoked, again = await two_members(kafka)
-        print(f"told of {revoked} rebalance, {again} orders read again")
+        print(f"{revoked} rebalance, {again} orders read again")
 
 
 if __name__ == "__main__":
     asyncio.run(main())
-# told of 1 rebalance, 0 orders read again
+# 1 rebalance, 0 orders read again

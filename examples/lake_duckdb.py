@@ -1,6 +1,6 @@
 """The lake in DuckDB: `python examples/lake_duckdb.py LAKE/APPLICATION STORE`.
 
-deltalake opens the tables, and DuckDB reads of their files what a query needs.
+deltalake opens the tables, and DuckDB reads only those of their files that a query needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def connect(folder: str, store: str) -> duckdb.DuckDBPyConnection:
 
 
 def main(folder: str, store: str) -> None:
-    """The busiest days of what is closed, and the windows that are open the longest."""
+    """Print the days with the most closed windows, and the windows that have been open the longest."""
     if not DeltaTable.is_deltatable(f"{folder}/state"):
         sys.exit(f"{folder}/state: there is no such table: nothing was compacted yet, or the folder is another")
     database = connect(folder, store)
@@ -37,7 +37,7 @@ def main(folder: str, store: str) -> None:
 
 
 def busiest_days(database: duckdb.DuckDBPyConnection) -> None:
-    """Windows and keys by day, of what is closed."""
+    """Closed windows and keys by day."""
     days = """
         SELECT CAST(window_end AS DATE) AS day, count(*) AS windows, count(DISTINCT columns('^key')) AS keys
         FROM closed GROUP BY day ORDER BY windows DESC"""
@@ -46,7 +46,7 @@ def busiest_days(database: duckdb.DuckDBPyConnection) -> None:
 
 
 def longest_open(database: duckdb.DuckDBPyConnection, store: str) -> None:
-    """The three windows that are open the longest. Of a window the newest row counts; keys are bytes."""
+    """The three windows that have been open the longest. The newest row of a window counts; keys are bytes."""
     longest = """
         SELECT key, end_ms - start_ms AS ms FROM state WHERE row = 'window' AND store = ?
         QUALIFY row_number() OVER (PARTITION BY partition, key, start_ms ORDER BY changelog_offset DESC) = 1 AND live

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 
 def main(folder: str, store: str) -> None:
-    """The busiest days of what is closed, and the windows that are open the longest."""
+    """Print the days with the most closed windows, and the windows that have been open the longest."""
     if not DeltaTable.is_deltatable(f"{folder}/state"):
         sys.exit(f"{folder}/state: there is no such table: nothing was compacted yet, or the folder is another")
     state = pl.scan_delta(f"{folder}/state")
@@ -24,7 +24,7 @@ def main(folder: str, store: str) -> None:
 
 
 def busiest_days(closed: pl.LazyFrame) -> None:
-    """Windows and keys by day, of what is closed."""
+    """Closed windows and keys by day."""
     key = "key" if "key" in closed.collect_schema() else "key_bytes"
     days = closed.group_by(day=pl.col("window_end").dt.date()).agg(windows=pl.len(), keys=pl.col(key).n_unique())
     for day, windows, keys in days.sort("windows", descending=True).collect().iter_rows():
@@ -32,7 +32,7 @@ def busiest_days(closed: pl.LazyFrame) -> None:
 
 
 def longest_open(state: pl.LazyFrame, store: str) -> None:
-    """The three windows that are open the longest. Of a window the newest row counts; keys are bytes."""
+    """The three windows that have been open the longest. The newest row of a window counts; keys are bytes."""
     own = state.filter((pl.col("row") == "window") & (pl.col("store") == store))
     own = own.select("partition", "key", "start_ms", "end_ms", "live", "changelog_offset").sort("changelog_offset")
     newest = own.unique(["partition", "key", "start_ms"], keep="last").filter("live")

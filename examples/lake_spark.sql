@@ -1,8 +1,8 @@
 -- The lake in Spark SQL, with Delta's extension, as docs/lake.md runs it: the variable folder is LAKE/APPLICATION.
--- The busiest days of what is closed:
+-- The days with the most closed windows:
 SELECT to_date(window_end) AS day, count(*) AS windows, count(DISTINCT key) AS keys
 FROM delta.`${folder}/closed/${store}` GROUP BY day ORDER BY windows DESC;
--- The windows that are open the longest. Of a window the newest row counts:
+-- The windows that have been open the longest. The newest row of a window counts:
 SELECT CAST(key AS STRING) AS key, end_ms - start_ms AS ms
 FROM (SELECT *, row_number() OVER (PARTITION BY partition, key, start_ms ORDER BY changelog_offset DESC) AS nth
       FROM delta.`${folder}/state` WHERE row = 'window' AND store = '${store}')

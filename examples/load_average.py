@@ -1,4 +1,4 @@
-"""A source connector: this machine's load average, once every interval."""
+"""A source connector: this machine's load average, once per interval."""
 
 import asyncio
 import os

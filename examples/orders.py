@@ -9,15 +9,15 @@ from penstock.testing import FakeCluster
 
 
 async def main() -> tuple[int, int]:
-    """The first record's offset, and how many records were read."""
+    """Return the first record's offset, and the number of records read."""
     async with FakeCluster() as cluster:  # a real one is KafkaSettings(bootstrap_servers="kafka:9092")
         cluster.create_topic("orders", partitions=4)
         kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap_servers)
         async with Producer(kafka) as producer:
-            delivery = await producer.send("orders", b"tea", key=b"ann")  # waits only for room in the buffer
-            stored = await delivery  # waits for the broker: a RecordMetadata, or an error is raised
+            delivery = await producer.send("orders", b"tea", key=b"ann")  # waits only for buffer memory
+            stored = await delivery  # waits for the broker: returns a RecordMetadata or raises an error
             cups = [ProducerRecord("orders", b"cup %d" % number, b"bob") for number in range(1000)]
-            await (await producer.send_many(cups)).first_error()  # one wait for all of them: None
+            await (await producer.send_many(cups)).first_error()  # waits for all of them; None: all stored
         settings = ConsumerSettings(group_id="shop", auto_offset_reset="earliest", commit_strategy="async")
         async with Consumer(kafka, settings) as consumer:
             consumer.subscribe(["orders"])

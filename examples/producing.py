@@ -1,6 +1,6 @@
 """A producer with batches, a delivery timeout, an interceptor and a partitioner: `python examples/producing.py`.
 
-The broker runs in this process. It refuses the last record until the record's time is up.
+The broker runs in this process. It rejects the last record until the record's delivery timeout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.testing import Api, ErrorCode, Fail, FakeCluster, Request
 
 
 class Counting(ProducerInterceptor):
-    """Counts what is sent, what is stored and what is not."""
+    """Counts records that are sent, stored and failed."""
 
     def __init__(self) -> None:
         self.sent = self.stored = self.failed = 0
@@ -40,7 +40,7 @@ class Counting(ProducerInterceptor):
 
 
 def guests_last(topic: str, key: bytes | None, value: bytes | None, partitions: Sequence[int]) -> int | None:
-    """Orders of guests go to the last partition, all others where their key's hash says."""
+    """Send orders of guests to the last partition. The key's hash decides for all others."""
     return partitions[-1] if key is not None and key.startswith(b"guest") else None
 
 

@@ -1,4 +1,4 @@
-"""Session windows that grow together, and a processor that forwards what it holds on a grid of stream time.
+"""Session windows that merge, and a processor that forwards its records at multiples of ten minutes of stream time.
 
 python examples/punctuated_sessions.py
 """

@@ -1,10 +1,10 @@
-"""Testing code that uses Kafka, without a broker: what happens when an answer is lost, a leader moves, a node is gone.
+"""Tests code that uses Kafka without a broker: an answer is lost, a leader moves, a node stops.
 
     python examples/testing_without_a_broker.py
 
-`take_order` stands for the code of yours that is tested. Each test starts a cluster of its own, in this process,
-within milliseconds; there is nothing to install and nothing to clean up. The functions are tests as pytest takes them;
-run as a script, the file runs them all.
+`take_order` stands for your code under test. Each test starts its own cluster in this process, within milliseconds.
+There is nothing to install and nothing to clean up. The functions are pytest tests. As a script, the file runs them
+all.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ ORDERS = "orders"
 
 
 async def take_order(producer: Producer, customer: str, order: bytes) -> int:
-    """The code under test: an order is taken when it is stored. Gives its offset."""
+    """The code under test: an order is taken when it is stored. Returns its offset."""
     delivery = await producer.send(ORDERS, order, key=customer.encode())
     return (await delivery).offset
 
 
 def settings(cluster: FakeCluster) -> KafkaSettings:
-    """Where the cluster is; requests time out soon, so that a test of lost answers does not take half a minute."""
+    """The cluster's address. Requests time out soon, so that a test of lost answers does not take half a minute."""
     return KafkaSettings(bootstrap_servers=cluster.bootstrap_servers, request_timeout_ms=500, retry_backoff_ms=20)
 
 
 async def test_an_order_is_taken_though_the_broker_is_not_ready() -> None:
-    """Two refusals that pass are retried, and nobody notices."""
+    """Two temporary errors are retried, and the caller does not notice."""
     async with FakeCluster(nodes=3) as cluster:
         cluster.create_topic(ORDERS)
         refusals = cluster.control(Api.PRODUCE, Fail(ErrorCode.NOT_ENOUGH_REPLICAS), times=2)
@@ -41,7 +41,7 @@ async def test_an_order_is_taken_though_the_broker_is_not_ready() -> None:
 
 
 async def test_an_order_is_not_taken_twice() -> None:
-    """The broker stores the order and its answer is lost; the retry finds it there."""
+    """The broker stores the order but its answer is lost; the retry does not store it again."""
     async with FakeCluster() as cluster:
         cluster.create_topic(ORDERS)
         cluster.control(Api.PRODUCE, Drop(handled=True), times=1)
@@ -70,7 +70,7 @@ async def test_an_order_follows_its_leader() -> None:
 
 
 async def test_an_order_survives_a_node() -> None:
-    """A node goes down between two orders, and another one leads."""
+    """A node stops between two orders, and another node leads."""
     async with FakeCluster(nodes=3) as cluster:
         cluster.create_topic(ORDERS)
         async with Producer(settings(cluster)) as producer:
@@ -83,7 +83,7 @@ async def test_an_order_survives_a_node() -> None:
 
 
 async def test_an_order_without_end_is_refused() -> None:
-    """What the broker says is said, and nothing is stored."""
+    """The broker's error is raised, and nothing is stored."""
     async with FakeCluster() as cluster:
         cluster.create_topic(ORDERS, configs={"max.message.bytes": "1000"})
         async with Producer(settings(cluster)) as producer:
@@ -97,7 +97,7 @@ async def test_an_order_without_end_is_refused() -> None:
 
 
 async def test_orders_are_worked_off_once() -> None:
-    """A group reads what was written, commits, and has nothing more to do."""
+    """A group reads the orders and commits; afterwards there is nothing left to read."""
     async with FakeCluster(nodes=2) as cluster:
         cluster.create_topic(ORDERS, partitions=4)
         async with Producer(settings(cluster)) as producer:

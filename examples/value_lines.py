@@ -1,4 +1,4 @@
-"""A sink connector: the values of its topics as lines of a file, written before their offsets are committed."""
+"""A sink connector: writes the values of its topics as lines of a file, before their offsets are committed."""
 
 import asyncio
 from collections.abc import Mapping

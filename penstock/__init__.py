@@ -1,4 +1,4 @@
-"""Penstock's public names: what user code imports.
+"""Penstock's public names, for imports of user code.
 
 >>> from penstock import Count, Mean, StreamsBuilder
 >>> builder = StreamsBuilder()
@@ -8,7 +8,7 @@
 ['visits', 'clicks-dlq', 'clicks-late']
 
 Clients are in `penstock.clients`, streams in `penstock.streams`, test tools in `penstock.testing`, errors in
-`penstock.errors`; what is most used is here.
+`penstock.errors`. This module has the most used names.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ __all__ = [
 _MODULES = ("penstock.clients", "penstock.streams")
 
 
-if not TYPE_CHECKING:  # a checker would take every name for one that is there
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> object:
         """Imports a public name's module when the name is first used (PEP 562): `import penstock` is cheap."""

@@ -1,6 +1,6 @@
-"""Producer, consumer and admin, with their settings, their serializers and the values they take and give.
+"""Producer, consumer and admin client, with their settings, serializers, arguments and results.
 
-A program that produces does not load the consumer: the clients are imported when a name of theirs is first used.
+Each client is imported when one of its names is first used, so a program that only produces does not load the consumer.
 """
 
 import importlib as _importlib
@@ -170,18 +170,18 @@ _CLIENTS = (
         "penstock.services.consumer.settings": ("ConsumerServiceSettings",),
     },
 )
-"""What is not loaded yet, client by client: modules, and their names that are public here.
+"""The clients that are not loaded yet: for each, its modules and their public names.
 
-A client is loaded as a whole, so that the annotations of each of its classes find what they name.
+A client is loaded as a whole, so that the annotations of its classes can be resolved.
 """
 
 _publish(__name__, globals(), [name for name in __all__ if name in globals()])
 
 
-if not TYPE_CHECKING:  # a checker would take every name for one that is there
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> object:
-        """Imports a client when a name of it is first used (PEP 562), and publishes all that is here of it."""
+        """Imports a client when one of its names is first used (PEP 562), and publishes its names."""
         for modules in _CLIENTS:
             if any(name in names for names in modules.values()):
                 for module, names in modules.items():

@@ -1,4 +1,4 @@
-"""Every error that Penstock raises on purpose; the base says what to do, see `penstock.shared.common.errors`."""
+"""The errors that Penstock raises. The base class says what to do; see `penstock.shared.common.errors`."""
 
 from penstock.shared.common.errors import (
     AbortableError,

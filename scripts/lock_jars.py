@@ -1,12 +1,12 @@
-"""Makes the lock files of jars again: which jars Kafka, Spark's connectors, … need, each with its size and SHA-256.
+"""Updates the lock files of jars: the jars that Kafka, Spark's connectors, … need, each with its size and SHA-256.
 
     .venv/bin/python scripts/lock_jars.py [--check] [FILE ...]
 
-A lock file is `*_jars.json`; without FILE all of the checkout are made. To change a version, edit the file's `roots`
-(`group:artifact:version`), and `title` and `folder` with them, then run this. What the roots need at run time is
-resolved by the Ivy that comes with pyspark, which a Java runs; the repository is the one that Penstock downloads jars
-from, without the credentials of a settings.xml. All jars are downloaded, into a folder that is removed at the end.
-`--check` writes nothing: status 1 where a file would change.
+A lock file is `*_jars.json`. Without FILE all lock files of the checkout are updated. To change a version, edit the
+file's `roots` (`group:artifact:version`), and `title` and `folder` with them, then run this. The Ivy that comes with
+pyspark resolves the runtime dependencies of the roots; it needs Java. The repository is the one that Penstock downloads
+jars from, without the credentials of a settings.xml. All jars are downloaded into a folder that is removed at the end.
+`--check` writes nothing, and returns status 1 if a file would change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATTERN = "[orgPath]/[module]/[revision]/[artifact]-[revision](-[classifier]).[e
 
 
 class Wanted(msgspec.Struct):
-    """What of a lock file is written by hand."""
+    """The fields of a lock file that are edited by hand."""
 
     title: str
     folder: str
@@ -41,7 +41,7 @@ class Wanted(msgspec.Struct):
 
 
 def ivy_module(wanted: Wanted) -> str:
-    """The Ivy file that asks for the roots, with what they depend on at run time."""
+    """The Ivy file that requests the roots with their runtime dependencies."""
     asked = "".join(
         f"<dependency org={quoteattr(org)} name={quoteattr(name)} rev={quoteattr(rev)} conf='default->default'/>"
         for org, name, rev in (root.split(":") for root in wanted.roots)
@@ -68,7 +68,7 @@ def ivy_settings(repository: Repository, cache: Path) -> str:
 
 
 def resolve(wanted: Wanted, work: Path) -> JarSet:
-    """The lock of what is wanted."""
+    """The lock of the wanted jars."""
     (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
     (work / "ivy.xml").write_text(ivy_module(wanted), encoding="utf-8")
     (work / "ivysettings.xml").write_text(ivy_settings(find_repository(os.environ), work / "cache"), encoding="utf-8")
@@ -106,7 +106,7 @@ def _lines(value: str | tuple[str, ...]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Make the locks that are named, or all."""
+    """Update the named locks, or all."""
     if unknown := [argument for argument in arguments if argument.startswith("-") and argument != "--check"]:
         print(f"{unknown[0]}: no such option\n\n{__doc__}", file=sys.stderr)
         return 2

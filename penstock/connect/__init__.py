@@ -1,4 +1,4 @@
-"""The Connect runtime: what a connector, a converter or a transform is written with."""
+"""The Connect API: the classes for writing a connector, a converter or a transform."""
 
 from penstock.shared.common.public_names import publish as _publish
 from penstock.shared.connect.allowed_files import AllowedFiles

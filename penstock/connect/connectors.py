@@ -1,4 +1,4 @@
-"""The connectors that ship, under the names that configurations have for them.
+"""The connectors that are part of Penstock, with the names that configurations use.
 
 Each class is imported when it is first used.
 """
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a checker would take every name for one that is there
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> type:
         return _builtin(__name__, name)

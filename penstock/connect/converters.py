@@ -1,4 +1,4 @@
-"""The converters that ship, under the names that configurations have for them.
+"""The converters that are part of Penstock, with the names that configurations use.
 
 Each class is imported when it is first used.
 """
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a checker would take every name for one that is there
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> type:
         return _builtin(__name__, name)

@@ -1,4 +1,4 @@
-"""The transforms and predicates that ship, under the names that configurations have for them.
+"""The transforms and predicates that are part of Penstock, with the names that configurations use.
 
 Each class is imported when it is first used.
 """
@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a checker would take every name for one that is there
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> type:
         return _builtin(__name__, name)

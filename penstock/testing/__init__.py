@@ -1,4 +1,4 @@
-"""Test tools: the topology test driver, a clock that stands still, and a Kafka cluster in the test's own process."""
+"""Test tools: the topology test driver, a manual clock, and a Kafka cluster in the test's own process."""
 
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ _LAZY = "TopologyTestDriver"
 _publish(__name__, globals(), [name for name in __all__ if name != _LAZY])
 
 
-if not TYPE_CHECKING:  # a checker would take every name for one that is there
+if not TYPE_CHECKING:  # with __getattr__ a type checker would accept every name
 
     def __getattr__(name: str) -> object:
         """Imports the test driver when it is first used: the rest does not need the extra `streams`."""

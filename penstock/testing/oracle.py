@@ -1,6 +1,6 @@
-"""Replays recorded cases of Kafka Streams and compares; see `penstock.shared.testing.oracle`.
+"""Replays recorded cases of Kafka Streams and compares the output; see `penstock.shared.testing.oracle`.
 
-python -m penstock.testing.oracle [--columns] [--store in_memory|rocksdb] FILE…
+python -m penstock.testing.oracle [--batch N] [--store in_memory|rocksdb] FILE…
 """
 
 import sys as _sys
