@@ -31,14 +31,13 @@ from penstock.api.connect_forwarding import Forwarding
 from penstock.api.problem import json_response
 from penstock.shared.common import metrics
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
 from penstock.shared.connect.herder.connector_offsets import rows_of
 from penstock.shared.connect.herder.distributed import DistributedHerder
-from penstock.shared.connect.herder.errors import BadRequest
 from penstock.shared.connect.herder.loggers import level_number
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.properties import text_map
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import RestartRequest
 
 Herder = DistributedHerder | StandaloneHerder

@@ -9,9 +9,9 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from penstock.api.cross_site import is_simple
-from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import text_map
-from penstock.shared.connect.states import TargetState
+from penstock.shared.connect.runtime.states import TargetState
 
 SLASH = "\x00"
 """Stands in a path's segment for a slash that was written as %2F."""

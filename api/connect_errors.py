@@ -26,7 +26,7 @@ log = get_logger(__name__)
 STATUSES: dict[type[errors.PenstockError], int] = {
     connect.ConnectorNotFound: 404,
     errors.ConfigError: 400,
-    herder.BadRequest: 400,
+    connect.BadRequest: 400,
     herder.AlreadyExists: 409,
     herder.RebalanceNeeded: 409,
     herder.StaleConfig: 409,

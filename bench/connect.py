@@ -30,13 +30,13 @@ from penstock.shared.common.jars import fetch_jars, read_jar_set
 from penstock.shared.common.java import find_java
 from penstock.shared.common.records import ProducerRecord
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
-from penstock.shared.connect.task_factory import TaskFactory
-from penstock.shared.connect.worker import Worker
-from penstock.shared.connect.worker_config import WorkerConfig
-from penstock.shared.connect.worker_task import TaskSpec
 from tests.integration.connect.postgres import found, server
 
 TOPIC = "bench"

@@ -24,7 +24,7 @@ NO_MODULE = {
     "tests/test_readme.py": "README.md",
     "tests/shared/clients/producer/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/shared/streams/test_coverage_map.py": "COVERAGE.md beside it",
-    "tests/shared/connect/test_coverage_map.py": "COVERAGE.md beside it",
+    "tests/shared/connect/runtime/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/shared/clients/consumer/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/shared/connect/herder/test_coverage_map.py": "COVERAGE.md beside it",
     "tests/test_packaging.py": "the wheel",

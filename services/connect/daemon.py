@@ -30,14 +30,14 @@ from penstock.shared.connect.herder.settings import DistributedConfig, Standalon
 from penstock.shared.connect.herder.standalone import StandaloneHerder
 from penstock.shared.connect.isolation.process import Processes
 from penstock.shared.connect.isolation.process_task import IsolatedTasks
-from penstock.shared.connect.offset_store import OffsetBackingStore
-from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.config_state import ConfigChange
 from penstock.shared.connect.storage.config_store import ConfigStore, KafkaConfigStore, MemoryConfigStore
 from penstock.shared.connect.storage.offset_store import FileOffsetStore, KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore, StatusStore
-from penstock.shared.connect.task_factory import TaskFactory
-from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

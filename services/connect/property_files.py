@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import parse_properties, text_map
 
 

@@ -18,7 +18,7 @@ from penstock.services.connect.settings import CommandLine
 from penstock.shared.common import daemon
 from penstock.shared.connect.allowed_files import FILES_ALLOWED
 from penstock.shared.connect.herder.settings import DistributedConfig
-from penstock.shared.connect.plugins import Plugins
+from penstock.shared.connect.runtime.plugins import Plugins
 
 PROGRAM = "penstock connect"
 CLUSTER = "connect"

@@ -59,6 +59,10 @@ class ConnectErrorThere(FailedThere, ConnectError):
     """Raised in another process: it cannot be done."""
 
 
+class BadRequest(ConnectError):
+    """A request or a setting in it is malformed (400)."""
+
+
 class ToleranceExceeded(ConnectError):
     """A record failed, and errors are not tolerated."""
 

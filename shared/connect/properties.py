@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from penstock.shared.common.errors import ConfigError
-from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.errors import BadRequest
 
 _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
@@ -76,3 +77,12 @@ def text_map(body: Any, what: str) -> dict[str, str]:
         elif value is not None:
             raise BadRequest(f"The {what}'s {name!r} must be a text, not {type(value).__name__}")
     return found
+
+
+def with_prefix(props: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The properties that begin with a prefix, without it.
+
+    >>> with_prefix({"key.converter": "x", "key.converter.schemas.enable": "false"}, "key.converter.")
+    {'schemas.enable': 'false'}
+    """
+    return {name[len(prefix) :]: value for name, value in props.items() if name.startswith(prefix)}

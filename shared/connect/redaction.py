@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from penstock.shared.connect.config_types import HIDDEN, Password, Type
-from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.errors import BadRequest
 
 SECRET_WORDS = (
     *("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info"),

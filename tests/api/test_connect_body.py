@@ -9,9 +9,9 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 
 from penstock.api.connect_body import config_of, create_request, json_body, json_list, patch_of
-from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.properties import text_map
-from penstock.shared.connect.states import TargetState
+from penstock.shared.connect.runtime.states import TargetState
 
 
 def test_a_create_request_has_name_config_and_state() -> None:

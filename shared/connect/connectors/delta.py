@@ -21,9 +21,9 @@ from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance
 from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import row_of, table_of
 from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.task import Offsets, SinkTask
-from penstock.shared.connect.worker_config import with_prefix
 
 HIGH, MEDIUM = Importance.HIGH, Importance.MEDIUM
 

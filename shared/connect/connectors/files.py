@@ -27,10 +27,10 @@ from penstock.shared.connect.connector import Props, SinkConnector
 from penstock.shared.connect.connectors.arrow_rows import NothingInIt, table_of
 from penstock.shared.connect.converters.json_schema import value_to_json
 from penstock.shared.connect.errors import ConfigError, ConnectError, DataError, RetriableError
+from penstock.shared.connect.properties import with_prefix
 from penstock.shared.connect.record import SinkRecord
 from penstock.shared.connect.redaction import without_passwords
 from penstock.shared.connect.task import Offsets, SinkTask
-from penstock.shared.connect.worker_config import with_prefix
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 NEVER_MS = float("inf")

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.shared.connect.group.connect_protocol import NOTHING, Work
-from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 T = TypeVar("T", str, ConnectorTaskId)
 

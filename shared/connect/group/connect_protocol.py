@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from penstock.shared.common.errors import SerializationError
-from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 PROTOCOL_TYPE = "connect"
 EAGER, COMPATIBLE, SESSIONED = 0, 1, 2

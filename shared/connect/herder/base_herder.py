@@ -17,25 +17,25 @@ from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import ConfigError, IllegalState
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect import redaction
-from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, said_of
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS
 from penstock.shared.connect.herder.connector_offsets import ConnectorOffsets, Row, Wanted
-from penstock.shared.connect.herder.errors import AlreadyExists, BadRequest, Forbidden, RequestTimedOut, StaleConfig
+from penstock.shared.connect.herder.errors import AlreadyExists, Forbidden, RequestTimedOut, StaleConfig
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.status_reporter import StatusReporter
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.offset_store import OffsetBackingStore
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.validation import ConfigInfos, class_given, plugin_definitions
+from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.config_records import Config
 from penstock.shared.connect.storage.config_state import ConfigSnapshot
 from penstock.shared.connect.storage.config_store import ConfigStore
 from penstock.shared.connect.storage.status_store import StatusStore
-from penstock.shared.connect.validation import ConfigInfos, class_given, plugin_definitions
 from penstock.shared.connect.version import CONNECT_VERSION
-from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

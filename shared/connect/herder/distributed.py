@@ -28,7 +28,7 @@ from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.errors import KafkaTimeout, PenstockError, ProducerFenced, RetriableError
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, said_of, trace_of
 from penstock.shared.connect.group.assignor import IncrementalAssignor
 from penstock.shared.connect.group.connect_protocol import PROTOCOL_NAMES, SESSIONED, Assignment, Work
 from penstock.shared.connect.group.worker_coordinator import WorkerCoordinator
@@ -37,13 +37,14 @@ from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import REQUEST_TIMEOUT_MS, CommandQueue
 from penstock.shared.connect.herder.connector_offsets import Row
-from penstock.shared.connect.herder.errors import BadRequest, Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
+from penstock.shared.connect.herder.errors import Forbidden, NotHere, RebalanceNeeded, RequestTimedOut
 from penstock.shared.connect.herder.restart_plan import RestartPlan, plan_restart
 from penstock.shared.connect.herder.session_keys import expires_in_ms, new_key, sign, verify
 from penstock.shared.connect.herder.settings import DistributedConfig
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.config_records import Config, LoggerLevel, RestartRequest, SessionKey
 from penstock.shared.connect.storage.config_state import (
     NO_OFFSET,
@@ -54,7 +55,6 @@ from penstock.shared.connect.storage.config_state import (
     TargetStateChanged,
     TasksChanged,
 )
-from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

@@ -1,15 +1,11 @@
 """What a herder answers when it does not do what was asked; each stands for one status of REST.
 
-ConnectorNotFound (404) and ConfigError (400) are the rooms' own.
+ConnectorNotFound (404), BadRequest (400) and ConfigError (400) are in `penstock.shared.connect.errors`.
 """
 
 from __future__ import annotations
 
 from penstock.shared.connect.errors import ConnectError
-
-
-class BadRequest(ConnectError):
-    """What was asked for makes no sense (400)."""
 
 
 class AlreadyExists(ConnectError):

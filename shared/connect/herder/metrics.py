@@ -16,11 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from penstock.shared.connect.herder import views
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import State
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import State
+from penstock.shared.connect.runtime.task_metrics import ERROR_METRICS, SINK_METRICS, SOURCE_METRICS
+from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.config_state import ConfigSnapshot
-from penstock.shared.connect.task_metrics import ERROR_METRICS, SINK_METRICS, SOURCE_METRICS
-from penstock.shared.connect.worker import Worker
 
 PREFIX = "kafka_connect"
 COUNTED = frozenset(name for name in ERROR_METRICS if name.startswith(("total_", "deadletterqueue_")))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.config_records import RestartRequest
 from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 

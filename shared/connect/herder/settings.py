@@ -9,8 +9,9 @@ from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, Importance
 from penstock.shared.connect.config_types import ClassResolver
 from penstock.shared.connect.group.connect_protocol import EAGER, SETTINGS_NAMES
 from penstock.shared.connect.herder.session_keys import HASHES
+from penstock.shared.connect.properties import with_prefix
+from penstock.shared.connect.runtime.worker_config import WorkerConfig, worker_config
 from penstock.shared.connect.storage.kafka_based_log import LogTopic
-from penstock.shared.connect.worker_config import WorkerConfig, with_prefix, worker_config
 
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 

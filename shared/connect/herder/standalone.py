@@ -12,20 +12,19 @@ from typing import TypeVar
 from penstock.shared.clients.admin import Admin
 from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, said_of, trace_of
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound, said_of, trace_of
 from penstock.shared.connect.group.connect_protocol import Work
 from penstock.shared.connect.herder import views
 from penstock.shared.connect.herder.base_herder import BaseHerder, Stores
 from penstock.shared.connect.herder.command_queue import CommandQueue
 from penstock.shared.connect.herder.connector_offsets import Row
-from penstock.shared.connect.herder.errors import BadRequest
 from penstock.shared.connect.herder.restart_plan import plan_restart
 from penstock.shared.connect.herder.views import Json
 from penstock.shared.connect.herder.work_runner import WorkRunner
-from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.worker import Worker
 from penstock.shared.connect.storage.config_records import Config, RestartRequest
 from penstock.shared.connect.storage.config_state import ConfigChange
-from penstock.shared.connect.worker import Worker
 
 log = get_logger(__name__)
 

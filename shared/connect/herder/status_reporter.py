@@ -12,8 +12,8 @@ from typing import Protocol
 
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
-from penstock.shared.connect.states import ConnectorTaskId, State
-from penstock.shared.connect.status_listener import Id
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.status_listener import Id
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,

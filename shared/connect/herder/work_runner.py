@@ -16,11 +16,11 @@ from penstock.shared.common.errors import PenstockError
 from penstock.shared.common.log import get_logger
 from penstock.shared.connect.errors import trace_of
 from penstock.shared.connect.group.connect_protocol import Work
-from penstock.shared.connect.states import ConnectorTaskId, State
-from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.storage.config_state import ConfigSnapshot
-from penstock.shared.connect.worker import Worker
-from penstock.shared.connect.worker_task import TaskSpec
 
 log = get_logger(__name__)
 

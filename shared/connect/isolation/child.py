@@ -23,8 +23,8 @@ from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.herder.loggers import Loggers
 from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from penstock.shared.connect.isolation.messages import Message, pack, unpack
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
 
 ORPHANED = 70
 """The exit status of a process whose worker has gone and whose task or connector did not end."""

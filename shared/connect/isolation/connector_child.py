@@ -11,8 +11,8 @@ from typing import Any, cast
 from penstock.shared.connect.connector import Connector
 from penstock.shared.connect.isolation.child import Link, config_of, loggers_of, run
 from penstock.shared.connect.isolation.messages import Message, error_message, from_rows
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.validation import validate_connector
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.validation import validate_connector
 
 Json = dict[str, Any]
 

@@ -21,7 +21,7 @@ from penstock.shared.common.settings import LogSettings
 from penstock.shared.connect.errors import ConfigError, ConnectError, DataError
 from penstock.shared.connect.herder.settings import DistributedConfig, StandaloneConfig
 from penstock.shared.connect.isolation.messages import LINE_BYTES_MAX, Message, pack, unpack
-from penstock.shared.connect.worker_config import ISOLATION, WorkerConfig
+from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig
 
 log = get_logger(__name__)
 

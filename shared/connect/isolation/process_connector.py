@@ -18,7 +18,7 @@ from penstock.shared.connect.errors import PenstockError
 from penstock.shared.connect.isolation.messages import error_of, to_rows
 from penstock.shared.connect.isolation.process import END_MS, ProcessEnded, Processes
 from penstock.shared.connect.isolation.questions import Questions
-from penstock.shared.connect.validation import ConfigInfos
+from penstock.shared.connect.runtime.validation import ConfigInfos
 
 log = get_logger(__name__)
 

@@ -18,14 +18,14 @@ from penstock.shared.connect.connector import SinkConnector
 from penstock.shared.connect.errors import FailedThere
 from penstock.shared.connect.isolation.messages import STATS_MS, Message, error_message, from_pairs, to_pairs
 from penstock.shared.connect.isolation.process import END_MS, ChildProcess, Processes, runs_apart
-from penstock.shared.connect.offset_store import OffsetBackingStore
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import Event, TargetState
-from penstock.shared.connect.status_listener import StatusListener
-from penstock.shared.connect.task_factory import TaskFactory
-from penstock.shared.connect.task_metrics import TaskMetrics
-from penstock.shared.connect.worker_config import WorkerConfig
-from penstock.shared.connect.worker_task import TaskSpec, WorkerTask
+from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import Event, TargetState
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 
 CHILD = "penstock.shared.connect.isolation.task_child"
 

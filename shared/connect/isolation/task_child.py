@@ -12,11 +12,11 @@ from penstock.shared.connect.isolation.child import Link, config_of, loggers_of,
 from penstock.shared.connect.isolation.messages import STATS_MS, Message
 from penstock.shared.connect.isolation.questions import Questions
 from penstock.shared.connect.isolation.remote_offsets import RemoteOffsets
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
-from penstock.shared.connect.status_listener import Id
-from penstock.shared.connect.task_factory import TaskFactory
-from penstock.shared.connect.worker_task import TaskSpec, WorkerTask
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.status_listener import Id
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 
 
 class Telling:

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import SerializationError
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 
 Config = Mapping[str, str]
 """The settings of a connector or task: names and values are texts."""

@@ -18,7 +18,7 @@ from penstock.shared.common.errors import IllegalState, ProducerFenced, Serializ
 from penstock.shared.common.log import get_logger
 from penstock.shared.common.records import ConsumerRecord, RecordMetadata
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import (
     Config,
     ConfigRecord,

@@ -6,7 +6,7 @@ written only where the one that stands is the same worker's, or of no later gene
 
 from __future__ import annotations
 
-from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,
     Forgotten,

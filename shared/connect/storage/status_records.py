@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from penstock.shared.common.errors import SerializationError
-from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.config_records import parse_task
 
 CONNECTOR, TASK, TOPIC, TOPIC_SEPARATOR = "status-connector-", "status-task-", "status-topic-", ":connector-"

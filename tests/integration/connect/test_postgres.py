@@ -20,7 +20,7 @@ from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnect
 from penstock.shared.connect.connectors.postgres.source import PostgresSourceConnector, PostgresSourceTask
 from penstock.shared.connect.errors import ConnectError, RetriableError
 from penstock.shared.connect.record import SinkRecord
-from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.runtime.states import ConnectorTaskId
 from tests.integration.connect.postgres import found, server
 from tests.shared.connect.connectors import sink_context
 from tests.shared.connect.harness import TP, Running, running

@@ -17,14 +17,14 @@ from penstock.shared.connect import (
     SourceRecord,
     SourceTask,
 )
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
 from penstock.shared.connect.task import Offsets
-from penstock.shared.connect.task_factory import TaskFactory
-from penstock.shared.connect.worker import Worker
-from penstock.shared.connect.worker_config import WorkerConfig
-from penstock.shared.connect.worker_task import TaskSpec
 from penstock.shared.testing.fake_broker import FakeCluster
 
 STRING = "org.apache.kafka.connect.storage.StringConverter"

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.shared.connect.connectors.http import HttpSinkConnector
 from penstock.shared.connect.connectors.postgres.sink import PostgresSinkConnector
-from penstock.shared.connect.herder.errors import BadRequest
+from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.redaction import is_secret, redacted, restored
 
 CONFIG = {

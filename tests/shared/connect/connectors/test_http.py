@@ -11,7 +11,6 @@ import pytest
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import DataError
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect.abstract_source_task import WorkerSourceTaskContext
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.connectors.http import (
     HttpSinkConnector,
@@ -21,7 +20,8 @@ from penstock.shared.connect.connectors.http import (
     pointed,
 )
 from penstock.shared.connect.errors import RetriableError
-from penstock.shared.connect.source_offsets import StoredOffsetReader
+from penstock.shared.connect.runtime.abstract_source_task import WorkerSourceTaskContext
+from penstock.shared.connect.runtime.source_offsets import StoredOffsetReader
 from tests.shared.connect.connectors.http_server import Answer, Request, serving
 from tests.shared.connect.connectors.sink_context import A, B, Context, records
 from tests.shared.connect.harness import Running, Store, running

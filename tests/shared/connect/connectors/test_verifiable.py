@@ -12,7 +12,7 @@ from penstock.shared.connect.connectors.verifiable import (
     VerifiableSinkConnector,
     VerifiableSourceConnector,
 )
-from penstock.shared.connect.states import State, TargetState
+from penstock.shared.connect.runtime.states import State, TargetState
 from tests.shared.connect.harness import running
 
 

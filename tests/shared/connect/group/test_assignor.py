@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.shared.connect.group.assignor import IncrementalAssignor, Plan, assign_eagerly
 from penstock.shared.connect.group.connect_protocol import NOTHING, Work
-from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 DELAY_MS = 1_000
 

@@ -21,7 +21,7 @@ from penstock.shared.connect.group.connect_protocol import (
     encode_assignment,
     encode_state,
 )
-from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 NAMES = st.text(min_size=1, max_size=5)
 WORKS = st.builds(

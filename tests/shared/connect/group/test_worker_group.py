@@ -22,7 +22,7 @@ from penstock.shared.connect.group.connect_protocol import (
     encode_state,
 )
 from penstock.shared.connect.group.worker_group import Complete, GiveUp, Lead, Stable, WorkerGroup
-from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 ALL = Work({"c"}, {ConnectorTaskId("c", 0), ConnectorTaskId("c", 1)})
 SESSION_MS = 10_000

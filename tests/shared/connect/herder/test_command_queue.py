@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.shared.common.errors import IllegalState
+from penstock.shared.connect.errors import BadRequest
 from penstock.shared.connect.herder.command_queue import CommandQueue
-from penstock.shared.connect.herder.errors import BadRequest, RequestTimedOut
+from penstock.shared.connect.herder.errors import RequestTimedOut
 from penstock.shared.testing.manual_clock import ManualClock
 
 

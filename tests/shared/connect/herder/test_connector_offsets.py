@@ -12,7 +12,7 @@ from penstock.shared.clients.consumer import Consumer, ConsumerSettings
 from penstock.shared.common.errors import KafkaTimeout
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
-from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.errors import BadRequest, ConnectError
 from penstock.shared.connect.herder.connector_offsets import (
     ALTERED,
     ConnectorOffsets,
@@ -20,7 +20,6 @@ from penstock.shared.connect.herder.connector_offsets import (
     rows_of,
     sink_offsets,
 )
-from penstock.shared.connect.herder.errors import BadRequest
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
 from penstock.shared.testing.fake_broker import Api, FakeCluster
 from tests.shared.connect.harness import TP, Store

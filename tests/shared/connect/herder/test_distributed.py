@@ -15,21 +15,21 @@ from penstock.shared.clients.producer import Producer, ProducerSettings
 from penstock.shared.common.errors import KafkaTimeout, ProducerFenced
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.connector import Props
-from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
 from penstock.shared.connect.herder import distributed
 from penstock.shared.connect.herder.base_herder import Stores
 from penstock.shared.connect.herder.distributed import DistributedHerder
-from penstock.shared.connect.herder.errors import AlreadyExists, BadRequest, NotHere
+from penstock.shared.connect.herder.errors import AlreadyExists, NotHere
 from penstock.shared.connect.herder.settings import DistributedConfig
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
-from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.worker import TaskMaker, Worker
+from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
 from penstock.shared.connect.storage.config_store import KafkaConfigStore
 from penstock.shared.connect.storage.offset_store import KafkaOffsetStore
 from penstock.shared.connect.storage.status_store import KafkaStatusStore
-from penstock.shared.connect.worker import TaskMaker, Worker
-from penstock.shared.connect.worker_task import TaskSpec
 from penstock.shared.testing.fake_broker import FakeCluster
 from tests.shared.connect.harness import SayingSink
 from tests.shared.connect.herder.test_standalone import CONVERTER, Divided, Standing, going, validating

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.shared.connect.herder.distributed import PendingChanges
-from penstock.shared.connect.states import ConnectorTaskId
+from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
 from penstock.shared.connect.storage.config_state import (
     ConnectorChanged,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.shared.connect.herder.restart_plan import plan_restart
-from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.config_records import RestartRequest
 from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 

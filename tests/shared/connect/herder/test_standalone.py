@@ -13,22 +13,22 @@ from penstock.shared.clients.admin import Admin
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect.config_def import ConfigDef, ConfigValue
 from penstock.shared.connect.connector import Props, SourceConnector
-from penstock.shared.connect.errors import ConnectError, ConnectorNotFound
+from penstock.shared.connect.errors import BadRequest, ConnectError, ConnectorNotFound
 from penstock.shared.connect.herder.base_herder import Stores
-from penstock.shared.connect.herder.errors import AlreadyExists, BadRequest
+from penstock.shared.connect.herder.errors import AlreadyExists
 from penstock.shared.connect.herder.settings import StandaloneConfig
 from penstock.shared.connect.herder.standalone import StandaloneHerder
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import ConnectorTaskId, Event, State, TargetState
-from penstock.shared.connect.status_listener import StatusListener
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.worker import Worker
+from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 from penstock.shared.connect.storage.config_records import RestartRequest
 from penstock.shared.connect.storage.config_store import MemoryConfigStore
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
 from penstock.shared.connect.storage.status_store import StatusStore
 from penstock.shared.connect.task import SourceTask
-from penstock.shared.connect.task_metrics import TaskMetrics
-from penstock.shared.connect.worker import Worker
-from penstock.shared.connect.worker_task import TaskSpec, WorkerTask
 from penstock.shared.testing.manual_clock import ManualClock
 
 CONVERTER = "org.apache.kafka.connect.json.JsonConverter"

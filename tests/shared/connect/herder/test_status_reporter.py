@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.shared.connect.herder.status_reporter import StatusReporter
-from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.status_records import ConnectorStatus, TaskStatus
 from penstock.shared.connect.storage.status_store import StatusStore
 from penstock.shared.testing.manual_clock import ManualClock

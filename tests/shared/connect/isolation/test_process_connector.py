@@ -11,7 +11,7 @@ import pytest
 
 from penstock.shared.connect.errors import ConnectError, ConnectorNotFound, FailedThere
 from penstock.shared.connect.isolation.process_connector import ProcessConnector
-from penstock.shared.connect.states import State, TargetState
+from penstock.shared.connect.runtime.states import State, TargetState
 from tests.shared.connect.harness import Running, running
 from tests.shared.connect.isolation.blocking import AwkwardSource
 

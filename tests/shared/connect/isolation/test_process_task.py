@@ -14,12 +14,12 @@ from penstock.shared.connect.connectors.file import FileStreamSinkConnector, Fil
 from penstock.shared.connect.errors import ConfigError
 from penstock.shared.connect.isolation.process import Processes
 from penstock.shared.connect.isolation.process_task import IsolatedTasks, ProcessTask
-from penstock.shared.connect.plugins import Plugins
-from penstock.shared.connect.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.task_factory import TaskFactory
+from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfig
+from penstock.shared.connect.runtime.worker_task import TaskSpec
 from penstock.shared.connect.storage.offset_store import MemoryOffsetStore
-from penstock.shared.connect.task_factory import TaskFactory
-from penstock.shared.connect.worker_config import ISOLATION, WorkerConfig
-from penstock.shared.connect.worker_task import TaskSpec
 from tests.shared.connect.harness import STRING, Remembering, Running, running
 from tests.shared.connect.isolation.blocking import BlockingSource
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.shared.common.errors import SerializationError
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import (
     ConfigRecord,
     ConnectorRecord,

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import (
     ConnectorRecord,
     LoggerLevel,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.shared.connect.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
 from penstock.shared.connect.storage.config_records import LoggerLevel, RestartRequest, SessionKey
 from penstock.shared.connect.storage.config_state import (
     ConfigChange,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.status_cache import StatusCache
 from penstock.shared.connect.storage.status_records import ConnectorStatus, Forgotten, TaskStatus, TopicStatus
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.shared.common.errors import SerializationError
-from penstock.shared.connect.states import ConnectorTaskId, State
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State
 from penstock.shared.connect.storage.status_records import (
     ConnectorStatus,
     Forgotten,

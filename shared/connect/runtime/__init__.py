@@ -1,0 +1,1 @@
+"""The runtime: workers and their tasks, error handling, conversion, metrics and configuration."""

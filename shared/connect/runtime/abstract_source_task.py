@@ -1,0 +1,507 @@
+"""What at-least-once and exactly-once source tasks share: poll, transform, convert, send.
+
+A batch that `poll` returned is sent record by record, in order; one whose sending fails in passing is gone on with
+after a short wait from the record that failed. What the producer reports later comes back through callbacks.
+
+A watch runs beside this loop. It knows the destinations of the records that are not in Kafka yet. It fails the task if
+one of these topics does not exist, whatever the loop does meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.shared.clients.admin import Admin, NewTopic
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError, TopicAlreadyExists, UnknownTopicOrPartition
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.errors import ConnectError, RetriableError, said_of
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.runtime.conversion import Conversion
+from penstock.shared.connect.runtime.error_handling import Failure, Interrupted, Stage
+from penstock.shared.connect.runtime.error_reporting import ErrorReporters
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.topic_creation import TopicCreationGroups
+from penstock.shared.connect.runtime.worker_task import WorkerTask
+from penstock.shared.connect.task import OffsetStorageReader, SourceTask, TransactionContext
+
+log = get_logger(__name__)
+
+SEND_FAILED_BACKOFF_MS = 100
+HELD_UP_CHECK_MS = 100
+"""How often it is looked whether one record alone keeps the task from going on, and the task is to stop or pause."""
+HELD_UP_SAY_MS = 10_000
+"""After how long, and then how often, the log says that a record cannot be handed to the producer."""
+TOPIC_LOOKUP_MS = 2_000
+"""How long Kafka may take to describe a topic. A task that is to stop waits for the answer, and has
+`task.shutdown.graceful.timeout.ms` (five seconds) to end."""
+TOPIC_LOOKUP_AGAIN_MS = 10_000
+"""How soon the topic is looked up again, if there was no answer or the topic exists."""
+TOPIC_WATCH_MS = 100
+"""How often at most it is checked whether a topic is to be looked up."""
+CLOSE_TIMEOUT_MS = 30_000
+"""How long the producer may take to send what it still has."""
+
+
+Destination = tuple[str, int | None]
+"""A topic, and the partition that a record names, if it names one."""
+
+
+@dataclass
+class Waiting:
+    """Records for one destination that are not in Kafka yet."""
+
+    due_ms: int
+    """When the topic is looked up, unless one of them is acknowledged before."""
+    records: int = 0
+
+
+@dataclass
+class WorkerSourceTaskContext:
+    """What a source task may ask, as `SourceTaskContext` says."""
+
+    configs: Mapping[str, str]
+    files: AllowedFiles
+    offset_storage_reader: OffsetStorageReader
+    transaction_context: TransactionContext | None = None
+
+
+@dataclass
+class SourceParts:
+    """What a source task works with."""
+
+    task: SourceTask
+    props: Mapping[str, str]
+    context: WorkerSourceTaskContext
+    producer: Producer
+    conversion: Conversion
+    reporters: ErrorReporters
+    admin: Admin
+    topic_wait_ms: int
+    """How long records may wait for a topic that does not exist (`topic.wait.timeout.ms`)."""
+    topic_groups: TopicCreationGroups | None = None
+    """How topics are created; None: the worker does not create them."""
+
+
+class AbstractWorkerSourceTask(WorkerTask):
+    """The loop of a source task."""
+
+    def __init__(
+        self, id: ConnectorTaskId, listener: StatusListener, parts: SourceParts, metrics: TaskMetrics, clock: Clock
+    ) -> None:
+        super().__init__(id, listener, metrics, clock)
+        self.parts, self.task, self.producer = parts, parts.task, parts.producer
+        self.to_send: list[SourceRecord] | None = None
+        self.send_error: Exception | None = None
+        self._known_topics: set[str] = set()
+        self._topics_said: set[str] = set()
+        self._initialized = False
+        self._in_hand: ProducerRecord | None = None
+        """The record that waits for its topic or for room in the producer's buffer."""
+        self._waiting: dict[Destination, Waiting] = {}
+        self._admin_open = False
+        self._topic_error: PenstockError | None = None
+        """Why the topic of the record in hand could not be created at the last attempt."""
+        self._attend(parts.conversion.waits)
+
+    @abstractmethod
+    async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> object:
+        """A record is about to be sent; what it gives comes back with the record's fate."""
+
+    @abstractmethod
+    def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
+        """Kafka has the record."""
+
+    @abstractmethod
+    def _skipped(self, record: SourceRecord, token: object) -> None:
+        """Kafka refused the record, and that is tolerated."""
+
+    @abstractmethod
+    async def _dropped(self, record: SourceRecord) -> None:
+        """A transform dropped the record, or it failed and that is tolerated."""
+
+    @abstractmethod
+    def _not_sent(self, token: object) -> None:
+        """The record could not even be handed to the producer, and will be once more."""
+
+    @abstractmethod
+    async def _batch_sent(self) -> None:
+        """Everything of a poll was handed to the producer."""
+
+    @abstractmethod
+    async def _before_loop(self) -> None:
+        """About to poll for the first time, or after a pause."""
+
+    @abstractmethod
+    async def _last_commit(self, *, failed: bool) -> None:
+        """Nothing more will be polled or sent; `failed`: since something went wrong."""
+
+    async def _start(self) -> None:
+        await self.parts.reporters.start()
+        if self.parts.topic_groups is not None:
+            await self._open_admin()
+        await self.producer.start()
+        await self._before_initialize()
+        self._initialized = True
+        self.task.initialize(self.parts.context)
+        await self._call(self.task.start(dict(self.parts.props)))
+
+    async def _before_initialize(self) -> None:
+        """Whatever must be so before the connector's task may read its offsets."""
+
+    async def _execute(self) -> None:
+        failed = True
+        loop, watch = asyncio.ensure_future(self._loop()), asyncio.ensure_future(self._watch_topics())
+        try:
+            done, _ = await asyncio.wait((loop, watch), return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                ended.result()
+            failed = False
+        finally:
+            loop.cancel()
+            watch.cancel()
+            await asyncio.gather(loop, watch, return_exceptions=True)
+            if not self.cancelled:
+                await self._last_commit(failed=failed)
+
+    async def _loop(self) -> None:
+        if not self.should_pause:
+            await self._before_loop()
+        while not self.stopping:
+            await self.iteration()
+
+    async def iteration(self) -> None:
+        """One turn: pause if that is wanted, poll where nothing is left to send, send."""
+        self._raise_send_error()
+        if self.should_pause:
+            await self._pause()
+            return
+        if self.to_send is None:
+            self.to_send = await self._poll()
+            if not self.to_send:
+                self.to_send = None
+                return
+        if not await self._send_polled():
+            await self._until_changed(SEND_FAILED_BACKOFF_MS)
+
+    async def _before_pause(self) -> None:
+        """About to wait for as long as a pause lasts."""
+
+    async def _pause(self) -> None:
+        await self._before_pause()
+        if self.state.name != "PAUSED":
+            self.moved(Event.PAUSED)
+        while self.should_pause and not self.stopping:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self.stopping:
+            self.moved(Event.RUNNING)
+            await self._before_loop()
+
+    async def _until_changed(self, timeout_ms: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        self._changed.clear()
+
+    async def _poll(self) -> list[SourceRecord] | None:
+        """The next batch; None where there is none, or the task is to end."""
+        started_ms = self._clock.monotonic_ms()
+        poll = asyncio.ensure_future(self._call(self.task.poll()))
+        changed: asyncio.Future[Any] | None = None
+        try:
+            await asyncio.sleep(0)
+            while not poll.done():
+                changed = asyncio.ensure_future(self._changed.wait())
+                waiting: list[asyncio.Future[Any]] = [poll, changed]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if self.stopping and not poll.done():
+                    return None
+                if not poll.done():
+                    self._changed.clear()  # a pause takes effect when the poll is over
+            records = list(poll.result() or ())
+        except RetriableError as e:
+            log.warning("poll will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+            await self._until_changed(SEND_FAILED_BACKOFF_MS)
+            return None
+        finally:
+            if changed is not None:
+                changed.cancel()
+            if not poll.done():
+                poll.cancel()
+                await asyncio.gather(poll, return_exceptions=True)
+        if records:
+            self.metrics.timed("poll_batch", self._clock.monotonic_ms() - started_ms)
+            self.metrics.add("source_record_poll_total", len(records))
+            self.metrics.sized("batch_size", len(records))
+        return records
+
+    async def _send_polled(self) -> bool:
+        """Send what was polled; False where it must be gone on with later.
+
+        The producer takes a record only when it knows its topic and has room for it, however long that takes. A task
+        that is to stop or to pause takes such a record back: it was not sent, and is polled or sent again.
+        """
+        sending = asyncio.ensure_future(self._send_records())
+        held_up_ms = 0
+        try:
+            while not sending.done():
+                before = self._in_hand
+                await asyncio.wait((sending,), timeout=HELD_UP_CHECK_MS / 1000)
+                if before is None or before is not self._in_hand:
+                    held_up_ms = 0
+                elif self.stopping or self.should_pause:
+                    break
+                else:
+                    held_up_ms += HELD_UP_CHECK_MS
+                    self._say_held_up(before, held_up_ms)
+        finally:
+            self.metrics.set("source_send_blocked_ms", 0)
+            if not sending.done():
+                sending.cancel()
+                await asyncio.wait((sending,))
+        return not sending.cancelled() and sending.result()
+
+    async def _watch_topics(self) -> None:
+        """Look up each destination of which nothing was acknowledged for `topic.wait.timeout.ms`, though records are
+        on their way to it; ConnectError as `_fail_without_topic` says."""
+        wait_ms = self.parts.topic_wait_ms
+        while True:
+            now_ms = self._clock.monotonic_ms()
+            for destination, waiting in list(self._waiting.items()):
+                if waiting.due_ms <= now_ms and self.state is not State.PAUSED:
+                    await self._fail_without_topic(destination, f"topic.wait.timeout.ms={wait_ms}")
+                    waiting.due_ms = self._clock.monotonic_ms() + TOPIC_LOOKUP_AGAIN_MS
+            now_ms = self._clock.monotonic_ms()
+            next_ms = min((waiting.due_ms for waiting in self._waiting.values()), default=now_ms + wait_ms)
+            await asyncio.sleep(max(TOPIC_WATCH_MS, min(next_ms - now_ms, wait_ms)) / 1000)
+
+    def _on_its_way(self, destination: Destination) -> None:
+        """A record for it is not in Kafka yet."""
+        waiting = self._waiting.get(destination)
+        if waiting is None:
+            due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
+            waiting = self._waiting[destination] = Waiting(due_ms)
+        waiting.records += 1
+
+    def _settled(self, destination: Destination) -> None:
+        """One of those records is in Kafka, was refused or was taken back."""
+        waiting = self._waiting[destination]
+        waiting.records -= 1
+        waiting.due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
+        if not waiting.records:
+            del self._waiting[destination]
+
+    async def _fail_without_topic(self, destination: Destination, waited: str) -> None:
+        """ConnectError if Kafka answers that the topic, or the partition that the record names, does not exist.
+
+        While no broker answers, nobody can tell: the task goes on waiting, as it does for a topic that exists.
+        """
+        topic, partition = destination
+        try:
+            async with asyncio.timeout(TOPIC_LOOKUP_MS / 1000):
+                await self._open_admin()
+                count = len((await self.parts.admin.describe_topics([topic]))[topic].partitions)
+        except UnknownTopicOrPartition:
+            count = 0
+        except (PenstockError, TimeoutError) as e:
+            log.warning("a topic cannot be looked up", task=str(self.id), topic=topic, error=self.mask(said_of(e)))
+            return
+        if count and (partition is None or partition < count):
+            return
+        if count:
+            raise ConnectError(
+                f"a record is for partition {partition} of topic {topic}, which has {count} partitions, also after "
+                f"{waited}: add partitions to the topic, or have the connector send to another partition"
+            )
+        if self.parts.topic_groups is None:
+            todo = (
+                "create it, or have the worker create it: set topic.creation.default.partitions and "
+                "topic.creation.default.replication.factor in the connector's configuration"
+            )
+        else:
+            why = "Kafka has not answered" if self._topic_error is None else str(self._topic_error)
+            todo = f"create it, since the worker could not ({why})"
+        raise ConnectError(f"topic {topic}, which a record is for, does not exist, also after {waited}: {todo}")
+
+    async def _open_admin(self) -> None:
+        if not self._admin_open:
+            await self.parts.admin.__aenter__()
+            self._admin_open = True
+
+    def _say_held_up(self, record: ProducerRecord, held_up_ms: int) -> None:
+        self.metrics.set("source_send_blocked_ms", held_up_ms)
+        if held_up_ms % HELD_UP_SAY_MS == 0:
+            log.warning(
+                "a record cannot be handed to the producer: is there its topic, and does its broker answer?",
+                task=str(self.id), topic=record.topic, for_ms=held_up_ms,
+            )  # fmt: skip
+
+    async def _send_records(self) -> bool:
+        records = self.to_send or []
+        self._topics_said.clear()
+        for index, record in enumerate(records):
+            try:
+                produced = await self.parts.conversion.producer_record(record)
+            except (Interrupted, asyncio.CancelledError) as e:
+                self.to_send = records[index:]
+                if isinstance(e, Interrupted):
+                    return False
+                raise
+            if produced is None:
+                await self._dropped(record)
+                continue
+            token: object = None
+            try:
+                await self._have_topic(produced)
+                token = await self._prepare_to_send(record, produced)
+                await self._send(record, produced, token)
+            except RetriableError as e:
+                self._not_sent(token)
+                self.to_send = records[index:]
+                if isinstance(e, UnknownTopicOrPartition):  # the connector's own producer.override.max.block.ms is over
+                    await self._fail_without_topic(_destination(produced), "the producer's max.block.ms")
+                log.warning("send will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+                return False
+            except ConnectError:  # not the record's own error: what is tolerated of records does not pass it over
+                self._not_sent(token)
+                raise
+            except PenstockError as e:
+                await self._refused(record, token, e)
+            except asyncio.CancelledError:
+                self._not_sent(token)
+                self.to_send = records[index:]
+                raise
+            if self.send_error is not None:
+                self._raise_send_error()
+        self.to_send = None
+        await self._batch_sent()
+        return True
+
+    async def _send(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
+        destination = _destination(produced)
+
+        def on_delivery(metadata: RecordMetadata | None, error: Exception | None) -> None:
+            self._settled(destination)
+            if metadata is not None and error is None:
+                self.metrics.add("source_record_write_total")
+                self._sent(record, token, metadata)
+            elif error is not None and not self.cancelled:
+                self._failed_later(record, token, error)
+
+        self._in_hand = produced
+        self._on_its_way(destination)
+        try:
+            await self.producer.send(
+                produced.topic,
+                produced.value,
+                key=produced.key,
+                headers=produced.headers,
+                partition=produced.partition,
+                timestamp=produced.timestamp,
+                on_delivery=on_delivery,
+            )
+        except BaseException:
+            self._settled(destination)
+            raise
+        finally:
+            self._in_hand = None
+        if produced.topic not in self._topics_said:
+            self._topics_said.add(produced.topic)
+            self._listener.on_topic_used(self.id, produced.topic)
+
+    def _failed_later(self, record: SourceRecord, token: object, error: Exception) -> None:
+        failure = Failure(Stage.KAFKA_PRODUCE, type(self.task), error)
+        if self._tolerates_send_errors:
+            self._skipped(record, token)
+            self.metrics.add("total_records_skipped")
+            self.parts.reporters.await_before_commit(
+                asyncio.ensure_future(self.parts.reporters.report(record, failure))
+            )
+        elif self.send_error is None:
+            self.send_error = error
+
+    async def _refused(self, record: SourceRecord, token: object, error: PenstockError) -> None:
+        """The producer would not take the record."""
+        if not self._tolerates_send_errors:
+            self._not_sent(token)
+            raise ConnectError(f"Unrecoverable exception from producer send: {error}") from error
+        await self.parts.reporters.report(record, Failure(Stage.KAFKA_PRODUCE, type(self.task), error))
+        self.metrics.add("total_records_skipped")
+        self._skipped(record, token)
+
+    @property
+    def _tolerates_send_errors(self) -> bool:
+        return self.parts.conversion.operator.settings.tolerate
+
+    def _raise_send_error(self) -> None:
+        if self.send_error is not None:
+            raise ConnectError(
+                f"Unrecoverable exception from producer send callback: {self.send_error}"
+            ) from self.send_error
+
+    async def _have_topic(self, produced: ProducerRecord) -> None:
+        """Create the record's topic if it does not exist and the connector says how; ConnectError if Kafka refuses.
+
+        A retriable error is tried again: `_watch_topics` limits how long the record waits for its topic.
+        """
+        topic, groups = produced.topic, self.parts.topic_groups
+        if topic in self._known_topics or groups is None:
+            return
+        destination = _destination(produced)
+        self._in_hand = produced
+        self._on_its_way(destination)
+        try:
+            while True:
+                if await self._created(groups.topic(topic)):
+                    break
+                await asyncio.sleep(SEND_FAILED_BACKOFF_MS / 1000)
+        finally:
+            self._in_hand = None
+            self._settled(destination)
+        self._known_topics.add(topic)
+
+    async def _created(self, topic: NewTopic) -> bool:
+        """Whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
+        try:
+            if topic.name not in await self.parts.admin.list_topics(internal=True):
+                await self.parts.admin.create_topics([topic])
+        except TopicAlreadyExists:
+            log.info("topic was made by another meanwhile", topic=topic.name)
+        except RetriableError as e:
+            if self._topic_error is None:
+                log.warning("creating a topic will be tried again", task=str(self.id), topic=topic.name,
+                            error=self.mask(said_of(e)))  # fmt: skip
+            self._topic_error = e
+            return False
+        except PenstockError as e:
+            raise ConnectError(f"topic {topic.name}, which a record is for, cannot be made: {e}") from e
+        self._topic_error = None
+        return True
+
+    async def _close(self) -> None:
+        try:
+            if self._initialized:
+                await self._call(self.task.stop())
+        finally:
+            self.parts.conversion.chain.close()
+            await self.parts.reporters.close()
+            if self._admin_open:
+                await self.parts.admin.close()
+            await self.producer.close(0 if self.cancelled else CLOSE_TIMEOUT_MS)
+
+
+def _destination(produced: ProducerRecord) -> Destination:
+    return produced.topic, produced.partition

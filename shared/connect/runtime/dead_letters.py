@@ -1,0 +1,162 @@
+"""Dead letters and log lines of records that failed, as Kafka Connect writes them.
+
+A dead letter is the record as it was read, key, value and headers, with its timestamp; with
+`errors.deadletterqueue.context.headers.enable` ten headers follow that say what happened. Values are UTF-8 text.
+
+`RawRecords` keeps the records of a sink task as they were read until their offsets are committed.
+"""
+
+from __future__ import annotations
+
+import traceback
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, ProducerRecord, TopicPartition
+from penstock.shared.connect.errors import ConnectError, DataError, RetriableError
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.runtime.error_handling import Failure
+from penstock.shared.connect.runtime.plugins import class_name
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+
+PREFIX = "__connect.errors."
+KEPT_BYTES_MAX = 64 << 20
+"""Bytes of keys and values kept beside the batch in delivery. The oldest go first; the dead letter of a record that is
+gone is converted from its `SinkRecord`."""
+TRACE_BYTES_MAX = 32_768
+"""A longer trace is cut: a dead letter must stay writable where its record was."""
+KAFKA_ERRORS: tuple[tuple[type[Exception], str], ...] = (
+    (DataError, "org.apache.kafka.connect.errors.DataException"),
+    (RetriableError, "org.apache.kafka.connect.errors.RetriableException"),
+    (ConnectError, "org.apache.kafka.connect.errors.ConnectException"),
+)
+"""What our errors are called in dead letters; those of a user's code have their own names."""
+
+
+def error_name(error: Exception) -> str:
+    """An error's class as dead letters name it."""
+    kind = type(error)
+    if kind.__module__.startswith("penstock."):
+        for base, name in KAFKA_ERRORS:
+            if isinstance(error, base):
+                return name
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def dead_letter(
+    topic: str, record: ConsumerRecord, failure: Failure, id: ConnectorTaskId, *, headers: bool
+) -> ProducerRecord:
+    """The record for the dead-letter topic."""
+    own: tuple[tuple[str, bytes | None], ...] = ()
+    if headers:
+        error = failure.error
+        name = error_name(error)
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        said = {
+            "topic": record.topic,
+            "partition": str(record.partition),
+            "offset": str(record.offset),
+            "connector.name": id.connector,
+            "task.id": str(id.task),
+            "stage": failure.stage.name,
+            "class.name": class_name(failure.executing_class),
+            "exception.class.name": name,
+            "exception.message": str(error),
+            "exception.stacktrace": f"{name}: {error}\n{trace}",
+        }
+        own = tuple((PREFIX + key, _text(value)) for key, value in said.items())
+    timestamp = record.timestamp if record.timestamp >= 0 else None
+    return ProducerRecord(topic, record.value, record.key, (*record.headers, *own), None, timestamp)
+
+
+def log_fields(
+    record: ConsumerRecord | SourceRecord, failure: Failure, id: ConnectorTaskId, *, messages: bool
+) -> dict[str, Any]:
+    """What the log says of a failure; with `messages` also which record it was, never what it held."""
+    fields: dict[str, Any] = {
+        "task": str(id),
+        "stage": failure.stage.name,
+        "class_name": class_name(failure.executing_class),
+        "error": f"{type(failure.error).__name__}: {failure.error}",
+        "attempt": failure.attempt,
+    }
+    if messages:
+        partition = record.partition if isinstance(record, ConsumerRecord) else record.kafka_partition
+        fields |= {"topic": record.topic, "partition": partition, "timestamp": record.timestamp}
+        if isinstance(record, ConsumerRecord):
+            fields["offset"] = record.offset
+        else:
+            fields |= {"source_partition": dict(record.source_partition), "source_offset": dict(record.source_offset)}
+    return fields
+
+
+def _text(value: str) -> bytes:
+    data = value.encode(errors="backslashreplace")
+    return data if len(data) <= TRACE_BYTES_MAX else data[:TRACE_BYTES_MAX].decode(errors="ignore").encode()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    columns: Columns
+    poll: int
+    bytes: int
+
+    @property
+    def last(self) -> int:
+        return self.columns.offsets.item(-1)
+
+
+class RawRecords:
+    """The records that one sink task has read and not yet committed, in columns, up to a limit of bytes.
+
+    A sink may find an errant record as late as `flush`, and its `SinkRecord` may have gone through transforms. The dead
+    letter is made of the record as it was read.
+    """
+
+    def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
+        self._bytes_max, self._bytes, self._polls = bytes_max, 0, 0
+        self._kept: dict[TopicPartition, deque[_Kept]] = {}
+
+    def __repr__(self) -> str:
+        return f"<RawRecords of {len(self._kept)} partitions, {self._bytes} bytes>"
+
+    def add(self, polled: Mapping[TopicPartition, Columns]) -> None:
+        """What one poll gave, to be delivered now; earlier ones go where there are too many."""
+        self._polls += 1
+        for tp, columns in polled.items():
+            own, first = self._kept.setdefault(tp, deque()), columns.offsets.item(0)
+            while own and own[-1].last >= first:  # read again
+                self._bytes -= own.pop().bytes
+            size = sum(map(len, filter(None, columns.keys))) + sum(map(len, filter(None, columns.values)))
+            own.append(_Kept(columns, self._polls, size))
+            self._bytes += size
+        while self._bytes > self._bytes_max:
+            oldest = min((own for own in self._kept.values() if own), key=lambda own: own[0].poll)
+            if oldest[0].poll == self._polls:
+                return
+            self._bytes -= oldest.popleft().bytes
+
+    def find(self, topic: str, partition: int, offset: int) -> ConsumerRecord | None:
+        """A record as it was read; None where it is not kept."""
+        own = self._kept.get(TopicPartition(topic, partition), deque())
+        at = bisect_left(own, offset, key=lambda kept: kept.last)
+        if at == len(own):
+            return None
+        columns = own[at].columns
+        index = int(columns.offsets.searchsorted(offset))
+        return columns.record(index) if columns.offsets.item(index) == offset else None
+
+    def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """These are the group's offsets: what lies before them is not reported any more."""
+        for tp, at in offsets.items():
+            own = self._kept.get(tp, deque())
+            while own and own[0].last < at.offset:
+                self._bytes -= own.popleft().bytes
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """These are another's."""
+        for tp in partitions:
+            self._bytes -= sum(kept.bytes for kept in self._kept.pop(tp, ()))

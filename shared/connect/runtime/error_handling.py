@@ -1,0 +1,198 @@
+"""What becomes of an error: tried again, tolerated, or the task's end (`errors.*`).
+
+Conversions and transforms may fail in any way and be tolerated; elsewhere only RetriableError. One that is retriable is
+tried again until `errors.retry.timeout` has passed since the first try: after 300 ms, then twice as long each time, up
+to `errors.retry.delay.max.ms`, from where on the wait is random below it. What is left is an error of the record: under
+`errors.tolerance=none` it ends the task, under `all` the record is skipped, logged, and made a dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.config_provider import unmasked
+from penstock.shared.connect.errors import RetriableError, ToleranceExceeded, said_of
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+RETRIES_DELAY_MIN_MS = 300
+RETRIES_DELAY_SHIFT_MAX = 40  # doubling goes no further: the delay is above every limit by then
+CHECK_MS = 100
+"""How often it is looked, during a wait, whether the task is to stop or pause."""
+SAY_MS = 10_000
+"""How often the log says that a conversion is still tried again."""
+
+
+class Stage(Enum):
+    """Where a record was when it failed; the name is what dead letters say."""
+
+    TRANSFORMATION = "TRANSFORMATION"
+    TASK_POLL = "TASK_POLL"
+    TASK_PUT = "TASK_PUT"
+    KEY_CONVERTER = "KEY_CONVERTER"
+    VALUE_CONVERTER = "VALUE_CONVERTER"
+    HEADER_CONVERTER = "HEADER_CONVERTER"
+    KAFKA_PRODUCE = "KAFKA_PRODUCE"
+    KAFKA_CONSUME = "KAFKA_CONSUME"
+
+
+TOLERABLE = (Stage.TRANSFORMATION, Stage.HEADER_CONVERTER, Stage.KEY_CONVERTER, Stage.VALUE_CONVERTER, Stage.TASK_PUT)
+"""Where any error is the record's; a sink reports those of TASK_PUT itself."""
+
+
+@dataclass(frozen=True)
+class ErrorSettings:
+    """A connector's `errors.*`."""
+
+    retry_timeout_ms: int = 0
+    retry_delay_max_ms: int = 60_000
+    tolerate: bool = False
+    log: bool = False
+    log_messages: bool = False
+    dead_letter_topic: str = ""
+    dead_letter_replication_factor: int = 3
+    dead_letter_headers: bool = False
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ErrorSettings:
+        """From a connector's parsed settings."""
+        dlq = "errors.deadletterqueue."
+        return cls(
+            values["errors.retry.timeout"],
+            values["errors.retry.delay.max.ms"],
+            values["errors.tolerance"].lower() == "all",
+            values["errors.log.enable"],
+            values["errors.log.include.messages"],
+            values.get(f"{dlq}topic.name") or "",
+            values.get(f"{dlq}topic.replication.factor", 3),
+            values.get(f"{dlq}context.headers.enable", False),
+        )
+
+    @property
+    def reports(self) -> bool:
+        """Whether there is anything to do with an errant record but to fail."""
+        return self.tolerate or self.log or bool(self.dead_letter_topic)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One record's failure: where, by whose code, why, and after how many attempts."""
+
+    stage: Stage
+    executing_class: type
+    error: Exception
+    attempt: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.stage.name} by {self.executing_class.__name__}: {type(self.error).__name__}: {self.error}"
+
+
+class RetryWithToleranceOperator:
+    """Decides on errors, and counts them."""
+
+    def __init__(self, settings: ErrorSettings, metrics: TaskMetrics, rng: random.Random | None = None) -> None:
+        self.settings = settings
+        self._metrics = metrics
+        self._random = rng or random.Random()  # noqa: S311  # spreads retries
+        self.total_failures = 0
+
+    def __repr__(self) -> str:
+        return f"<RetryWithToleranceOperator {self.settings}, {self.total_failures} failures>"
+
+    def retry_after(self, error: Exception, attempt: int, started_ms: int, now_ms: int) -> int | None:
+        """How long to wait before the operation is tried again, in ms; None: it has failed for good.
+
+        `attempt` counts from 1, `started_ms` is when the first began.
+        """
+        if not isinstance(error, RetriableError):
+            return None
+        self._metrics.add("total_record_failures")
+        timeout_ms = self.settings.retry_timeout_ms
+        if timeout_ms != -1 and now_ms - started_ms >= timeout_ms:
+            return None
+        self._metrics.add("total_retries")
+        delay_ms = RETRIES_DELAY_MIN_MS << min(attempt - 1, RETRIES_DELAY_SHIFT_MAX)
+        if delay_ms > self.settings.retry_delay_max_ms:
+            delay_ms = self._random.randrange(max(1, self.settings.retry_delay_max_ms))
+        left_ms = started_ms + timeout_ms - now_ms
+        return delay_ms if timeout_ms == -1 else min(delay_ms, left_ms)
+
+    def failed(self, failure: Failure, now_ms: int) -> None:
+        """A record has failed for good: count it, and raise ToleranceExceeded where that is not tolerated.
+
+        The reports (log, dead letter) come first: they are made in either case, as Kafka Connect makes them.
+        """
+        self.total_failures += 1
+        self._metrics.set("last_error_timestamp", now_ms)
+        if not isinstance(failure.error, RetriableError):
+            self._metrics.add("total_record_failures")
+        if failure.stage not in TOLERABLE and not isinstance(failure.error, RetriableError):
+            self._metrics.add("total_record_errors")
+            raise ToleranceExceeded(f"Unhandled exception in error handler: {failure}") from failure.error
+        if not self.settings.tolerate:
+            self._metrics.add("total_record_errors")
+            raise ToleranceExceeded(f"Tolerance exceeded in error handler: {failure}") from failure.error
+        self._metrics.add("total_records_skipped")
+
+
+class Interrupted(Exception):  # no error: the way out of a conversion
+    """The task is to stop or to pause: the record at hand is as if it had not been touched."""
+
+
+class RetryWaits:
+    """The waits of one task's conversions. The task ends a wait through `is_over`.
+
+    With `errors.retry.timeout=-1` a conversion is retried for ever while a schema registry is down. The task stays
+    RUNNING; `since_ms` and a line in the log now and then report that it makes no progress.
+    """
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._said_ms: int | None = None
+        self.since_ms: int | None = None
+        """Since when one operation on one record has been waiting, monotonic; None while none is."""
+        self.is_over: Callable[[], bool] = lambda: False
+        self.mask: Callable[[str], str] = unmasked
+
+    def __repr__(self) -> str:
+        return f"<RetryWaits of {self._task}, {'none' if self.since_ms is None else f'since {self.since_ms} ms'}>"
+
+    def begin(self, now_ms: int) -> None:
+        """An operation cannot be done at once."""
+        self.since_ms, self._said_ms = now_ms, None
+
+    def end(self) -> None:
+        """It is done, or has failed for good."""
+        self.since_ms = None
+
+    def failed(self, what: str, error: Exception, now_ms: int) -> None:
+        """It will be tried again: say so, the first time and every `SAY_MS`."""
+        if self._said_ms is None or now_ms - self._said_ms >= SAY_MS:
+            self._said_ms = now_ms
+            for_ms = 0 if self.since_ms is None else now_ms - self.since_ms
+            log.warning(
+                "conversion is tried again", task=self._task, stage=what, error=self.mask(said_of(error)), for_ms=for_ms
+            )
+
+    async def wait_for(self, what: Awaitable[T]) -> T:
+        """Await something; raises Interrupted, and cancels it, where the task is to stop or pause meanwhile."""
+        doing = asyncio.ensure_future(what)
+        try:
+            while not doing.done():
+                if self.is_over():
+                    raise Interrupted
+                await asyncio.wait((doing,), timeout=CHECK_MS / 1000)
+            return doing.result()
+        finally:
+            if not doing.done():
+                doing.cancel()
+                await asyncio.wait((doing,))

@@ -1,0 +1,152 @@
+"""A source task under exactly-once: its records and their offsets are in one transaction.
+
+The transactional id belongs to the task's number, so that a new instance fences the old one before it reads its
+offsets. A transaction begins with its first record; whatever goes wrong inside it fails the task, and the next instance
+begins again from the offsets of the last one that was committed. Where the task itself says that one is to be aborted,
+its records are not written, but their offsets are, in a transaction of their own: they are not read again.
+"""
+
+from __future__ import annotations
+
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.connect.errors import ConnectError, said_of
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerSourceTask, SourceParts
+from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.source_offsets import encoded
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.submitted_records import Key, PartitionOffset, key_of
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.transaction_boundaries import Ending, TransactionBoundary
+
+log = get_logger(__name__)
+
+
+def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
+    """The same for every instance of a task; what fencing goes by."""
+    return f"{group_id}-{id.connector}-{id.task}"
+
+
+class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
+    """Exactly-once."""
+
+    def __init__(
+        self,
+        id: ConnectorTaskId,
+        listener: StatusListener,
+        parts: SourceParts,
+        store: OffsetBackingStore,
+        boundary: TransactionBoundary,
+        metrics: TaskMetrics,
+        clock: Clock,
+    ) -> None:
+        super().__init__(id, listener, parts, metrics, clock)
+        if store.topic is None:
+            raise ConnectError("exactly-once sources need offsets in a Kafka topic: run a distributed worker")
+        self._offsets_topic = store.topic
+        self._boundary = boundary
+        self._open = False
+        self._records: list[tuple[SourceRecord, RecordMetadata | None]] = []
+
+    async def _before_initialize(self) -> None:
+        await self.producer.init_transactions()
+
+    async def _before_loop(self) -> None:
+        """There is nothing that runs beside the loop."""
+
+    async def _begin(self) -> None:
+        if not self._open:
+            await self.producer.begin_transaction()
+            self._open = True
+
+    async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> int:
+        await self._begin()
+        self._records.append((record, None))
+        return len(self._records) - 1
+
+    def _offsets(self) -> dict[Key, PartitionOffset]:
+        """The last offset of each part of the source."""
+        return {
+            key_of(record.source_partition): PartitionOffset(record.source_partition, record.source_offset)
+            for record, _ in self._records
+        }
+
+    def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
+        if isinstance(token, int) and token < len(self._records) and self._records[token][0] is record:
+            self._records[token] = (record, metadata)
+
+    def _skipped(self, record: SourceRecord, token: object) -> None:
+        """Not reached: a transaction in which a record failed cannot be committed."""
+
+    @property
+    def _tolerates_send_errors(self) -> bool:
+        return False
+
+    async def _dropped(self, record: SourceRecord) -> None:
+        self._records.append((record, None))
+        await self._end(self._boundary.after_record(record))
+
+    def _not_sent(self, token: object) -> None:
+        if isinstance(token, int):
+            del self._records[token:]
+
+    async def _send(self, record: SourceRecord, produced: ProducerRecord, token: object) -> None:
+        await super()._send(record, produced, token)
+        await self._end(self._boundary.after_record(record))
+
+    async def _batch_sent(self) -> None:
+        await self._end(self._boundary.after_batch(self._clock.monotonic_ms()))
+
+    async def _end(self, ending: Ending) -> None:
+        if ending is Ending.ABORT:
+            await self._abort()
+            self._records = [(record, None) for record, _ in self._records]
+        if ending is not Ending.NOT:
+            await self._commit()
+
+    async def _commit(self) -> None:
+        """Offsets into the transaction, then commit; nothing where there is nothing to say."""
+        if not self._records:
+            return
+        await self._begin()
+        started_ms = self._clock.monotonic_ms()
+        await self.parts.reporters.flush()
+        for key, value in encoded(self.id.connector, self._offsets().values()).items():
+            await self.producer.send(self._offsets_topic, value, key=key)
+        await self.producer.commit_transaction()
+        self._open = False
+        self._raise_send_error()
+        self.metrics.timed("offset_commit", self._clock.monotonic_ms() - started_ms)
+        self.metrics.add("offset_commit_success_total")
+        self.metrics.sized("transaction_size", len(self._records))
+        told, self._records = self._records, []
+        for record, metadata in told:
+            await self._call(self.task.commit_record(record, metadata))
+        await self._call(self.task.commit())
+
+    async def _abort(self) -> None:
+        """None of it is written."""
+        if self._open:
+            await self.producer.abort_transaction()
+            self._open = False
+        self.send_error = None
+
+    async def _before_pause(self) -> None:
+        """No transaction stays open for as long as a pause may last: the coordinator would end it."""
+        await self._end(self._boundary.at_end(is_whole=self.to_send is None))
+
+    async def _last_commit(self, *, failed: bool) -> None:
+        """What was sent is committed, unless the task says itself where transactions end; the rest is aborted."""
+        if not failed and self.send_error is None:
+            await self._end(self._boundary.at_end(is_whole=self.to_send is None))
+        try:
+            await self._abort()
+        except PenstockError as e:
+            if not failed:
+                raise
+            # What failed the task is the error to report. The coordinator aborts the transaction after its timeout.
+            log.warning("the transaction could not be aborted", task=str(self.id), error=self.mask(said_of(e)))

@@ -1,0 +1,233 @@
+"""From a task's configuration to a task ready to start: its classes, converters, clients and limits.
+
+Converters are the connector's or else the worker's, each with the settings under its own prefix. A client's settings
+are the worker's, over them `consumer.*`, `producer.*` or `admin.*` of the worker, over them what the connector
+overrides under `connector.client.config.override.policy`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.shared.clients.admin import Admin
+from penstock.shared.clients.consumer import Consumer
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.clock import SYSTEM_CLOCK, Clock
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
+from penstock.shared.connect.config_provider import ConfigTransformer
+from penstock.shared.connect.connector import Connector, SinkConnector, task_class
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.properties import with_prefix
+from penstock.shared.connect.runtime.abstract_source_task import SourceParts, WorkerSourceTaskContext
+from penstock.shared.connect.runtime.client_settings import consumer_settings, kafka_settings, producer_settings
+from penstock.shared.connect.runtime.connector_config import sink_config, source_config
+from penstock.shared.connect.runtime.conversion import Conversion
+from penstock.shared.connect.runtime.error_handling import ErrorSettings, RetryWaits, RetryWithToleranceOperator
+from penstock.shared.connect.runtime.error_reporting import ErrorReporters, WorkerErrantRecordReporter
+from penstock.shared.connect.runtime.exactly_once_source_task import ExactlyOnceSourceTask, transactional_id
+from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.override_policy import check_overrides
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.runtime.sink_task_state import SinkTaskState
+from penstock.shared.connect.runtime.source_offsets import StoredOffsetReader
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.topic_creation import TopicCreationGroups
+from penstock.shared.connect.runtime.transaction_boundaries import ConnectorBoundary, boundary_of
+from penstock.shared.connect.runtime.transformation_chain import TransformationChain
+from penstock.shared.connect.runtime.worker_config import WorkerConfig
+from penstock.shared.connect.runtime.worker_sink_task import WorkerSinkTask, WorkerSinkTaskContext
+from penstock.shared.connect.runtime.worker_source_task import WorkerSourceTask
+from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
+from penstock.shared.connect.task import SinkTask, SourceTask
+
+Props = Mapping[str, str]
+INT_MAX = 2**31 - 1
+SINK_POLL_RECORDS = 2_000
+"""How many records `put` gets at most, unless consumer.override.max.poll.records says otherwise."""
+
+
+class TaskFactory:
+    """Makes tasks for one worker; `factory(spec, listener)` is what the worker takes."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        plugins: Plugins,
+        offsets: OffsetBackingStore,
+        *,
+        group_id: str = "connect",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """`group_id` is the cluster's, which transactional ids begin with."""
+        self._config, self._plugins, self._offsets = config, plugins, offsets
+        self._group_id, self._clock = group_id, clock
+        self._files = AllowedFiles(config[FILES_ALLOWED])
+        self._transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
+
+    def __call__(self, spec: TaskSpec, listener: StatusListener) -> WorkerTask:
+        connector = self._transformer.resolve(spec.connector_config)
+        props = self._transformer.resolve(spec.task_config)
+        plugin = self._plugins.connector_class(connector.get("connector.class", ""))
+        is_sink = issubclass(plugin, SinkConnector)
+        values = (sink_config() if is_sink else source_config(connector)).parse(connector, self._plugins.any_kind)
+        for given in (connector, props):
+            self._files.check(plugin.file_settings, given)
+        task = task_class(plugin)()
+        metrics = TaskMetrics("sink" if is_sink else "source", self._clock.monotonic_ms())
+        build = _Build(self, spec.id, listener, connector, props, values, metrics)
+        made: WorkerTask
+        if isinstance(task, SinkTask):
+            made = build.sink(task)
+        else:
+            assert isinstance(task, SourceTask)
+            made = build.source(task, plugin)
+        made.mask = self._transformer.masking({**spec.connector_config, **spec.task_config})
+        return made
+
+    def client_props(self, id: ConnectorTaskId, kind: str, connector: Props) -> dict[str, Any]:
+        """One client's properties, `kind` being consumer, producer or admin."""
+        overrides = with_prefix(connector, f"{kind}.override.")
+        check_overrides(self._config["connector.client.config.override.policy"], kind, overrides)
+        client_id = {"client.id": f"connector-{kind}-{id}"}
+        return {**client_id, **self._config.client_props(f"{kind}."), **overrides}
+
+    def converter(self, which: str, kind: str, connector: Props) -> Any:
+        """The connector's converter, or else the worker's, configured."""
+        name = f"{which}.converter"
+        props = connector if name in connector else self._config.props
+        made = self._plugins.make(kind, props.get(name) or self._config[name])
+        own = with_prefix(props, f"{name}.")
+        if kind == "header_converter":
+            made.configure_headers(own)
+        else:
+            made.configure(own, which == "key")
+        return made
+
+
+class _Build:
+    """One task in the making."""
+
+    def __init__(
+        self,
+        factory: TaskFactory,
+        id: ConnectorTaskId,
+        listener: StatusListener,
+        connector: Props,
+        props: Props,
+        values: Mapping[str, Any],
+        metrics: TaskMetrics,
+    ) -> None:
+        self._factory, self._id, self._listener = factory, id, listener
+        self._connector, self._props, self._values, self._metrics = connector, props, values, metrics
+        self._config, self._clock = factory._config, factory._clock
+        self._errors = ErrorSettings.of(values)
+        self._operator = RetryWithToleranceOperator(self._errors, metrics)
+        self._reporters = self._reporting()
+
+    def _reporting(self) -> ErrorReporters:
+        producer = admin = None
+        if self._errors.dead_letter_topic:
+            producer = self._producer()
+            admin = self._admin()
+        return ErrorReporters(self._id, self._errors, self._metrics, producer, admin)
+
+    def _producer(self, **fixed: Any) -> Producer:
+        props = self._factory.client_props(self._id, "producer", self._connector)
+        defaults = {"max.block.ms": INT_MAX, "delivery.timeout.ms": INT_MAX}
+        return Producer(kafka_settings(props)[0], producer_settings({**defaults, **props}, **fixed))
+
+    def _admin(self) -> Admin:
+        return Admin(kafka_settings(self._factory.client_props(self._id, "admin", self._connector))[0])
+
+    def _conversion(self) -> Conversion:
+        make = self._factory.converter
+        return Conversion(
+            make("key", "converter", self._connector),
+            make("value", "converter", self._connector),
+            make("header", "header_converter", self._connector),
+            TransformationChain.of(self._factory._plugins, self._connector),
+            self._operator,
+            self._clock,
+            self._reporters.report,
+            RetryWaits(str(self._id)),
+        )
+
+    def sink(self, task: SinkTask) -> WorkerSinkTask:
+        consumer = self._consumer()
+        sink_state = SinkTaskState(
+            self._config["offset.flush.interval.ms"],
+            self._config["offset.flush.timeout.ms"],
+            self._clock.monotonic_ms(),
+        )
+        conversion = self._conversion()
+        made = WorkerSinkTask(
+            self._id, self._listener, task, self._props, self._topics(), consumer, conversion, sink_state,
+            self._reporters, self._metrics, self._clock,
+        )  # fmt: skip
+        made.context = WorkerSinkTaskContext(made, self._props, self._factory._files, consumer)
+        if self._errors.reports:
+            made.context.errant_record_reporter = WorkerErrantRecordReporter(
+                self._reporters, self._operator, made.raw, type(task), self._clock, conversion
+            )
+        return made
+
+    def _consumer(self) -> Consumer:
+        props = self._factory.client_props(self._id, "consumer", self._connector)
+        defaults = {
+            "auto.offset.reset": "earliest",
+            "max.poll.records": SINK_POLL_RECORDS,
+            "group.id": f"connect-{self._id.connector}",
+        }
+        merged = {**defaults, **props}
+        if not with_prefix(self._connector, "consumer.override.").get("group.id"):
+            merged["group.id"] = defaults["group.id"]  # a distributed worker's own group.id is not its sinks'
+        listener_ms = int(
+            merged.get("max.poll.interval.ms", 300_000)
+        )  # as long as a connector may take for its last put
+        return Consumer(
+            kafka_settings(props)[0],
+            consumer_settings(merged, commit_strategy="none", listener_timeout_ms=listener_ms),
+        )
+
+    def _topics(self) -> Sequence[str] | re.Pattern[str]:
+        if topics := self._values["topics"]:
+            return list(topics)
+        if pattern := self._values["topics.regex"]:
+            return re.compile(f"(?:{pattern})\\Z")
+        raise ConfigError("Must configure one of topics or topics.regex")
+
+    def source(self, task: SourceTask, plugin: type[Connector]) -> WorkerTask:
+        exactly_once = self._config["exactly.once.source.support"].lower() == "enabled"
+        reader = StoredOffsetReader(self._factory._offsets, self._id.connector)
+        context = WorkerSourceTaskContext(self._props, self._factory._files, reader)
+        fixed: dict[str, Any] = {}
+        if exactly_once:
+            fixed["transactional_id"] = transactional_id(self._factory._group_id, self._id)
+            fixed["delivery_timeout_ms"] = 120_000  # a transaction ends long before the largest delivery timeout
+        groups = TopicCreationGroups.of(self._connector) if self._config["topic.creation.enable"] else None
+        parts = SourceParts(
+            task, self._props, context, self._producer(**fixed), self._conversion(), self._reporters,
+            self._admin(), self._config["topic.wait.timeout.ms"], groups,
+        )  # fmt: skip
+        common = (self._id, self._listener, parts, self._factory._offsets)
+        interval_ms = self._config["offset.flush.interval.ms"]
+        if not exactly_once:
+            return WorkerSourceTask(
+                *common,
+                self._metrics,
+                self._clock,
+                flush_interval_ms=interval_ms,
+                flush_timeout_ms=self._config["offset.flush.timeout.ms"],
+            )
+        boundary = boundary_of(
+            self._values["transaction.boundary"].lower(),
+            lambda: self._values["transaction.boundary.interval.ms"] or interval_ms,
+            self._clock.monotonic_ms(),
+        )
+        if isinstance(boundary, ConnectorBoundary):
+            context.transaction_context = boundary
+        return ExactlyOnceSourceTask(*common, boundary, self._metrics, self._clock)

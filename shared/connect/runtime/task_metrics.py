@@ -1,0 +1,152 @@
+"""What a task counts, under the names of Kafka Connect's metrics with underscores for hyphens.
+
+>>> metrics = TaskMetrics("sink")
+>>> metrics.add("sink_record_read_total", 5)
+>>> metrics.timed("put_batch", 8.0)
+>>> metrics.timed("put_batch", 4.0)
+>>> values = metrics.values(1_000)
+>>> values["sink_record_read_total"], values["put_batch_avg_time_ms"], values["put_batch_max_time_ms"]
+(5.0, 6.0, 8.0)
+
+A rate is of the last `RATE_WINDOW_MS` at least, or since the task was made where that is shorter.
+
+>>> values["sink_record_read_rate"]
+5.0
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock.shared.connect.runtime.states import State
+
+RATE_WINDOW_MS = 30_000
+"""Over how long a rate is taken at least, as Kafka's are."""
+SAMPLES_MAX = 64
+"""Earlier readings kept for rates; who asks more often has rates of a shorter time."""
+RATED = (
+    "sink_record_read",
+    "sink_record_send",
+    "offset_commit_completion",
+    "offset_commit_skip",
+    "source_record_poll",
+    "source_record_write",
+)
+"""What has a rate beside its total."""
+ERROR_METRICS = (
+    "total_record_failures",
+    "total_record_errors",
+    "total_records_skipped",
+    "total_retries",
+    "total_errors_logged",
+    "deadletterqueue_produce_requests",
+    "deadletterqueue_produce_failures",
+    "last_error_timestamp",
+)
+TASK_METRICS = ("batch_size_avg", "batch_size_max", "offset_commit_success_total", "offset_commit_failure_total")
+SINK_METRICS = (
+    "sink_record_read_total",
+    "sink_record_send_total",
+    "sink_record_active_count",
+    "sink_record_active_count_avg",
+    "sink_record_active_count_max",
+    "sink_record_lag_max",
+    "partition_count",
+    "offset_commit_seq_no",
+    "offset_commit_completion_total",
+    "offset_commit_skip_total",
+)
+SOURCE_METRICS = (
+    "source_record_poll_total",
+    "source_record_write_total",
+    "source_record_active_count",
+    "source_record_active_count_avg",
+    "source_record_active_count_max",
+    "source_send_blocked_ms",
+    "transaction_size_avg",
+    "transaction_size_max",
+    "transaction_size_min",
+)
+TIMED = {"sink": ("put_batch", "offset_commit"), "source": ("poll_batch", "offset_commit")}
+
+
+class TaskMetrics:
+    """Counters, gauges and durations of one task; totals are since its start."""
+
+    def __init__(self, kind: str, now_ms: int = 0) -> None:
+        """`kind` is `sink` or `source`; the task is made at `now_ms`, monotonic."""
+        self.kind = kind
+        names = SINK_METRICS if kind == "sink" else SOURCE_METRICS
+        self._values = dict.fromkeys((*TASK_METRICS, *names, *ERROR_METRICS), 0.0)
+        self._times = {what: [0.0, 0.0, 0.0] for what in TIMED[kind]}
+        self._sizes = {what: [0.0, 0.0] for what in ("batch_size", "transaction_size", f"{kind}_record_active_count")}
+        self._rated = [what for what in RATED if f"{what}_total" in self._values]
+        self._samples = deque([(now_ms, dict.fromkeys(self._rated, 0.0))], SAMPLES_MAX)
+        self._since_ms, self._state, self._state_since_ms = now_ms, State.UNASSIGNED, now_ms
+        self._state_ms: dict[State, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<TaskMetrics { ({name: value for name, value in self._values.items() if value}) }>"
+
+    def add(self, name: str, count: float = 1) -> None:
+        self._values[name] += count
+
+    def set(self, name: str, value: float) -> None:
+        self._values[name] = value
+
+    def timed(self, what: str, ms: float) -> None:
+        """One call took so long."""
+        entry = self._times[what]
+        entry[0] += 1
+        entry[1] += ms
+        entry[2] = max(entry[2], ms)
+
+    def sized(self, what: str, count: int) -> None:
+        """One batch or transaction had so many records."""
+        entry = self._sizes[what]
+        entry[0] += 1
+        entry[1] += count
+        self._values[f"{what}_avg"] = entry[1] / entry[0]
+        self._values[f"{what}_max"] = max(self._values[f"{what}_max"], count)
+        if f"{what}_min" in self._values:
+            self._values[f"{what}_min"] = count if entry[0] == 1 else min(self._values[f"{what}_min"], count)
+
+    def active(self, count: int) -> None:
+        """So many records are read and not yet dealt with."""
+        self.set(f"{self.kind}_record_active_count", count)
+        self.sized(f"{self.kind}_record_active_count", count)
+
+    def moved(self, state: State, now_ms: int) -> None:
+        """The task is in another state from now on."""
+        self._state_ms[self._state] = self._state_ms.get(self._state, 0) + now_ms - self._state_since_ms
+        self._state, self._state_since_ms = state, now_ms
+
+    def values(self, now_ms: int) -> dict[str, float]:
+        """All of them as they are now."""
+        times = {}
+        for what, (count, total, highest) in self._times.items():
+            times[f"{what}_avg_time_ms"] = total / count if count else 0.0
+            times[f"{what}_max_time_ms"] = highest
+        commits = self._values["offset_commit_success_total"], self._values["offset_commit_failure_total"]
+        shares = {
+            "offset_commit_success_percentage": commits[0] / sum(commits) if any(commits) else 0.0,
+            "offset_commit_failure_percentage": commits[1] / sum(commits) if any(commits) else 0.0,
+            "running_ratio": self._share_of(State.RUNNING, now_ms),
+            "pause_ratio": self._share_of(State.PAUSED, now_ms),
+        }
+        return {**self._values, **times, **shares, **self._rates(now_ms)}
+
+    def _share_of(self, state: State, now_ms: int) -> float:
+        """The part of its time that the task was in a state."""
+        spent = self._state_ms.get(state, 0) + (now_ms - self._state_since_ms if state is self._state else 0)
+        return spent / (now_ms - self._since_ms) if now_ms > self._since_ms else 0.0
+
+    def _rates(self, now_ms: int) -> dict[str, float]:
+        while len(self._samples) > 1 and self._samples[1][0] <= now_ms - RATE_WINDOW_MS:
+            self._samples.popleft()
+        then_ms, before = self._samples[0]
+        now = {what: self._values[f"{what}_total"] for what in self._rated}
+        if now_ms > self._samples[-1][0]:
+            self._samples.append((now_ms, now))
+        seconds = (now_ms - then_ms) / 1000
+        return {f"{what}_rate": (now[what] - before[what]) / seconds if seconds else 0.0 for what in self._rated}

@@ -1,0 +1,87 @@
+"""The transforms of a connector, in order, each perhaps bound to a predicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from penstock.shared.connect.config_def import Type
+from penstock.shared.connect.config_types import parse
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.properties import with_prefix
+from penstock.shared.connect.record import ConnectRecord
+from penstock.shared.connect.runtime.plugins import Plugins
+from penstock.shared.connect.transform import Predicate, Transformation
+
+R = TypeVar("R", bound=ConnectRecord)
+
+
+@dataclass(frozen=True)
+class TransformationStage:
+    """One transform; with a predicate it concerns only records of which that is true (`negate`: false)."""
+
+    transformation: Transformation
+    predicate: Predicate | None = None
+    negate: bool = False
+
+    def apply(self, record: ConnectRecord) -> ConnectRecord | None:
+        if self.predicate is not None and self.predicate.test(record) is self.negate:
+            return record
+        return self.transformation.apply(record)
+
+
+class TransformationChain:
+    """Stages that a record goes through until one of them drops it."""
+
+    def __init__(self, stages: list[TransformationStage]) -> None:
+        self.stages = stages
+
+    def __bool__(self) -> bool:
+        return bool(self.stages)
+
+    def __repr__(self) -> str:
+        return f"<TransformationChain {' -> '.join(type(stage.transformation).__name__ for stage in self.stages)}>"
+
+    def apply(self, record: R, run: Callable[[TransformationStage, R], R | None] | None = None) -> R | None:
+        """The record as it comes out; None: it was dropped."""
+        current: R | None = record
+        for stage in self.stages:
+            if current is None:
+                return None
+            current = cast("R | None", stage.apply(current)) if run is None else run(stage, current)
+        return current
+
+    def close(self) -> None:
+        """Close every transform and predicate."""
+        for stage in self.stages:
+            stage.transformation.close()
+            if stage.predicate is not None:
+                stage.predicate.close()
+
+    @classmethod
+    def of(cls, plugins: Plugins, props: Mapping[str, str]) -> TransformationChain:
+        """Those that a connector's configuration names; ConfigError."""
+        stages = []
+        for alias in _aliases(props, "transforms"):
+            own = with_prefix(props, f"transforms.{alias}.")
+            transformation: Transformation = plugins.make("transformation", own.get("type", ""))
+            transformation.configure(type(transformation).config().parse(own))
+            predicate, negate = None, parse("negate", Type.BOOLEAN, own.get("negate", "false"))
+            if (name := own.get("predicate")) is not None:
+                predicate = cls._predicate(plugins, props, name, alias)
+            stages.append(TransformationStage(transformation, predicate, negate))
+        return cls(stages)
+
+    @staticmethod
+    def _predicate(plugins: Plugins, props: Mapping[str, str], name: str, alias: str) -> Predicate:
+        if name not in _aliases(props, "predicates"):
+            raise ConfigError(f"transforms.{alias}.predicate: {name} is not among those that 'predicates' names")
+        own = with_prefix(props, f"predicates.{name}.")
+        predicate: Predicate = plugins.make("predicate", own.get("type", ""))
+        predicate.configure(type(predicate).config().parse(own))
+        return predicate
+
+
+def _aliases(props: Mapping[str, str], chain: str) -> list[str]:
+    return [alias.strip() for alias in props.get(chain, "").split(",") if alias.strip()]

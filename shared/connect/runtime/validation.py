@@ -1,0 +1,279 @@
+"""Validation of a whole connector configuration, as Kafka Connect answers it.
+
+First what every connector has, then the transforms, predicates and topic creation groups that the configuration names,
+then the connector's own settings. Nothing is started and nothing outside is asked, unless the connector's own
+`validate` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from penstock.shared.connect.allowed_files import FILES_ALLOWED, AllowedFiles
+from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigValue, Importance, Recommender, Type, Width
+from penstock.shared.connect.config_types import as_text, invalid
+from penstock.shared.connect.connector import Connector, ExactlyOnceSupport, SinkConnector, SourceConnector
+from penstock.shared.connect.errors import ConfigError
+from penstock.shared.connect.properties import with_prefix
+from penstock.shared.connect.redaction import hidden, without_passwords
+from penstock.shared.connect.runtime.client_settings import consumer_settings, producer_settings
+from penstock.shared.connect.runtime.connector_config import check_sink_topics, sink_config, source_config
+from penstock.shared.connect.runtime.override_policy import refused_overrides
+from penstock.shared.connect.runtime.plugins import KINDS, Plugins
+from penstock.shared.connect.runtime.worker_config import JSON_CONVERTER, SIMPLE_HEADER_CONVERTER, WORKER_ONLY
+from penstock.shared.connect.version import CONNECT_VERSION
+
+CONVERTER_KINDS = {"key.converter": "converter", "value.converter": "converter", "header.converter": "header_converter"}
+_WORKER_ONLY_SAYS = "{name} is a setting of the worker and has no effect here: set it in the worker's properties"
+CHAINS = {"transforms": "transformation", "predicates": "predicate"}
+
+
+@dataclass
+class ConfigInfos:
+    """What validation found; `as_json()` is REST's body."""
+
+    name: str
+    groups: list[str] = field(default_factory=list)
+    configs: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def error_count(self) -> int:
+        return sum(len(config["value"]["errors"]) for config in self.configs)
+
+    @property
+    def errors(self) -> list[str]:
+        return [error for config in self.configs for error in config["value"]["errors"]]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "error_count": self.error_count,
+            "groups": self.groups,
+            "configs": self.configs,
+        }
+
+    def refusal(self) -> str:
+        """Why a connector with this configuration is not created, in Kafka Connect's words."""
+        errors = "".join(f"\n{error}" for error in self.errors)
+        return (
+            f"Connector configuration is invalid and contains the following {self.error_count} error(s):{errors}\n"
+            "You can also find the above list of errors at the endpoint "
+            "`/connector-plugins/{connectorType}/config/validate`"
+        )
+
+
+def class_given(props: Mapping[str, str]) -> str:
+    """The connector's class; ConfigError with the configuration where it names none."""
+    given = props.get("connector.class")
+    if given is None:
+        shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))
+        raise ConfigError(f"Connector config {{{shown}}} contains no connector type")
+    return given
+
+
+def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]) -> ConfigInfos:
+    """Validate a configuration whose `${…}` are resolved; `worker` gives the worker's own settings.
+
+    Raises ConfigError where it names no connector class, or one that does not exist.
+    """
+    given = class_given(props)
+    plugin = plugins.connector_class(given)
+    common = common_definition(plugin, plugins, props, worker)
+    values = common.validate_values(props, lambda name: _any_class(plugins, name))
+    by_name = {value.name: value for value in values}
+    if issubclass(plugin, SinkConnector):
+        check_sink_topics(by_name)
+    elif issubclass(plugin, SourceConnector):
+        _check_exactly_once(plugin(), props, by_name, worker)
+    infos = ConfigInfos(given, common.groups())
+    infos.configs += [_shown(common, value) for value in values]
+    own = plugin.config()
+    infos.groups += [group for group in own.groups() if group not in infos.groups]
+    checked = _with_files_checked(plugin, plugin().validate(props), props, worker)
+    infos.configs += [_shown(own, value) for value in checked if value.name not in common]
+    worker_only = [name for name in WORKER_ONLY if name in props and name not in own]
+    wrong = [
+        *_wrong_overrides(plugin, props, worker),
+        *_wrong_converters(plugins, props),
+        *(ConfigValue(name, props[name], errors=[_WORKER_ONLY_SAYS.format(name=name)]) for name in worker_only),
+    ]
+    infos.configs += [_shown(ConfigDef(), value) for value in wrong]
+    return infos
+
+
+def _with_files_checked(
+    plugin: type[Connector], values: list[ConfigValue], props: Mapping[str, str], worker: Mapping[str, Any]
+) -> list[ConfigValue]:
+    """The values, with an error at each that names a file which the worker does not allow."""
+    files = AllowedFiles(worker.get(FILES_ALLOWED, ()))
+    for value in values:
+        if value.name in plugin.file_settings:
+            try:
+                files.check((value.name,), props)
+            except ConfigError as e:
+                value.errors.append(str(e))
+    return values
+
+
+def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
+    """Client settings of the connector that the worker's policy does not allow, or that are none."""
+    policy, found = str(worker.get("connector.client.config.override.policy", "All")), []
+    is_sink = issubclass(plugin, SinkConnector)
+    makers = {"producer": producer_settings, **({"consumer": consumer_settings} if is_sink else {}), "admin": None}
+    for client, make in makers.items():
+        prefix = f"{client}.override."
+        given = with_prefix(props, prefix)
+        refused = refused_overrides(policy, given)
+        for name in refused:
+            said = f"The '{policy}' policy does not allow '{name}' to be overridden in the connector configuration."
+            found.append(ConfigValue(prefix + name, hidden(name, props[prefix + name]), errors=[said]))
+        try:
+            if make is not None:
+                make({name: given[name] for name in given if name not in refused})
+        except ConfigError as e:
+            named = next(
+                (name for name in given if name in str(e) or name.replace(".", "_") in str(e)), next(iter(given))
+            )
+            found.append(ConfigValue(prefix + named, hidden(named, given[named]), errors=[str(e)]))
+    return found
+
+
+def _wrong_converters(plugins: Plugins, props: Mapping[str, str]) -> list[ConfigValue]:
+    """Settings of the connector's own converters that are wrong."""
+    found = []
+    for name, kind in CONVERTER_KINDS.items():
+        converter = plugins.find(kind, props.get(name, ""))
+        if converter is None:
+            continue
+        own: ConfigDef = cast(Any, converter).config()
+        for value in own.validate_values(with_prefix(props, f"{name}.")):
+            if value.errors:
+                shown = as_text(value.value, own[value.name].type)
+                found.append(ConfigValue(f"{name}.{value.name}", shown, errors=value.errors))
+    return found
+
+
+def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:
+    """The settings of any plugin; of a connector its own and then the common ones, which it may override."""
+    own: ConfigDef = cast(Any, plugin).config()
+    shown = own.definitions()
+    if kind in ("sink", "source"):
+        common = sink_config() if kind == "sink" else source_config()
+        defaults = common.with_defaults({"connector.plugin.version": CONNECT_VERSION})
+        shown += [definition for definition in defaults.definitions() if definition["name"] not in own]
+    return shown
+
+
+def common_definition(
+    plugin: type[Connector], plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]
+) -> ConfigDef:
+    """What every connector has, with the worker's converters as defaults and what the configuration itself names."""
+    base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
+    defaults: dict[str, Any] = {"connector.plugin.version": plugin.version(object.__new__(plugin))}
+    fallback = {"header.converter": SIMPLE_HEADER_CONVERTER}
+    for name in CONVERTER_KINDS:
+        defaults[name] = worker.get(name) or fallback.get(name, JSON_CONVERTER)
+        defaults[f"{name}.plugin.version"] = CONNECT_VERSION
+    definition = ConfigDef(_with_recommendations(base.with_defaults(defaults), plugins))
+    for chain, kind in CHAINS.items():
+        _enrich(definition, chain, kind, plugins, props)
+    return definition
+
+
+def _with_recommendations(definition: ConfigDef, plugins: Plugins) -> list[Any]:
+    keys = []
+    for key in definition:
+        if key.name in CONVERTER_KINDS:
+            names = [desc.name for desc in plugins.of_kind(CONVERTER_KINDS[key.name])]
+            key = replace(key, recommender=_recommending(names))
+        elif key.name.endswith("plugin.version"):
+            key = replace(key, recommender=_recommending([key.default]))
+        keys.append(key)
+    return keys
+
+
+def _recommending(values: list[Any]) -> Recommender:
+    return Recommender(lambda _name, _values: values)
+
+
+def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, props: Mapping[str, str]) -> None:
+    """The settings of each transform or predicate that the configuration names, in a group of its own."""
+    singular = chain.removesuffix("s").capitalize()
+    for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
+        prefix, group = f"{chain}.{alias}.", f"{chain.capitalize()}: {alias}"
+        recommended = [desc.name for desc in plugins.of_kind(kind)]
+        definition.define(
+            prefix + "type", Type.CLASS, NO_DEFAULT, Importance.HIGH, f"The class of the {chain[:-1]} {alias}.",
+            _is_kind(plugins, kind), group=group, order=0, width=Width.LONG,
+            display_name=f"{singular} type for {alias}",
+            recommender=_recommending(recommended),
+        )  # fmt: skip
+        if chain == "transforms":
+            definition.define(
+                prefix + "predicate", Type.STRING, None, Importance.MEDIUM,
+                "The predicate that says which records it concerns.", _is_predicate(props),
+                group=group, order=1, width=Width.MEDIUM, display_name="Predicate",
+            )  # fmt: skip
+            definition.define(
+                prefix + "negate", Type.BOOLEAN, False, Importance.MEDIUM,
+                "Whether it concerns those that the predicate is false of.",
+                group=group, order=2, width=Width.MEDIUM, display_name="Negate",
+            )  # fmt: skip
+        found = plugins.find(kind, props.get(prefix + "type", ""))
+        if found is not None:
+            own = ConfigDef(key for key in cast(Any, found).config() if prefix + key.name not in definition)
+            definition.embed(prefix, group, own, 3)
+
+
+def _is_kind(plugins: Plugins, kind: str) -> Any:
+    def check(name: str, value: Any) -> None:
+        if value is not None and plugins.find(kind, value) is None:
+            raise invalid(name, value, f"Class {value} is no {KINDS[kind].__name__}.")
+
+    return check
+
+
+def _is_predicate(props: Mapping[str, str]) -> Any:
+    def check(name: str, value: Any) -> None:
+        known = [alias.strip() for alias in props.get("predicates", "").split(",")]
+        if value is not None and value not in known:
+            raise invalid(name, value, "Predicate is not among those that 'predicates' names.")
+
+    return check
+
+
+def _any_class(plugins: Plugins, name: str) -> object | None:
+    return plugins.any_kind(name)
+
+
+def _check_exactly_once(
+    connector: SourceConnector, props: Mapping[str, str], values: Mapping[str, ConfigValue], worker: Mapping[str, Any]
+) -> None:
+    support, boundary = values["exactly.once.support"], values["transaction.boundary"]
+    if str(support.value).lower() == "required" and not support.errors:
+        if str(worker.get("exactly.once.source.support", "disabled")).lower() != "enabled":
+            support.errors.append("This worker does not have exactly-once source support enabled.")
+        else:
+            says = connector.exactly_once_support(props)
+            if says is None:
+                support.errors.append(
+                    "The connector does not say whether it supports exactly-once with these settings; see its "
+                    "documentation, and set 'exactly.once.support' to 'requested' if it does."
+                )
+            elif says is not ExactlyOnceSupport.SUPPORTED:
+                support.errors.append("The connector does not support exactly-once with these settings.")
+    if str(boundary.value).lower() == "connector" and not connector.can_define_transaction_boundaries(props):
+        boundary.errors.append("The connector does not define transaction boundaries with these settings.")
+
+
+def _shown(definition: ConfigDef, value: ConfigValue) -> dict[str, Any]:
+    if value.name not in definition:  # the connector's own validation may say something of what it did not define
+        definition = ConfigDef().define(value.name, Type.STRING, None, Importance.LOW, "")
+        value.value = hidden(value.name, value.value)
+    key = definition[value.name]
+    shown = value.shown(key.type)
+    if isinstance(shown["value"], str):
+        shown["value"] = without_passwords(shown["value"])
+    return {"definition": key.definition(), "value": shown}

@@ -1,0 +1,143 @@
+"""A connector as the worker runs it: started, paused, resumed and stopped, one change at a time, in a task of its own.
+
+Pausing and stopping both stop the connector itself (it watches nothing then); only a resume starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.config_provider import Mask, unmasked
+from penstock.shared.connect.connector import Connector, Props
+from penstock.shared.connect.errors import said_of, trace_of
+from penstock.shared.connect.isolation.process import END_MS
+from penstock.shared.connect.isolation.process_connector import ProcessConnector
+from penstock.shared.connect.runtime.states import Event, State, TargetState, after
+from penstock.shared.connect.runtime.status_listener import StatusListener
+
+log = get_logger(__name__)
+
+EVENT_OF = {TargetState.PAUSED: Event.PAUSED, TargetState.STOPPED: Event.STOPPED}
+
+
+class WorkerConnector:
+    """One connector's life; also its context."""
+
+    def __init__(
+        self,
+        name: str,
+        connector: Connector,
+        props: Props,
+        listener: StatusListener,
+        on_reconfiguration: Callable[[str], None],
+        *,
+        mask: Mask = unmasked,
+    ) -> None:
+        """`mask` takes secrets out of what the connector raises."""
+        self.name, self.connector, self.props = name, connector, props
+        self._mask = mask
+        self.state = State.UNASSIGNED
+        self._listener = listener
+        self._on_reconfiguration = on_reconfiguration
+        self._wanted: asyncio.Queue[tuple[TargetState | None, asyncio.Future[State]]] = asyncio.Queue()
+        self._started = False
+        self._runner: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<WorkerConnector {self.name} {self.state.name}>"
+
+    def request_task_reconfiguration(self) -> None:
+        if self.state is State.RUNNING:
+            self._on_reconfiguration(self.name)
+
+    def raise_error(self, error: Exception) -> None:
+        self._fail(error)
+
+    async def transition_to(self, target: TargetState) -> State:
+        """Come to the target state; gives the state it came to, FAILED where the connector raised."""
+        return await self._ask(target)
+
+    async def shutdown(self, timeout_ms: float) -> None:
+        """Stop; a connector that takes longer is cancelled and abandoned."""
+        end_ms = END_MS
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._ask(None)
+        except TimeoutError:
+            log.warning("connector did not stop in time and is abandoned", connector=self.name)
+            end_ms = 0
+        if self._runner is not None:
+            self._runner.cancel()
+        if isinstance(self.connector, ProcessConnector):
+            await self.connector.close(end_ms)
+
+    async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
+        """How the connector divides its work; what it raises."""
+        return await self.connector.task_configs(tasks_max)
+
+    async def _ask(self, target: TargetState | None) -> State:
+        if self._runner is None:
+            self._runner = asyncio.create_task(self._run(), name=f"connector-{self.name}")
+        done: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+        self._wanted.put_nowait((target, done))
+        return await done
+
+    async def _run(self) -> None:
+        while True:
+            target, done = await self._wanted.get()
+            try:
+                await (self._end() if target is None else self._change(target))
+            except Exception as e:  # of the connector: whatever it is, it fails this connector alone
+                self._fail(e)
+            finally:
+                if not done.done():
+                    done.set_result(self.state)
+            if target is None:
+                return
+
+    def _has_failed(self) -> bool:
+        return self.state is State.FAILED
+
+    async def _change(self, target: TargetState) -> None:
+        if self._has_failed():
+            return
+        if target is not TargetState.STARTED:
+            await self._suspend()
+            self._move(EVENT_OF[target])
+        elif not self._started:
+            first = self.state is State.UNASSIGNED
+            self.connector.initialize(self)
+            await self.connector.start(self.props)
+            self._started = True
+            if not self._has_failed():  # by itself, meanwhile
+                self._move(Event.STARTUP if first else Event.RUNNING)
+
+    async def _suspend(self) -> None:
+        if self._started:
+            self._started = False
+            await self.connector.stop()
+
+    async def _end(self) -> None:
+        failed = self.state is State.FAILED
+        await self._suspend()
+        if not failed:
+            self._move(Event.SHUTDOWN)
+
+    def _move(self, event: Event) -> None:
+        self.state = after(self.state, event)
+        call = {
+            Event.STARTUP: self._listener.on_startup,
+            Event.RUNNING: self._listener.on_running,
+            Event.PAUSED: self._listener.on_paused,
+            Event.STOPPED: self._listener.on_stopped,
+            Event.SHUTDOWN: self._listener.on_shutdown,
+        }[event]
+        call(self.name)
+
+    def _fail(self, error: Exception) -> None:
+        if self.state is not State.FAILED:
+            log.error("connector failed", connector=self.name, error=self._mask(said_of(error)))
+            self.state = after(self.state, Event.FAILURE)
+            self._listener.on_failure(self.name, self._mask(trace_of(error)))

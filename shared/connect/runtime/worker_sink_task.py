@@ -1,0 +1,382 @@
+"""A sink task as the worker runs it: Kafka to `put`, `pre_commit` to the group's offsets.
+
+`SinkTaskState` decides; this class does the I/O. The group rebalances inside polls. A poll is cancelled for a commit or
+a pause, and a call of the rebalance listener then continues beside the loop. A lock therefore separates the loop and
+the listener; the loop never holds it while it polls.
+
+While a conversion waits for long, the loop polls with its partitions paused, so that the worker stays in the group. If
+a partition was revoked and assigned again meanwhile, its polled records are dropped and read again from the committed
+offset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+
+from penstock.shared.clients.consumer import Consumer, RebalanceListener
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.allowed_files import AllowedFiles
+from penstock.shared.connect.errors import ConnectError, RetriableError
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.runtime.conversion import Conversion
+from penstock.shared.connect.runtime.dead_letters import RawRecords
+from penstock.shared.connect.runtime.error_handling import Interrupted
+from penstock.shared.connect.runtime.error_reporting import ErrorReporters
+from penstock.shared.connect.runtime.sink_task_state import Partitions, SinkTaskState
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.worker_task import WorkerTask
+from penstock.shared.connect.task import ErrantRecordReporter, SinkTask
+
+log = get_logger(__name__)
+
+Polled = dict[TopicPartition, Columns]
+CLOSE_TIMEOUT_MS = 30_000
+"""How long the last commit and leaving the group may take together."""
+CONVERSION_PATIENCE_MS = 1_000
+"""How long a conversion may wait, for a schema, say, before polls go on beside it."""
+LEAVE_TIMEOUT_MS = 1_000
+"""How long a cancelled task may take to leave the group: else its partitions wait for the session to time out."""
+
+
+class WorkerSinkTask(WorkerTask, RebalanceListener):
+    """One sink task's life; also its consumer's rebalance listener."""
+
+    def __init__(
+        self,
+        id: ConnectorTaskId,
+        listener: StatusListener,
+        task: SinkTask,
+        props: Mapping[str, str],
+        topics: Sequence[str] | re.Pattern[str],
+        consumer: Consumer,
+        conversion: Conversion,
+        sink_state: SinkTaskState,
+        reporters: ErrorReporters,
+        metrics: TaskMetrics,
+        clock: Clock,
+    ) -> None:
+        super().__init__(id, listener, metrics, clock)
+        self.task, self.sink_state = task, sink_state
+        self._props, self._topics = dict(props), topics
+        self._consumer, self._conversion, self._reporters = consumer, conversion, reporters
+        self._turn = asyncio.Lock()
+        self.raw = RawRecords()
+        self._initialized = self._is_converting = False
+        self._commit_answered = asyncio.Event()
+        self._attend(conversion.waits)
+        self.context: WorkerSinkTaskContext
+
+    async def _start(self) -> None:
+        await self._reporters.start()
+        self._initialized = True
+        self.task.initialize(self.context)
+        await self._call(self.task.start(self._props))
+        self._consumer.subscribe(self._topics, self)
+        await self._consumer.start()
+
+    async def _execute(self) -> None:
+        if self.should_pause:
+            self._changed.set()
+        while not self.stopping:
+            await self.iteration()
+
+    async def iteration(self) -> None:
+        """One turn: commit if it is due, count out a commit that takes too long, read and deliver."""
+        now_ms = self._clock.monotonic_ms()
+        async with self._turn:
+            self._follow_target()
+            if self.sink_state.commit_is_due(now_ms):
+                await self._commit(now_ms)
+            if self.sink_state.commit_expired(now_ms):
+                self.metrics.add("offset_commit_failure_total")
+                log.warning("commit of offsets timed out", task=str(self.id), failures=self.sink_state.commit_failures)
+            self._rewind()
+            timeout_ms = self.sink_state.poll_timeout_ms(now_ms)
+        polled = await self._poll(timeout_ms)
+        if polled is None:
+            return
+        taken, assigned = polled
+        converted = await self._convert_beside_polls(taken)
+        async with self._turn:
+            ours = {tp: columns for tp, columns in taken.items() if self.sink_state.is_still_ours(tp, assigned)}
+            if converted is None:
+                for tp, columns in ours.items():
+                    self._consumer.seek(tp, int(columns.offsets[0]))
+                return
+            lists = [converted[tp] for tp in ours]
+            self._receive(ours, lists[0] if len(lists) == 1 else list(itertools.chain.from_iterable(lists)))
+            await self._deliver()
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether everything is to stay paused, whatever the connector's task resumes."""
+        return self.should_pause or self._is_converting
+
+    def _follow_target(self) -> None:
+        """Pause or go on, where that is newly wanted."""
+        if not self._changed.is_set() or self.stopping:
+            return
+        self._changed.clear()
+        if self.should_pause:
+            self._consumer.pause(*self.sink_state.assigned)
+            if self.state is not State.PAUSED:
+                self.moved(Event.PAUSED)
+            self.sink_state.commit_requested = True
+        else:
+            if not self.sink_state.paused_for_redelivery:
+                self._consumer.resume(*self.sink_state.resumable())
+            if self.state is State.PAUSED:
+                self.moved(Event.RUNNING)
+
+    async def _take(self, timeout_ms: int) -> tuple[Polled, int]:
+        """Records, with the count of assignments that they were taken under."""
+        return await self._consumer.poll(timeout_ms), self.sink_state.assignments
+
+    async def _poll(self, timeout_ms: int) -> tuple[Polled, int] | None:
+        """Records; empty after the timeout, or when a commit is due; None where the target state has changed."""
+        taken = await self._take(0)
+        if taken[0] or timeout_ms <= 0:
+            await asyncio.sleep(0)  # neither need have waited for anything, and others must have their turn
+            return taken
+        poll = asyncio.ensure_future(self._take(timeout_ms))
+        changed = asyncio.ensure_future(self._changed.wait())
+        answered = asyncio.ensure_future(self._commit_answered.wait())
+        try:
+            await asyncio.wait((poll, changed, answered), return_when=asyncio.FIRST_COMPLETED)
+            if not poll.done() and not changed.done():
+                # The poll was to last for as long as the answer might: the next commit may be due before.
+                due_ms = self.sink_state.next_commit_in_ms(self._clock.monotonic_ms())
+                await asyncio.wait((poll, changed), timeout=due_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
+            if poll.done():
+                return poll.result()
+            return None if changed.done() else ({}, self.sink_state.assignments)
+        finally:
+            for one in (poll, changed, answered):
+                if not one.done():
+                    one.cancel()
+            await asyncio.gather(poll, changed, answered, return_exceptions=True)
+
+    async def _convert_beside_polls(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
+        """Without the turn: it may wait for a registry as long as that is down."""
+        converting = asyncio.ensure_future(self._convert(polled))
+        try:
+            await asyncio.wait({converting}, timeout=CONVERSION_PATIENCE_MS / 1000)
+            if converting.done():
+                return converting.result()
+            self._is_converting = True
+            self._consumer.pause(*self._consumer.assignment())
+            while not converting.done():
+                poll = asyncio.ensure_future(self._consumer.poll(CONVERSION_PATIENCE_MS))
+                await asyncio.wait({converting, poll}, return_when=asyncio.FIRST_COMPLETED)
+                if not poll.done():
+                    poll.cancel()
+                    await asyncio.wait({poll})
+                else:
+                    poll.result()
+            async with self._turn:
+                self._is_converting = False
+                if not (self.should_pause or self.sink_state.paused_for_redelivery):
+                    self._consumer.resume(*self.sink_state.resumable())
+            return converting.result()
+        finally:
+            self._is_converting = False
+            if not converting.done():
+                converting.cancel()
+                await asyncio.wait({converting})
+
+    async def _convert(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
+        """The records of each partition; None where the task is to stop or pause, and a conversion waited."""
+        try:
+            return {tp: await self._conversion.sink_records(columns) for tp, columns in polled.items()}
+        except Interrupted:
+            return None
+
+    def _receive(self, polled: Polled, batch: list[SinkRecord]) -> None:
+        if not polled:
+            return
+        if self.context.errant_record_reporter is not None:
+            self.raw.add(polled)
+        count = sum(map(len, polled.values()))
+        self.sink_state.received({tp: int(columns.offsets[-1]) + 1 for tp, columns in polled.items()})
+        self.metrics.add("sink_record_read_total", count)
+        self.metrics.sized("batch_size", count)
+        for topic in {tp.topic for tp in polled}:
+            self._listener.on_topic_used(self.id, topic)
+        self.sink_state.batch = batch
+        self.metrics.active(len(batch))
+        self.metrics.set("sink_record_lag_max", self.sink_state.lag_max())
+
+    async def _deliver(self) -> None:
+        batch, started_ms = self.sink_state.batch, self._clock.monotonic_ms()
+        try:
+            await self._call(self.task.put(list(batch)))
+        except RetriableError as e:
+            log.warning("put will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+            self._consumer.pause(*self.sink_state.delivery_failed())
+            return
+        if batch:
+            self.metrics.timed("put_batch", self._clock.monotonic_ms() - started_ms)
+            self.metrics.add("sink_record_send_total", len(batch))
+            self.metrics.active(0)
+            self.metrics.set("sink_record_lag_max", 0)
+        if (resumed := self.sink_state.delivered()) and not self.should_pause:
+            self._consumer.resume(*resumed)
+
+    def _rewind(self) -> None:
+        for tp, offset in self.sink_state.take_rewinds().items():
+            self._consumer.seek(tp, offset)
+
+    async def _commit(self, now_ms: int) -> None:
+        """Begin a commit beside the loop."""
+        await self._reporters.flush()
+        begun = self.sink_state.begin_commit(now_ms)
+        if begun is None:
+            return
+        seqno, wanted = begun
+        self._commit_answered.clear()
+        try:
+            provided = await self._call(self.task.pre_commit(dict(wanted)))
+        except Exception as e:  # of the connector: nothing since the last commit counts
+            log.error(
+                "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
+            )
+            for tp, offset in self.sink_state.pre_commit_failed().items():
+                self._consumer.seek(tp, offset)
+            self._committed(seqno, e, None)
+            return
+        await self._reporters.flush()  # of what was reported in it
+        offsets = self.sink_state.committable(provided or {})
+        if not offsets:
+            self._committed(seqno, None, None)
+            return
+        self._consumer.commit_async(offsets, lambda _offsets, error: self._committed(seqno, error, offsets))
+
+    def _committed(
+        self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
+    ) -> None:
+        took_ms = self.sink_state.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
+        if not self.sink_state.committing:  # and not a late answer to one before
+            self._commit_answered.set()
+        self.metrics.set("offset_commit_seq_no", self.sink_state.commit_seqno)
+        if took_ms is None:
+            self.metrics.add("offset_commit_skip_total")
+        elif error is not None:
+            self.metrics.add("offset_commit_failure_total")
+            log.error("offset commit failed", task=str(self.id), error=f"{type(error).__name__}: {error}")
+        else:
+            self.raw.committed(offsets or {})
+            self.metrics.timed("offset_commit", took_ms)
+            self.metrics.add("offset_commit_success_total")
+            self.metrics.add("offset_commit_completion_total")
+
+    async def on_partitions_assigned(self, partitions: Partitions) -> None:
+        """Take new partitions up where the group's offsets are, and have the task open them."""
+        async with self._turn:
+            positions = {tp: await self._consumer.position(tp) for tp in sorted(partitions)}
+            paused = self.sink_state.opened(positions)
+            self.metrics.set("partition_count", len(self.sink_state.assigned))
+            self._consumer.pause(*(self.sink_state.assigned if self.holds_all else paused))
+            if partitions:
+                await self._call(self.task.open(frozenset(partitions)))
+                self._rewind()
+
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
+        """Have the task finish them, and commit."""
+        async with self._turn:
+            await self._close_partitions(partitions, lost=False)
+
+    async def on_partitions_lost(self, partitions: Partitions) -> None:
+        """Have the task let go of them; a commit would be refused."""
+        async with self._turn:
+            await self._close_partitions(partitions, lost=True)
+
+    async def _close_partitions(self, partitions: Partitions, *, lost: bool) -> None:
+        partitions = frozenset(partitions) & frozenset(self.sink_state.assigned)
+        if not partitions or self.cancelled:
+            return
+        try:
+            if not lost:
+                await self._last_commit(partitions)
+        finally:
+            try:
+                await self._call(self.task.close(partitions))
+            finally:
+                self.sink_state.closed(partitions)
+                self.raw.forget(partitions)
+                self.metrics.set("partition_count", len(self.sink_state.assigned))
+
+    async def _last_commit(self, partitions: Partitions) -> None:
+        """Commit before partitions are given away; a task that cannot flush has them read again by the next owner."""
+        begun = self.sink_state.begin_commit(self._clock.monotonic_ms(), partitions)
+        if begun is None:
+            return
+        seqno, wanted = begun
+        offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        try:
+            await self._reporters.flush()
+            provided = await self._call(self.task.pre_commit(dict(wanted)))
+            await self._reporters.flush()  # of what was reported in it
+            if offsets := self.sink_state.committable(provided or {}):
+                await self._consumer.commit(offsets)
+        except Exception as e:  # of the connector, or the commit: what is not committed is read again
+            self._committed(seqno, e, None)
+        else:
+            self._committed(seqno, None, offsets)
+
+    async def _close(self) -> None:
+        try:
+            await self._consumer.close(LEAVE_TIMEOUT_MS if self.cancelled else CLOSE_TIMEOUT_MS)
+        finally:
+            try:
+                if self._initialized:
+                    await self._call(self.task.stop())
+            finally:
+                self._conversion.chain.close()
+                await self._reporters.close()
+
+
+class WorkerSinkTaskContext:
+    """What a sink task may ask, as `SinkTaskContext` says."""
+
+    def __init__(self, task: WorkerSinkTask, props: Mapping[str, str], files: AllowedFiles, consumer: Consumer) -> None:
+        self._task, self._state, self._consumer = task, task.sink_state, consumer
+        self.files = files
+        self.configs = dict(props)
+        self.errant_record_reporter: ErrantRecordReporter | None = None
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset(self._state.assigned)
+
+    def offset(self, tp: TopicPartition, offset: int) -> None:
+        if offset < 0:
+            raise ValueError(f"{tp}: cannot read on from offset {offset}")
+        self._state.rewinds[tp] = offset
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        self._check_assigned(partitions)
+        self._state.paused_by_task.update(partitions)
+        if not self._task.should_pause:
+            self._consumer.pause(*partitions)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        self._check_assigned(partitions)
+        self._state.paused_by_task.difference_update(partitions)
+        if not self._task.holds_all and not self._state.paused_for_redelivery:
+            self._consumer.resume(*partitions)
+
+    def timeout(self, timeout_ms: int) -> None:
+        self._state.retry_timeout_ms = timeout_ms
+
+    def request_commit(self) -> None:
+        self._state.commit_requested = True
+
+    def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        if foreign := [str(tp) for tp in partitions if tp not in self._state.assigned]:
+            raise ConnectError(f"partitions that are not this task's: {', '.join(foreign)}")

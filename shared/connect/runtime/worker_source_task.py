@@ -1,0 +1,143 @@
+"""A source task under at-least-once: records first, offsets later.
+
+Offsets are stored every `offset.flush.interval.ms`, those up to which every record is in Kafka. What a flush could not
+store is stored with the next. After the last poll the task waits, for `offset.flush.timeout.ms`, for what is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.errors import PenstockError
+from penstock.shared.common.log import get_logger
+from penstock.shared.common.records import ProducerRecord, RecordMetadata
+from penstock.shared.connect.record import SourceRecord
+from penstock.shared.connect.runtime.abstract_source_task import AbstractWorkerSourceTask, SourceParts
+from penstock.shared.connect.runtime.offset_store import OffsetBackingStore
+from penstock.shared.connect.runtime.source_offsets import encoded
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.submitted_records import Committable, SubmittedRecord, SubmittedRecords
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+
+log = get_logger(__name__)
+
+
+class WorkerSourceTask(AbstractWorkerSourceTask):
+    """At-least-once."""
+
+    def __init__(
+        self,
+        id: ConnectorTaskId,
+        listener: StatusListener,
+        parts: SourceParts,
+        store: OffsetBackingStore,
+        metrics: TaskMetrics,
+        clock: Clock,
+        *,
+        flush_interval_ms: int,
+        flush_timeout_ms: int,
+    ) -> None:
+        super().__init__(id, listener, parts, metrics, clock)
+        self.submitted = SubmittedRecords()
+        self.committable = Committable()
+        self._store = store
+        self._interval_ms, self._timeout_ms = flush_interval_ms, flush_timeout_ms
+        self._committer: asyncio.Task[None] | None = None
+        self._flushing = asyncio.Lock()
+        self._to_tell: list[tuple[SourceRecord, RecordMetadata | None]] = []
+
+    async def _before_loop(self) -> None:
+        if self._committer is None:
+            self._committer = asyncio.create_task(self._commit_regularly(), name=f"offsets-{self.id}")
+
+    async def _commit_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_ms / 1000)
+            await self.commit_offsets()
+
+    async def iteration(self) -> None:
+        await self._tell()
+        await super().iteration()
+
+    async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> SubmittedRecord:
+        self.metrics.active(self.submitted.pending + 1)
+        return self.submitted.submit(record.source_partition, record.source_offset)
+
+    def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
+        cast(SubmittedRecord, token).ack()
+        self._to_tell.append((record, metadata))
+
+    def _skipped(self, record: SourceRecord, token: object) -> None:
+        if token is not None:
+            cast(SubmittedRecord, token).ack()
+        self._to_tell.append((record, None))
+
+    async def _dropped(self, record: SourceRecord) -> None:
+        self._to_tell.append((record, None))
+
+    def _not_sent(self, token: object) -> None:
+        if token is not None:
+            cast(SubmittedRecord, token).drop()
+
+    async def _batch_sent(self) -> None:
+        self.metrics.active(self.submitted.pending)
+
+    async def _tell(self) -> None:
+        """Tell the connector's task of records whose fate is known."""
+        told, self._to_tell = self._to_tell, []
+        for record, metadata in told:
+            try:
+                await self.task.commit_record(record, metadata)
+            except Exception as e:  # of the connector: the record is in Kafka whatever it thinks of that
+                log.error("commit_record failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+
+    async def commit_offsets(self) -> bool:
+        """Store what may be stored; False where it could not be, to be tried with the next."""
+        await self._tell()
+        async with self._flushing:
+            self.committable = self.committable.updated_with(self.submitted.committable())
+            if self.send_error is not None:
+                return False  # the task is about to fail: what it could store, its last commit stores
+            started_ms = self._clock.monotonic_ms()
+            taken = self.committable
+            if taken.offsets:
+                try:
+                    async with asyncio.timeout(self._timeout_ms / 1000):
+                        await self.parts.reporters.flush()
+                        await self._store.set(encoded(self.id.connector, taken.offsets.values()))
+                except (PenstockError, TimeoutError) as e:
+                    self.metrics.add("offset_commit_failure_total")
+                    log.error(
+                        "offsets could not be stored", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
+                    )
+                    return False
+            self.committable = Committable()
+            self.metrics.timed("offset_commit", self._clock.monotonic_ms() - started_ms)
+            self.metrics.add("offset_commit_success_total")
+        try:
+            await self.task.commit()
+        except Exception as e:  # of the connector: the offsets are stored whatever it thinks of that
+            log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
+        return True
+
+    async def _last_commit(self, *, failed: bool) -> None:
+        if self._committer is not None:
+            self._committer.cancel()
+            await asyncio.gather(self._committer, return_exceptions=True)
+        if self.submitted.pending and self.send_error is None:
+            try:
+                async with asyncio.timeout(self._timeout_ms / 1000):
+                    await self.producer.flush()
+            except (TimeoutError, PenstockError):
+                log.warning("records are still under way", task=str(self.id), records=self.submitted.pending)
+        await self._tell()
+        if self.send_error is not None:
+            self.committable = self.committable.updated_with(self.submitted.committable())
+            error, self.send_error = self.send_error, None
+            await self.commit_offsets()
+            self.send_error = error
+        else:
+            await self.commit_offsets()

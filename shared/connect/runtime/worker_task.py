@@ -1,0 +1,164 @@
+"""A task as the worker runs it: what source and sink tasks have in common.
+
+It runs in an asyncio task of its own: start, execute until told to stop, close. Whatever the connector's code raises
+ends it as FAILED; being cancelled ends it at once, without a last commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.shared.common.clock import Clock
+from penstock.shared.common.log import get_logger
+from penstock.shared.connect.config_provider import Mask, unmasked
+from penstock.shared.connect.errors import said_of, trace_of
+from penstock.shared.connect.runtime.error_handling import RetryWaits
+from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState, after
+from penstock.shared.connect.runtime.status_listener import StatusListener
+from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a task is to do; the configurations as they are kept, with their `${…}` unresolved."""
+
+    id: ConnectorTaskId
+    connector_config: Mapping[str, str]
+    task_config: Mapping[str, str]
+    generation: int = 0
+    tasks: int = 1
+
+
+class WorkerTask(ABC):
+    """One task's life."""
+
+    def __init__(self, id: ConnectorTaskId, listener: StatusListener, metrics: TaskMetrics, clock: Clock) -> None:
+        self.id = id
+        self.metrics = metrics
+        self._clock = clock
+        self.mask: Mask = unmasked
+        self._entered_ms: int | None = None
+        self._waits: RetryWaits | None = None
+        self.cancelled = False
+        self.state = State.UNASSIGNED
+        self.error: Exception | None = None
+        self.target = TargetState.STARTED
+        self.stopping = False
+        self._listener = listener
+        self._changed = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.state.name}>"
+
+    @abstractmethod
+    async def _start(self) -> None:
+        """Open what is needed and start the connector's task."""
+
+    @abstractmethod
+    async def _execute(self) -> None:
+        """Work until `stopping`."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Stop the connector's task and let go of everything; called once, after whatever came before."""
+
+    def stalled_ms(self, now_ms: int) -> int:
+        """For how long it has been inside one call of the connector's code, or one record's conversion has been tried
+        again, in ms; 0 where neither is so."""
+        waiting_ms = None if self._waits is None else self._waits.since_ms
+        return max(
+            (now_ms - since_ms for since_ms in (self._entered_ms, waiting_ms) if since_ms is not None), default=0
+        )
+
+    def _attend(self, waits: RetryWaits) -> None:
+        """These are the task's: its stop or pause ends them."""
+        self._waits, waits.is_over = waits, lambda: self.stopping or self.should_pause
+        waits.mask = lambda text: self.mask(text)
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        """Await the connector's code, and remember since when."""
+        self._entered_ms = self._clock.monotonic_ms()
+        try:
+            return await call
+        finally:
+            self._entered_ms = None
+
+    def start(self, target: TargetState) -> asyncio.Task[None]:
+        """Begin; the asyncio task ends when the task has."""
+        self.target = target
+        self._runner = asyncio.create_task(self._run(), name=f"task-{self.id}")
+        return self._runner
+
+    def transition_to(self, target: TargetState) -> None:
+        """Have it pause or go on; a stopped connector's tasks are ended instead."""
+        self.target = target
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Have it end in order: what was delivered is committed."""
+        self.stopping = True
+        self._changed.set()
+
+    async def until_stopped(self, timeout_ms: float) -> bool:
+        """Wait for its end; False where it still runs after `timeout_ms`."""
+        if self._runner is None:
+            return True
+        done, _ = await asyncio.wait([self._runner], timeout=timeout_ms / 1000)
+        return bool(done)
+
+    def cancel(self) -> None:
+        """End it now: what runs is cancelled and not waited for, and nothing more is committed or reported."""
+        self.stopping = self.cancelled = True
+        if self._runner is not None:
+            self._runner.cancel()
+
+    @property
+    def should_pause(self) -> bool:
+        return self.target is not TargetState.STARTED
+
+    async def _run(self) -> None:
+        try:
+            try:
+                await self._start()
+                self.moved(Event.PAUSED if self.should_pause else Event.STARTUP)
+                await self._execute()
+            finally:
+                await self._close()
+        except asyncio.CancelledError:
+            log.warning("task was cancelled", task=str(self.id))
+            raise
+        except Exception as e:  # of the connector: whatever it is, it fails this task alone
+            self._fail(e)
+        else:
+            self.moved(Event.SHUTDOWN)
+
+    def moved(self, event: Event) -> None:
+        """Note and report a change."""
+        self.state = after(self.state, event)
+        self.metrics.moved(self.state, self._clock.monotonic_ms())
+        call = {
+            Event.STARTUP: self._listener.on_startup,
+            Event.RUNNING: self._listener.on_running,
+            Event.PAUSED: self._listener.on_paused,
+            Event.SHUTDOWN: self._listener.on_shutdown,
+        }[event]
+        call(self.id)
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        log.error("task failed", task=str(self.id), error=self.mask(said_of(error)))
+        self.state = after(self.state, Event.FAILURE)
+        self.metrics.moved(self.state, self._clock.monotonic_ms())
+        self._listener.on_failure(self.id, self._trace(error))
+
+    def _trace(self, error: Exception) -> str:
+        return self.mask(trace_of(error))

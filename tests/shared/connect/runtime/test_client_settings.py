@@ -1,0 +1,45 @@
+"""The Java clients' properties as our clients' settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.common.errors import ConfigError
+from penstock.shared.connect.runtime.client_settings import (
+    consumer_settings,
+    kafka_settings,
+    producer_settings,
+    unknown_properties,
+)
+
+
+def test_names_are_java_names_with_underscores() -> None:
+    """Each client takes what it has a setting for."""
+    props = {"bootstrap.servers": "a:1", "linger.ms": "7", "auto.offset.reset": "earliest", "acks": "all"}
+    assert kafka_settings(props)[0].bootstrap_servers == "a:1"
+    assert producer_settings(props).linger_ms == 7
+    assert consumer_settings(props, group_id="connect-x").auto_offset_reset == "earliest"
+    assert consumer_settings(props, group_id="connect-x").group_id == "connect-x"
+
+
+def test_credentials_come_from_jaas() -> None:
+    """User and password are read out of `sasl.jaas.config`, quoted or not."""
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="ann" password=s3cret;'
+    props = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
+    kafka, unknown = kafka_settings(props)
+    assert kafka.sasl_username == "ann"
+    assert kafka.sasl_password is not None
+    assert kafka.sasl_password.get_secret_value() == "s3cret"
+    assert unknown == []
+
+
+def test_wrong_values_are_named() -> None:
+    """A property that cannot be is refused by its name."""
+    with pytest.raises(ConfigError, match="linger_ms"):
+        producer_settings({"linger.ms": "soon"})
+
+
+def test_what_has_no_counterpart_is_known() -> None:
+    """Properties that do nothing here can be listed, those that need no word are not."""
+    props = {"metric.reporters": "1", "key.serializer": "x", "linger.ms": "1"}
+    assert unknown_properties(props) == ["metric.reporters"]

@@ -1,0 +1,188 @@
+"""Dead letters: equal to what a real Kafka Connect wrote."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import DataError, RetriableError
+from penstock.shared.common.records import ConsumerRecord, OffsetAndMetadata
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.converters.json import JsonConverter
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.runtime.dead_letters import (
+    TRACE_BYTES_MAX,
+    RawRecords,
+    dead_letter,
+    error_name,
+    log_fields,
+)
+from penstock.shared.connect.runtime.error_handling import Failure, Stage
+from penstock.shared.connect.runtime.states import ConnectorTaskId
+from penstock.shared.connect.task import Offsets
+from tests.shared.connect.harness import TP, SayingSink, SayingSinkTask, running, source_record
+
+RECORDING = Path(__file__).parents[3] / "data" / "kafka_connect_dead_letters.jsonl.gz"
+HOIST = "org.apache.kafka.connect.transforms.HoistField$Key"
+ID = ConnectorTaskId("dlq", 0)
+
+
+def recorded() -> list[dict[str, Any]]:
+    with gzip.open(RECORDING, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+async def test_dead_letters_equal_the_recording() -> None:
+    """Same records in, same dead letters out: key, value, and every header but the trace's frames."""
+    json_converter = "org.apache.kafka.connect.json.JsonConverter"
+    settings = {
+        "key_converter": json_converter,
+        "key_converter_schemas_enable": "false",
+        "value_converter": json_converter,
+        "value_converter_schemas_enable": "false",
+        "errors_tolerance": "all",
+        "errors_deadletterqueue_topic_name": "dlq",
+        "errors_deadletterqueue_topic_replication_factor": "1",
+        "errors_deadletterqueue_context_headers_enable": "true",
+    }
+    async with running() as run:
+        run.cluster.create_topic("dlq-in")
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("dlq-in", b'{"ok":true}', key=b'{"id":0}')
+            for letter in recorded():
+                originals = [(name, value.encode()) for name, value in letter["headers"] if not name.startswith("__")]
+                key, value = letter["key"].encode(), letter["value"].encode()
+                await producer.send("dlq-in", value, key=key, headers=tuple(originals))
+        await run.run(SayingSink, topics="dlq-in", **settings)
+        await run.until(lambda: SayingSinkTask.made and len(SayingSinkTask.made[0].values) == 1)
+        await run.until(lambda: len(run.cluster.records("dlq")) == 2)
+        for found, letter in zip(run.cluster.records("dlq"), recorded(), strict=True):
+            assert (found.key, found.value) == (letter["key"].encode(), letter["value"].encode())
+            expected = [[name, "c" if name.endswith("connector.name") else value] for name, value in letter["headers"]]
+            headers = [[name, (value or b"").decode()] for name, value in found.headers]
+            assert headers[:-1] == expected[:-1]
+            assert headers[-1][0] == expected[-1][0]
+            assert headers[-1][1].startswith(expected[-1][1].partition("\n")[0])
+
+
+async def test_an_error_that_is_not_tolerated_fails_the_task_after_its_report() -> None:
+    """The dead letter is written all the same, and the record is not committed."""
+    async with running() as run:
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"not json")
+        id = await run.run(
+            SayingSink,
+            topics="t",
+            value_converter="org.apache.kafka.connect.json.JsonConverter",
+            errors_deadletterqueue_topic_name="dlq",
+            errors_deadletterqueue_topic_replication_factor="1",
+        )
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "ToleranceExceeded" in run.listener.traces[0]
+
+
+@pytest.mark.parametrize("when", ["put", "pre_commit"])
+async def test_a_record_reported_late_is_not_passed_over(when: str) -> None:
+    """Where errors are not tolerated it fails the task, before its offset is committed and not after: a sink may find
+    out while it flushes, and need not wait for its report."""
+
+    def report(made: SayingSinkTask, records: list[SinkRecord]) -> None:
+        reporter = made.context.errant_record_reporter
+        assert reporter is not None
+        for record in records:
+            reporter.report(record, ValueError("refused"))
+
+    def prepare(made: SayingSinkTask) -> None:
+        if when == "put":
+            made.on_put = report
+        else:
+            made.gives = lambda offsets: report(made, made.records[:1]) or offsets  # type: ignore[func-returns-value]
+
+    async with running() as run:
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"bad")
+        SayingSinkTask.prepare = staticmethod(prepare)
+        try:
+            id = await run.run(SayingSink, topics="t", errors_log_enable="true", offset_flush_interval_ms="50")
+            await run.until(lambda: "failure" in run.listener.of(id))
+        finally:
+            SayingSinkTask.prepare = staticmethod(lambda _task: None)
+        assert "ValueError: refused" in run.listener.traces[0]
+        assert run.cluster.committed("connect-c").get(TP, OffsetAndMetadata(0)).offset == 0
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_record_reported_while_flushing_is_as_it_was_read(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key, value and headers, whatever transforms made of them. One that is not kept any more is converted back."""
+
+    def prepare(made: SayingSinkTask) -> None:
+        def gives(offsets: Offsets) -> Offsets:
+            reporter = made.context.errant_record_reporter
+            assert reporter is not None
+            while made.records:
+                reporter.report(made.records.pop(), ValueError("refused"))
+            return offsets
+
+        made.gives = gives
+
+    monkeypatch.setattr(SayingSinkTask, "prepare", staticmethod(prepare))
+    if not kept:
+        monkeypatch.setattr(RawRecords, "find", lambda *_: None)
+    async with running() as run:
+        run.cluster.create_topic("dlq")
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            await producer.send("t", b"v", key=b"k", headers=(("h", b"1"),))
+        await run.run(
+            SayingSink,
+            topics="t",
+            errors_tolerance="all",
+            errors_deadletterqueue_topic_name="dlq",
+            errors_deadletterqueue_topic_replication_factor="1",
+            **({"transforms": "k", "transforms_k_type": HOIST, "transforms_k_field": "f"} if kept else {}),
+        )
+        await run.until(lambda: run.cluster.records("dlq"))
+        (letter,) = run.cluster.records("dlq")
+        assert (letter.key, letter.value, letter.headers) == (b"k", b"v", (("h", b"1"),))
+        await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(1))
+
+
+def test_a_trace_is_cut_where_it_is_too_long() -> None:
+    """A dead letter must stay writable where its record was."""
+    record = ConsumerRecord("t", 1, 2, -1, None, b"x", (("h", None),))
+    failure = Failure(Stage.TASK_PUT, JsonConverter, DataError("é" * TRACE_BYTES_MAX))
+    letter = dead_letter("d", record, failure, ID, headers=True)
+    assert all(len(value or b"") <= TRACE_BYTES_MAX for _, value in letter.headers)
+    assert (letter.headers[0], letter.timestamp, len(letter.headers)) == (("h", None), None, 11)
+    assert dead_letter("d", record, failure, ID, headers=False).headers == (("h", None),)
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (DataError("x"), "org.apache.kafka.connect.errors.DataException"),
+        (RetriableError("x"), "org.apache.kafka.connect.errors.RetriableException"),
+        (ValueError("x"), "ValueError"),
+        (json.JSONDecodeError("x", "", 0), "json.decoder.JSONDecodeError"),
+    ],
+)
+def test_errors_have_kafka_connects_names_where_they_are_its_kind(error: Exception, name: str) -> None:
+    """A user's own keep theirs."""
+    assert error_name(error) == name
+
+
+def test_the_log_says_which_record_only_when_it_may() -> None:
+    """And never what it held."""
+    record = ConsumerRecord("t", 1, 2, 3, b"secret", b"secret")
+    failure = Failure(Stage.KEY_CONVERTER, JsonConverter, DataError("bad"), 2)
+    assert "topic" not in log_fields(record, failure, ID, messages=False)
+    fields = log_fields(record, failure, ID, messages=True)
+    assert (fields["topic"], fields["offset"], fields["attempt"]) == ("t", 2, 2)
+    assert "secret" not in str(fields)
+    source = log_fields(source_record("secret", 5), failure, ID, messages=True)
+    assert source["source_offset"] == {"position": 5}
+    assert "secret" not in str(source)

@@ -1,0 +1,54 @@
+"""Records as they were read: found until they are committed, within a limit."""
+
+from __future__ import annotations
+
+from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.runtime.dead_letters import RawRecords
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def columns(tp: TopicPartition, *offsets: int) -> Columns:
+    """Records of two bytes each; the key is missing."""
+    return Columns.of(
+        [ConsumerRecord(tp.topic, tp.partition, at, 7, None, b"%02d" % at, (("h", b"x"),)) for at in offsets]
+    )
+
+
+def found(raw: RawRecords, tp: TopicPartition, *offsets: int) -> list[int]:
+    return [at for at in offsets if (record := raw.find(tp.topic, tp.partition, at)) and record.value == b"%02d" % at]
+
+
+def test_a_record_is_found_until_its_offset_is_committed() -> None:
+    """Whole, with its headers, also where offsets have holes; a partition that goes is forgotten."""
+    raw = RawRecords()
+    raw.add({A: columns(A, 1, 3), B: columns(B, 5)})
+    raw.add({A: columns(A, 6, 7)})
+    assert raw.find("t", 0, 3) == ConsumerRecord("t", 0, 3, 7, None, b"03", (("h", b"x"),))
+    assert found(raw, A, *range(10)) == [1, 3, 6, 7]
+    raw.committed({A: OffsetAndMetadata(4), B: OffsetAndMetadata(5), TopicPartition("u", 0): OffsetAndMetadata(1)})
+    assert (found(raw, A, *range(10)), found(raw, B, 5)) == ([6, 7], [5])
+    raw.forget([B, TopicPartition("u", 0)])
+    assert found(raw, B, 5) == []
+    assert repr(raw) == "<RawRecords of 1 partitions, 4 bytes>"
+
+
+def test_the_oldest_go_where_there_are_too_many_and_never_those_being_delivered() -> None:
+    """Of whichever partition; a batch larger than the limit is kept for its delivery."""
+    raw = RawRecords(bytes_max=6)
+    raw.add({A: columns(A, 1)})
+    raw.add({B: columns(B, 1)})
+    raw.add({B: columns(B, 2, 3)})
+    assert (found(raw, A, 1), found(raw, B, 1, 2, 3)) == ([], [1, 2, 3])
+    raw.add({A: columns(A, *range(2, 9))})
+    assert (found(raw, A, *range(9)), found(raw, B, 1, 2, 3)) == ([*range(2, 9)], [])
+
+
+def test_what_is_read_again_takes_its_own_place() -> None:
+    """After a failed flush the same offsets come once more, perhaps cut elsewhere."""
+    raw = RawRecords()
+    raw.add({A: columns(A, 1, 2)})
+    raw.add({A: columns(A, 3, 4)})
+    raw.add({A: columns(A, 1, 2, 3)})
+    assert found(raw, A, *range(6)) == [1, 2, 3]
+    assert "6 bytes" in repr(raw)

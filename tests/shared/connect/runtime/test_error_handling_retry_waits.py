@@ -1,0 +1,181 @@
+"""A conversion that is tried again for ever: seen, and in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import structlog
+
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect.converters.plain import StringConverter
+from penstock.shared.connect.errors import RetriableError
+from penstock.shared.connect.runtime.error_handling import SAY_MS, Interrupted, RetryWaits
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.worker_task import TaskSpec
+from tests.shared.connect.harness import (
+    Running,
+    SayingSink,
+    SayingSinkTask,
+    SayingSource,
+    SayingSourceTask,
+    running,
+    source_record,
+)
+
+FOR_EVER = {"errors_retry_timeout": "-1", "errors_retry_delay_max_ms": "10"}
+
+
+class Down(StringConverter):
+    """Strings, but for those that begin with `x`: these need what is down."""
+
+    is_down: ClassVar[bool] = True
+
+    def _check(self, said: object) -> None:
+        if Down.is_down and said in ("x", b"x"):
+            raise RetriableError("the registry does not answer")
+
+    def from_connect_data(self, topic: str, schema: Any, value: Any) -> bytes | None:
+        self._check(value)
+        return super().from_connect_data(topic, schema, value)
+
+    def to_connect_data(self, topic: str, data: bytes | None, headers: Any = ()) -> Any:
+        self._check(data)
+        return super().to_connect_data(topic, data, headers)
+
+    def to_connect_values(self, topic: str, datas: Any) -> None:
+        return None
+
+
+CONVERTER = f"{Down.__module__}.{Down.__qualname__}"
+
+
+@pytest.fixture(autouse=True)
+def down() -> Iterator[None]:
+    Down.is_down = True
+    yield
+    Down.is_down = False
+
+
+def stalled_ms(run: Running) -> int:
+    return run.worker.stalled_ms(ConnectorTaskId("c", 0))
+
+
+async def test_a_sink_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -> None:
+    """It counts as stalled, the log says why, a rebalance goes on beside it; a pause and a stop end the wait, and what
+    it waited for is read again."""
+    async with running() as run:
+        run.cluster.create_topic("two", 2)
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            for partition in (0, 1):
+                for value in (b"a", b"x", b"b"):
+                    await producer.send("two", value, partition=partition)
+        with structlog.testing.capture_logs() as said:
+            id = await run.run(SayingSink, topics="two", value_converter=CONVERTER, **FOR_EVER)
+            await run.until(lambda: stalled_ms(run) > 50)
+        (line,) = [line for line in said if line["event"] == "conversion is tried again"]
+        assert (line["stage"], line["error"]) == ("VALUE_CONVERTER", "RetriableError: the registry does not answer")
+        props = {"name": "c", "connector.class": f"{SayingSink.__module__}.SayingSink", "topics": "two"}
+        second = ConnectorTaskId("c", 1)
+        await run.worker.start_task(TaskSpec(second, props, props), TargetState.STARTED, run.listener)
+        await run.until(lambda: SayingSinkTask.made[-1].values == ["a", "x", "b"])
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        await run.until(lambda: "paused" in run.listener.of(id))
+        assert stalled_ms(run) == 0
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.until(lambda: stalled_ms(run) > 50)
+        await run.worker.stop_tasks([id])
+        assert run.listener.of(id) == ["startup", "paused", "running", "shutdown"]
+        assert SayingSinkTask.made[0].values == []
+        await run.until(lambda: SayingSinkTask.made[-1].values == ["a", "x", "b"] * 2)
+        await run.until(lambda: len(run.cluster.committed("connect-c")) == 2)
+        committed = run.cluster.committed("connect-c")
+        await run.until(
+            lambda: {run.cluster.committed("connect-c")[TopicPartition("two", p)].offset for p in (0, 1)} == {3}
+        )
+        assert committed.keys() == {TopicPartition("two", 0), TopicPartition("two", 1)}
+
+
+class ResumingSinkTask(SayingSinkTask):
+    """Resumes what it opens, as a task may."""
+
+    async def open(self, partitions: frozenset[TopicPartition]) -> None:
+        self.context.resume(*partitions)
+        await super().open(partitions)
+
+
+class ResumingSink(SayingSink):
+    task_class = ResumingSinkTask
+
+
+async def test_a_task_that_resumes_while_a_conversion_waits_loses_nothing() -> None:
+    """What it resumes is read once the conversion is done: the polls beside it only keep the group going."""
+    async with running() as run:
+        run.cluster.create_topic("two", 2)
+        async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+            for partition in (0, 1):
+                for value in (b"a", b"x", b"b"):
+                    await producer.send("two", value, partition=partition)
+        await run.run(ResumingSink, topics="two", value_converter=CONVERTER, **FOR_EVER)
+        await run.until(lambda: stalled_ms(run) > 50)
+        first = SayingSinkTask.made[-1]
+        props = {"name": "c", "connector.class": f"{SayingSink.__module__}.SayingSink", "topics": "two"}
+        await run.worker.start_task(TaskSpec(ConnectorTaskId("c", 1), props, props), TargetState.STARTED, run.listener)
+        second = SayingSinkTask.made[-1]
+        assert second is not first
+        await run.until(lambda: second.values == ["a", "x", "b"])
+        since_ms = stalled_ms(run)
+        await run.until(lambda: stalled_ms(run) > since_ms + 300)  # polls go on beside it
+        Down.is_down = False
+        await run.until(lambda: first.values == ["a", "x", "b"])
+
+
+async def test_a_source_that_waits_for_a_registry_is_seen_and_pauses_and_stops() -> None:
+    """What was sent before stays sent once, and its offset is stored; the rest goes out when the registry is back."""
+    async with running(offset_flush_interval_ms="600000") as run:
+        id = await run.run(SayingSource, value_converter=CONVERTER, **FOR_EVER)
+        await run.until(lambda: SayingSourceTask.made)
+        SayingSourceTask.made[-1].batches.put_nowait([source_record(v, at) for at, v in enumerate(("a", "x", "b"))])
+        await run.until(lambda: stalled_ms(run) > 50)
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        await run.until(lambda: "paused" in run.listener.of(id))
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.until(lambda: stalled_ms(run) > 50)
+        assert [record.value for record in run.cluster.records("t")] == [b"a"]
+        Down.is_down = False
+        await run.until(lambda: len(run.cluster.records("t")) == 3)
+        assert [record.value for record in run.cluster.records("t")] == [b"a", b"x", b"b"]
+        Down.is_down = True
+        SayingSourceTask.made[-1].batches.put_nowait([source_record("x", 3)])
+        await run.until(lambda: stalled_ms(run) > 50)
+        await run.worker.stop_tasks([id])
+        assert run.listener.of(id)[-1] == "shutdown"
+        assert run.store.data == {b'["c",{"file":"a"}]': b'{"position":2}'}
+
+
+async def test_the_log_says_it_at_a_rate() -> None:
+    """At once, then every ten seconds, and at once again for the next one."""
+    waits = RetryWaits("c-0")
+    with structlog.testing.capture_logs() as said:
+        for begun in (0, 100_000):
+            waits.begin(begun)
+            for after in range(0, 2 * SAY_MS + 1, 500):
+                waits.failed("VALUE_CONVERTER", RetriableError("down"), begun + after)
+            waits.end()
+    assert [line["for_ms"] for line in said] == [0, SAY_MS, 2 * SAY_MS] * 2
+
+
+async def test_a_wait_that_is_given_up_cancels_what_it_waited_for() -> None:
+    """Whatever it is; what is done in time gives its result."""
+    waits, never = RetryWaits("c-0"), asyncio.get_running_loop().create_future()
+    done = asyncio.get_running_loop().create_future()
+    done.set_result(7)
+    assert await waits.wait_for(done) == 7
+    waits.is_over = lambda: True
+    with pytest.raises(Interrupted):
+        await waits.wait_for(never)
+    assert never.cancelled()

@@ -1,0 +1,159 @@
+"""Exactly-once source tasks against the fake broker: records and offsets in one transaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.shared.connect.runtime import abstract_source_task
+from penstock.shared.connect.runtime.states import ConnectorTaskId, TargetState
+from penstock.shared.connect.runtime.worker_task import TaskSpec
+from penstock.shared.testing.fake_broker import Api, Fail
+from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
+
+ENABLED = {"exactly_once_source_support": "enabled"}
+
+
+def task() -> SayingSourceTask:
+    return SayingSourceTask.made[-1]
+
+
+async def started(run: Running, **settings: str) -> Any:
+    made = len(SayingSourceTask.made)
+    id = await run.run(SayingSource, **settings)
+    await run.until(lambda: len(SayingSourceTask.made) > made and task().calls)
+    return id
+
+
+def values(run: Running, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in run.cluster.records(topic)]
+
+
+async def test_records_and_offsets_are_one_transaction() -> None:
+    """Each poll's records become visible together with the offset after them."""
+    async with running(**ENABLED) as run:
+        await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2)])
+        await run.until(lambda: task().commits == 1)
+        assert values(run) == [b"a", b"b"]
+        assert values(run, "offsets") == [b'{"position":2}']
+        assert task().committed == [("a", True), ("b", True)]
+
+
+async def test_the_task_says_where_transactions_end() -> None:
+    """Nothing is committed before the task says so; what it aborts is not written, and not read again."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="connector")
+        context = task().context.transaction_context
+        assert context is not None
+        first = [source_record("a", 1), source_record("b", 2)]
+        context.commit_transaction(first[0])
+        task().batches.put_nowait(first)
+        await run.until(lambda: task().commits == 1)
+        assert values(run) == [b"a"]
+        aborted, kept = source_record("c", 3), source_record("d", 4)
+        context.abort_transaction(aborted)
+        context.commit_transaction(kept)
+        task().batches.put_nowait([aborted])
+        task().batches.put_nowait([kept])
+        await run.until(lambda: task().commits == 3)
+        assert values(run) == [b"a", b"d"]
+        assert values(run, "offsets") == [b'{"position":1}', b'{"position":3}', b'{"position":4}']
+        assert task().committed == [("a", True), ("b", False), ("c", False), ("d", True)]
+        context.abort_transaction()
+        task().batches.put_nowait([source_record("e", 5)])
+        await run.until(lambda: task().commits == 4)
+        task().batches.put_nowait([source_record("f", 6)])
+        await run.until(lambda: b"f" in [record.value for record in run.cluster.records("t", committed=False)])
+        await run.worker.stop_tasks([id])
+        assert values(run) == [b"a", b"d"]
+        assert values(run, "offsets")[3:] == [b'{"position":5}']
+
+
+async def test_a_pause_leaves_no_transaction_open() -> None:
+    """Kafka ends a transaction that lasts for too long: what is sent is committed first, and after a resume by time."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.cluster.records("t", committed=False))
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        task().batches.put_nowait([])  # a poll under way ends before the pause begins
+        await run.until(lambda: "paused" in run.listener.of(id))
+        assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
+
+
+async def test_a_newer_instance_fences_the_older() -> None:
+    """What the older one still tries to write is refused, and fails it."""
+    async with running(**ENABLED) as run:
+        id = await started(run)
+        older = task()
+        older.batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: older.commits == 1)
+        zombie = run.worker._tasks.pop(id)  # a worker that lost its place and does not know it
+        run.worker._watchers.pop(id).cancel()
+        newer_id = await started(run)
+        assert newer_id == id
+        older.batches.put_nowait([source_record("zombie", 2)])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "ProducerFenced" in run.listener.traces[0] or "InvalidTxnState" in run.listener.traces[0]
+        task().batches.put_nowait([source_record("b", 2)])
+        await run.until(lambda: task().commits == 1)
+        assert values(run) == [b"a", b"b"]
+        zombie.cancel()
+
+
+async def test_what_was_not_committed_is_aborted_in_the_end() -> None:
+    """A task that fails leaves nothing of its open transaction."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.cluster.records("t", committed=False))
+        task().batches.put_nowait(ValueError("broken"))
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert values(run) == values(run, "offsets") == []
+
+
+async def test_a_stop_commits_what_is_complete() -> None:
+    """Where transactions end by time, the last one ends with the task."""
+    async with running(**ENABLED) as run:
+        id = await started(run, transaction_boundary="interval", transaction_boundary_interval_ms="600000")
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.cluster.records("t", committed=False))
+        await run.worker.stop_tasks([id])
+        assert (values(run), values(run, "offsets")) == ([b"a"], [b'{"position":1}'])
+
+
+async def test_without_an_offset_topic_it_is_refused() -> None:
+    """Offsets in a file cannot be part of a transaction: the task fails and says so."""
+    async with running(**ENABLED) as run:
+        run.store.topic = None
+        id = ConnectorTaskId("c", 0)
+        props = {"connector.class": "FileStreamSource", "file": "f", "topic": "t", "name": "c"}
+        assert not await run.worker.start_task(TaskSpec(id, props, props), TargetState.STARTED, run.listener)
+        assert "exactly-once sources need offsets in a Kafka topic" in run.listener.traces[0]
+
+
+async def test_a_topic_that_stays_missing_fails_the_task_and_its_transaction() -> None:
+    """The reason is the topic; what was sent before it is aborted."""
+    async with running(**ENABLED, topic_wait_timeout_ms="300") as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic missing, which a record is for, does not exist" in run.listener.traces[0]
+        assert values(run) == values(run, "offsets") == []
+
+
+async def test_a_topic_that_is_deleted_during_a_commit_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit waits for a record that the producer still has; the reason is the topic, and nothing is written."""
+    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)
+    async with running(**ENABLED, topic_wait_timeout_ms="300") as run:
+        run.cluster.create_topic("short")
+        id = await started(run, producer_override_max_block_ms="1000")
+        with run.cluster.control(Api.PRODUCE, Fail(7)) as failing:  # REQUEST_TIMED_OUT: sent again and again
+            task().batches.put_nowait([source_record("a", 1, topic="short")])
+            await run.until(lambda: failing.acted)
+            run.cluster.delete_topic("short")
+        await run.until(lambda: "failure" in run.listener.of(id), 20)
+        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert values(run, "offsets") == []

@@ -1,0 +1,247 @@
+"""A sink task's decisions: commits, redelivery, rewinds, rebalances."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.connect.record import SinkRecord
+from penstock.shared.connect.runtime.sink_task_state import REDELIVERY_MS, SinkTaskState
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+FIVE = OffsetAndMetadata(5)
+
+
+def state(*partitions: TopicPartition) -> SinkTaskState:
+    made = SinkTaskState(offset_flush_interval_ms=1_000, offset_flush_timeout_ms=100, now_ms=0)
+    made.opened(dict.fromkeys(partitions or (A,), 0))
+    return made
+
+
+def record(tp: TopicPartition, offset: int) -> SinkRecord:
+    return SinkRecord(tp.topic, tp.partition, None, None, None, "v", kafka_offset=offset)
+
+
+def test_a_commit_that_takes_too_long_counts_as_failed() -> None:
+    """After its time another may begin, and the late answer says nothing any more."""
+    task = state()
+    assert task.begin_commit(1_000) is not None
+    assert not task.commit_is_due(5_000)
+    assert not task.commit_expired(1_099)
+    assert task.commit_expired(1_100)
+    assert (task.commit_failures, task.committing) == (1, False)
+    assert task.commit_is_due(2_000)
+    assert task.begin_commit(2_000) is not None
+    assert task.commit_completed(1, None, {A: FIVE}, 2_001) is None
+    assert task.committing
+
+
+def test_commits_without_answers_come_less_often_until_one_is_answered() -> None:
+    """Each that expires puts the next one off for longer, up to a limit; an answer, though late, ends that."""
+    task = state()
+    task.received({A: 5})
+    task.delivered()
+    now_ms, waits = 1_000, []
+    for _ in range(6):
+        begun = task.begin_commit(now_ms)
+        assert task.commit_expired(now_ms + 100)
+        waited_ms = next(ms for ms in range(0, 20_000, 100) if task.commit_is_due(now_ms + 100 + ms))
+        waits.append(waited_ms)
+        now_ms += 100 + waited_ms
+    assert waits == [900, 1_000, 3_000, 7_000, 10_000, 10_000]
+    assert begun is not None
+    assert task.commit_completed(begun[0], None, {A: FIVE}, now_ms - 9_900) == 200
+    assert (task.commit_failures, task.last_committed[A]) == (0, FIVE)
+    assert task.commit_is_due(now_ms - 8_900)
+
+
+def test_answers_in_the_wrong_order_change_nothing() -> None:
+    """Only the newest commit's answer counts."""
+    task = state()
+    task.received({A: 5})
+    task.delivered()
+    task.begin_commit(0)
+    task.begin_commit(1)
+    assert task.commit_completed(2, None, {A: FIVE}, 7) == 6
+    assert task.commit_completed(1, ValueError("late"), {A: OffsetAndMetadata(3)}, 8) is None
+    assert (task.last_committed[A], task.commit_failures) == (FIVE, 0)
+
+
+def test_a_failed_commit_keeps_what_was_committed() -> None:
+    """Failures are counted until one succeeds."""
+    task = state()
+    for failures in (1, 2):
+        begun = task.begin_commit(0)
+        assert begun is not None
+        task.commit_completed(begun[0], ValueError("no"), {A: FIVE}, 1)
+        assert (task.commit_failures, task.last_committed[A].offset) == (failures, 0)
+    task.begin_commit(0)
+    task.commit_completed(3, None, None, 1)
+    assert task.commit_failures == 0
+
+
+def test_the_next_commit_is_an_interval_later() -> None:
+    """Whether or not the task asked for one in between."""
+    task = state()
+    assert task.poll_timeout_ms(300) == 700
+    task.commit_requested = True
+    assert task.commit_is_due(300)
+    task.begin_commit(300)
+    task.commit_completed(1, None, None, 300)
+    assert not task.commit_is_due(300)
+    assert task.commit_is_due(2_000)
+
+
+def test_a_late_loop_does_not_commit_in_a_row() -> None:
+    """A loop that was held up for many intervals commits once."""
+    task = state()
+    task.begin_commit(10_000)
+    task.commit_completed(1, None, None, 10_000)
+    assert task.poll_timeout_ms(10_000) == 0
+    task.begin_commit(10_000)
+    task.commit_completed(2, None, None, 10_000)
+    assert not task.commit_is_due(10_001)
+
+
+def test_without_offsets_there_is_nothing_to_commit() -> None:
+    """A task without partitions begins no commit."""
+    task = SinkTaskState(1_000, 100, 0)
+    assert task.begin_commit(5_000) is None
+    assert not task.committing
+
+
+def test_only_new_offsets_of_own_delivered_records_are_committed() -> None:
+    """What the task gives of other partitions, of records not delivered, or what is committed already is left out."""
+    task = state(A, B)
+    task.received({A: 5, B: 9})
+    task.delivered()
+    foreign = TopicPartition("other", 0)
+    given = {A: FIVE, B: OffsetAndMetadata(10), foreign: OffsetAndMetadata(1)}
+    assert task.committable(given) == {A: FIVE}
+    task.begin_commit(0)
+    task.commit_completed(1, None, {A: FIVE}, 1)
+    assert task.committable({A: FIVE}) == {}
+
+
+def test_where_reading_began_is_committed_once() -> None:
+    """A partition without records gets an offset in the group too; a task that commits nothing itself is left alone."""
+    task, start = state(A, B), OffsetAndMetadata(0)
+    assert task.committable({}) == {}
+    assert task.committable({A: start, B: start}) == {A: start, B: start}
+    task.begin_commit(0)
+    task.commit_completed(1, None, {A: start, B: start}, 1)
+    assert task.committable({A: start, B: start}) == {}
+    task.closed([A, B])
+    task.opened({A: 0})
+    assert task.unsaid == {A}
+
+
+def test_a_failed_flush_takes_all_back_to_the_last_commit() -> None:
+    """The task reads again from there, and what it had half delivered is forgotten."""
+    task = state(A, B)
+    task.received({A: 5})
+    task.delivered()
+    task.batch = [record(B, 3)]
+    assert task.pre_commit_failed() == {A: 0, B: 0}
+    assert (task.current[A].offset, task.batch) == (0, [])
+
+
+def test_redelivery_keeps_the_batch_and_resumes_what_it_paused() -> None:
+    """All partitions are paused; once `put` takes the batch, those the task itself paused stay so."""
+    task = state(A, B)
+    task.received({A: 5})
+    task.batch = [record(A, 4)]
+    task.paused_by_task.add(B)
+    assert task.delivery_failed() == {A, B}
+    assert task.current[A].offset == 0
+    with pytest.raises(IllegalState, match="being redelivered"):
+        task.received({A: 6})
+    assert task.delivered() == {A}
+    assert (task.current[A], task.batch, task.paused_for_redelivery) == (FIVE, [], False)
+
+
+def test_the_task_says_when_it_wants_its_batch_again() -> None:
+    """Its timeout counts once; without one a redelivery waits a little."""
+    task = state()
+    task.retry_timeout_ms = 20
+    assert task.poll_timeout_ms(0) == 20
+    assert task.poll_timeout_ms(0) == 1_000
+    waiting = SinkTaskState(60_000, 100, 0)
+    waiting.opened({A: 0})
+    waiting.delivery_failed()
+    assert waiting.poll_timeout_ms(0) == REDELIVERY_MS
+
+
+def test_a_rewind_counts_as_committed() -> None:
+    """Offsets that the task sets itself are where its work stands; what was read of them before is forgotten."""
+    task = state(A, B)
+    task.batch = [record(A, 4), record(B, 1)]
+    task.rewinds = {A: 2, TopicPartition("other", 0): 7}
+    assert task.take_rewinds() == {A: 2}
+    assert task.take_rewinds() == {}
+    assert (task.current[A].offset, task.last_committed[A].offset) == (2, 2)
+    assert [one.kafka_offset for one in task.batch] == [1]
+
+
+def test_what_goes_is_forgotten_what_stays_is_kept() -> None:
+    """Of a batch under redelivery the records of lost partitions are left out, and the rest still waits."""
+    task = state(A, B)
+    task.received({A: 5, B: 2})
+    task.batch = [record(A, 4), record(B, 1)]
+    task.delivery_failed()
+    task.closed([B])
+    assert [one.kafka_partition for one in task.batch] == [0]
+    assert task.opened({}) == {A}
+    assert task.delivered() == {A}
+    assert task.current == {A: FIVE}
+
+
+def test_a_redelivery_ends_with_its_records() -> None:
+    """Where a rebalance took the whole batch, the new partitions are read at once."""
+    task = state(A)
+    task.batch = [record(A, 4)]
+    task.delivery_failed()
+    task.closed([A])
+    assert task.opened({B: 0}) == frozenset()
+    assert not task.paused_for_redelivery
+
+
+def test_a_pause_outlives_a_rebalance_only_with_its_partition() -> None:
+    """What the task paused and gets again stays paused; what went to another is forgotten."""
+    task = state(A, B)
+    task.paused_by_task = {A, B}
+    task.closed([A, B])
+    assert task.opened({A: 0}) == {A}
+    assert task.paused_by_task == {A}
+
+
+def test_records_of_an_earlier_assignment_are_told_apart() -> None:
+    """A partition that was away meanwhile is not the same: what was read of it before is read again."""
+    task = state(A)
+    before = task.assignments
+    assert task.is_still_ours(A, before)
+    task.closed([A])
+    assert not task.is_still_ours(A, before)
+    task.opened({A: 0})
+    assert not task.is_still_ours(A, before)
+    assert task.is_still_ours(A, task.assignments)
+
+
+def test_a_commit_of_some_partitions_leaves_the_interval_alone() -> None:
+    """What is given away is committed at once; the others are when their time has come."""
+    task = state(A, B)
+    begun = task.begin_commit(10, [B])
+    assert begun is not None
+    assert begun[1] == {B: OffsetAndMetadata(0)}
+    task.commit_completed(begun[0], None, None, 11)
+    assert task.poll_timeout_ms(10) == 990
+
+
+def test_a_commit_under_way_is_waited_for() -> None:
+    """The next one cannot begin before it ends, so that until then there is no reason to hurry."""
+    task = state()
+    task.begin_commit(1_000)
+    assert task.poll_timeout_ms(5_000) == 0  # it has run past its time
+    task.begin_commit(5_000)
+    assert task.poll_timeout_ms(5_010) == 90

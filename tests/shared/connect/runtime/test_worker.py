@@ -1,0 +1,154 @@
+"""The worker: connectors and tasks side by side, restarts, targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import structlog
+
+from penstock.shared.connect.connectors.file import FileStreamSinkConnector
+from penstock.shared.connect.errors import ConnectError
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.worker_task import TaskSpec
+from tests.shared.connect.harness import SayingSource, SayingSourceTask, running
+
+SINK = {"name": "s", "connector.class": "FileStreamSink", "topics": "t", "file": "${env:HOME}/out", "tasks.max": "2"}
+
+
+async def test_task_configs_keep_their_variables() -> None:
+    """What a connector made of its resolved configuration is kept unresolved, with its class and topics."""
+    async with running(config_providers="env") as run:
+        assert await run.worker.start_connector("s", SINK, TargetState.STARTED, run.listener) is State.RUNNING
+        configs = await run.worker.connector_task_configs("s", SINK)
+        assert configs == [{**SINK, "task.class": "org.apache.kafka.connect.file.FileStreamSinkTask"}] * 2
+
+
+async def test_a_connector_that_makes_too_many_tasks_is_refused() -> None:
+    """`tasks.max` is enforced where the configuration does not say otherwise."""
+
+    class Many(FileStreamSinkConnector):
+        async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
+            return [self._props] * (max_tasks + 1)
+
+    async with running() as run:
+        run.worker.plugins.add(Many, "Many")
+        config = {**SINK, "connector.class": "Many"}
+        await run.worker.start_connector("s", config, TargetState.STARTED, run.listener)
+        with pytest.raises(ConnectError, match="greater than 2"):
+            await run.worker.connector_task_configs("s", config)
+        id = ConnectorTaskId("s", 2)
+        assert not await run.worker.start_task(TaskSpec(id, SINK, SINK, tasks=3), TargetState.STARTED, run.listener)
+        assert run.listener.of(id) == ["failure"]
+
+
+async def test_connectors_follow_their_target() -> None:
+    """Started, paused, stopped and started again; one whose class is missing fails and nothing more."""
+    async with running() as run:
+        await run.worker.start_connector("s", SINK, TargetState.PAUSED, run.listener)
+        for target in (TargetState.STARTED, TargetState.STOPPED, TargetState.STARTED):
+            await run.worker.set_target_state("s", target)
+        await run.worker.stop_connector("s")
+        assert run.listener.of("s") == ["paused", "running", "stopped", "running", "shutdown"]
+        missing = {"connector.class": "no.Such"}
+        assert await run.worker.start_connector("x", missing, TargetState.STARTED, run.listener) is State.FAILED
+        assert run.listener.of("x") == ["failure"]
+        assert run.worker.connector_names() == frozenset()
+
+
+async def test_a_failed_task_is_restarted() -> None:
+    """After its back-off, by itself, with a new instance that goes on where the old one stopped."""
+    async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
+        id = await run.run(SayingSource)
+        await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
+        SayingSourceTask.made[0].batches.put_nowait(ValueError("broken"))
+        await run.until(lambda: run.listener.of(id) == ["startup", "failure", "restart", "startup"])
+        assert len(SayingSourceTask.made) == 2
+        assert run.worker.state(id) is State.RUNNING
+
+
+async def test_a_restart_that_cannot_be_made_is_tried_again() -> None:
+    """What it needs is missing for a while: it waits longer each time, says so, and runs when it is there again."""
+
+    def missing(_made: SayingSourceTask) -> None:
+        if len(SayingSourceTask.made) in (2, 3):
+            raise FileNotFoundError("secret.properties")
+
+    SayingSourceTask.prepare = staticmethod(missing)
+    try:
+        with structlog.testing.capture_logs() as said:
+            async with running(task_restart_enable="true", task_restart_backoff_ms="10") as run:
+                id = await run.run(SayingSource)
+                await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
+                SayingSourceTask.made[0].batches.put_nowait(ValueError("broken"))
+                await run.until(lambda: run.worker.state(id) is State.RUNNING and len(SayingSourceTask.made) == 4)
+                await run.until(lambda: run.listener.of(id)[-1] == "startup")
+                assert run.listener.of(id) == ["startup", *["failure", "restart"] * 3, "startup"]
+        assert [line["in_ms"] for line in said if line["event"] == "task will be restarted"] == [10, 20, 40]
+    finally:
+        SayingSourceTask.prepare = staticmethod(lambda _task: None)
+
+
+async def test_a_task_that_does_not_end_is_abandoned() -> None:
+    """After the graceful timeout the worker goes on without it, and hears nothing of it any more."""
+
+    def stuck(made: SayingSourceTask) -> None:
+        async def stop() -> None:
+            await made.batches.get()
+
+        made.stop = stop  # type: ignore[method-assign]
+
+    SayingSourceTask.prepare = staticmethod(stuck)
+    try:
+        async with running(task_shutdown_graceful_timeout_ms="50") as run:
+            id = await run.run(SayingSource)
+            await run.until(lambda: SayingSourceTask.made and SayingSourceTask.made[0].calls)
+            await run.worker.stop_tasks([id])
+            assert run.worker.task_ids() == frozenset()
+            assert run.listener.of(id) == ["startup"]
+    finally:
+        SayingSourceTask.prepare = staticmethod(lambda _task: None)
+
+
+async def test_being_inside_one_call_is_visible() -> None:
+    """A task that is RUNNING without progress can be told from one that works."""
+    async with running() as run:
+        id = await run.run(SayingSource)
+        await run.until(lambda: run.worker.stalled_ms(id) > 20)  # its poll waits
+        assert run.worker.stalled_ms(ConnectorTaskId("none", 0)) == 0
+
+
+async def test_a_stall_is_said_once_and_its_end_once() -> None:
+    """A call longer than `task.stall.timeout.ms` is in the metrics and the log; when the task goes on, that is too."""
+
+    def stalled() -> float:
+        return run.worker.task_metrics()[0][2]["stalled"]
+
+    with structlog.testing.capture_logs() as said:
+        async with running(task_stall_timeout_ms="100") as run:
+            await run.run(SayingSource)
+            await run.until(lambda: stalled() and any("is stalled" in line["event"] for line in said))
+            SayingSourceTask.made[-1].batches.put_nowait(None)
+            await run.until(lambda: any("no more" in line["event"] for line in said))
+    assert [line["event"] for line in said if "stalled inside" in line["event"]] != []
+
+
+async def test_what_fails_tells_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value that a variable stands for is in no trace and no line of the log: the variable is."""
+    monkeypatch.setenv("PENSTOCK_TEST_SECRET", "s3cret-value")
+
+    class Telling(FileStreamSinkConnector):
+        async def start(self, props: Mapping[str, str]) -> None:
+            raise ValueError(f"cannot log in with {props['file']}")
+
+    async with running(config_providers="env") as run:
+        run.worker.plugins.add(Telling, "Telling")
+        config = {**SINK, "connector.class": "Telling", "file": "${env:PENSTOCK_TEST_SECRET}"}
+        with structlog.testing.capture_logs() as logs:
+            await run.worker.start_connector("t", config, TargetState.STARTED, run.listener)
+            props = {**config, "tasks.max": "${env:PENSTOCK_TEST_SECRET}"}
+            spec = TaskSpec(ConnectorTaskId("t", 0), {**props, "connector.class": "FileStreamSink"}, props)
+            assert not await run.worker.start_task(spec, TargetState.STARTED, run.listener)
+        assert len(run.listener.traces) == 2
+        assert "cannot log in with ${env:PENSTOCK_TEST_SECRET}" in run.listener.traces[0]
+        assert "s3cret-value" not in str(run.listener.traces) + str(logs)

@@ -1,0 +1,313 @@
+"""Source tasks against the fake broker: records first, offsets later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.shared.connect import RetriableError
+from penstock.shared.connect.runtime import abstract_source_task
+from penstock.shared.connect.runtime.states import TargetState
+from penstock.shared.testing.fake_broker import Api, Close, Fail, Request
+from tests.shared.connect.harness import Running, SayingSource, SayingSourceTask, running, source_record
+
+KEY = b'["c",{"file":"a"}]'
+
+
+def task() -> SayingSourceTask:
+    return SayingSourceTask.made[-1]
+
+
+async def started(run: Running, **settings: str) -> Any:
+    id = await run.run(SayingSource, **settings)
+    await run.until(lambda: SayingSourceTask.made and task().calls)
+    return id
+
+
+def values(run: Running, topic: str = "t") -> list[bytes | None]:
+    return [record.value for record in run.cluster.records(topic)]
+
+
+async def test_records_are_sent_and_then_their_offsets_stored() -> None:
+    """Records come in order; the offset of the last is stored, and the connector's task hears of both."""
+    async with running() as run:
+        await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
+        assert values(run) == [b"a", b"b"]
+        await run.until(lambda: task().commits)
+        assert task().committed == [("a", True), ("b", True)]
+        assert run.listener.topics == {"t"}
+
+
+async def test_a_stop_waits_for_what_is_under_way() -> None:
+    """The last commit has everything that was sent; then the task is stopped, though its poll waits."""
+    async with running(offset_flush_interval_ms="600000") as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: values(run))
+        await run.worker.stop_tasks([id])
+        assert run.store.data == {KEY: b'{"position":1}'}
+        assert task().calls == ["start", "stop"]
+        assert run.listener.of(id) == ["startup", "shutdown"]
+
+
+async def test_a_retriable_error_of_poll_is_nothing() -> None:
+    """The task goes on polling."""
+    async with running() as run:
+        id = await started(run)
+        task().batches.put_nowait(RetriableError("later"))
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: values(run) == [b"a"])
+        assert run.listener.of(id) == ["startup"]
+
+
+async def test_an_error_of_poll_fails_the_task() -> None:
+    """Its trace is reported, and what was sent before is stored."""
+    async with running(offset_flush_interval_ms="600000") as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1)])
+        task().batches.put_nowait(ValueError("broken"))
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "ValueError: broken" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+        assert task().calls[-1] == "stop"
+
+
+async def test_a_pause_holds_records_back() -> None:
+    """What a poll returns while the task is to pause is sent before it does; then nothing is polled."""
+    async with running() as run:
+        id = await started(run)
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: "paused" in run.listener.of(id))
+        task().batches.put_nowait([source_record("b", 2)])
+        await run.until(lambda: run.store.data)
+        assert values(run) == [b"a"]
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.until(lambda: values(run) == [b"a", b"b"])
+        assert run.listener.of(id) == ["startup", "paused", "running"]
+
+
+async def test_a_task_may_start_paused() -> None:
+    """It polls only when its connector goes on."""
+    async with running() as run:
+        id = await run.run(SayingSource, TargetState.PAUSED)
+        await run.until(lambda: "paused" in run.listener.of(id))
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.until(lambda: values(run) == [b"a"])
+
+
+async def test_an_offset_waits_for_the_records_before_it() -> None:
+    """While a record is refused by its broker no later offset of its source partition is stored."""
+    async with running() as run:
+        run.cluster.create_topic("other")
+        await started(run)
+        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: sent again and again
+            task().batches.put_nowait([source_record("a", 1)])
+            await run.until(lambda: run.worker.task_metrics()[0][2]["offset_commit_success_total"] > 2)
+            assert run.store.data == {}
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+
+
+async def test_a_topic_that_is_not_there_holds_a_task_up_and_not_its_stop() -> None:
+    """The task says for how long a record cannot be handed to the producer; it pauses, goes on, and stops in order with
+    the offset of what was sent before, and the record goes out once its topic is there."""
+    async with running(offset_flush_interval_ms="600000") as run:
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
+        blocked = lambda: run.worker.task_metrics()[0][2]["source_send_blocked_ms"]  # noqa: E731
+        await run.until(lambda: blocked() >= 200)
+        await run.worker.set_target_state("c", TargetState.PAUSED)
+        await run.until(lambda: "paused" in run.listener.of(id))
+        await run.worker.set_target_state("c", TargetState.STARTED)
+        await run.until(lambda: blocked() >= 200)
+        await run.worker.stop_tasks([id])
+        assert run.store.data == {KEY: b'{"position":1}'}
+        assert run.listener.of(id) == ["startup", "paused", "running", "shutdown"]
+    async with running() as run:
+        await started(run)
+        task().batches.put_nowait([source_record("b", 2, topic="late")])
+        await run.until(lambda: blocked() >= 200)
+        run.cluster.create_topic("late")
+        await run.until(lambda: values(run, "late") == [b"b"])
+
+
+async def test_a_record_that_cannot_be_sent_fails_the_task() -> None:
+    """A record too large for the producer is an error of the task, unless errors are tolerated."""
+    async with running() as run:
+        id = await started(run, producer_override_max_request_size="100")
+        task().batches.put_nowait([source_record("x" * 1000, 1)])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "RecordTooLarge" in run.listener.traces[0]
+    async with running() as run:
+        await started(run, producer_override_max_request_size="1000", errors_tolerance="all")
+        task().batches.put_nowait([source_record("x" * 9000, 1), source_record("y", 2)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
+        assert values(run) == [b"y"]
+        assert task().committed == [("x" * 9000, False), ("y", True)]
+
+
+async def test_an_offset_store_that_fails_is_tried_again() -> None:
+    """Offsets that could not be stored are stored with the next flush."""
+    async with running() as run:
+        original, failures = run.store.set, [RetriableError("down"), RetriableError("down")]
+
+        async def failing(offsets: Any) -> None:
+            if failures:
+                raise failures.pop()
+            await original(offsets)
+
+        run.store.set = failing  # type: ignore[method-assign]
+        await started(run)
+        task().batches.put_nowait([source_record("a", 1)])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        assert failures == []
+
+
+async def test_topics_are_made_as_their_group_says() -> None:
+    """A topic that does not exist is made with the settings of the first group that matches it."""
+    async with running() as run:
+        await started(
+            run,
+            topic_creation_groups="wide",
+            topic_creation_wide_include="w.*",
+            topic_creation_wide_partitions="3",
+            topic_creation_default_partitions="1",
+            topic_creation_default_replication_factor="1",
+        )
+        task().batches.put_nowait([source_record("a", 1, topic="w1"), source_record("b", 2, topic="n1")])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":2}')
+        assert [run.cluster.leader("w1", partition) for partition in range(3)] == [1, 1, 1]
+        assert values(run, "n1") == [b"b"]
+
+
+async def test_a_topic_that_cannot_be_made_fails_the_task_whatever_is_tolerated() -> None:
+    """It is no error of the record: nothing is passed over, and the offset stays before it."""
+    async with running() as run:
+        id = await started(
+            run,
+            errors_tolerance="all",
+            topic_creation_default_partitions="1",
+            topic_creation_default_replication_factor="1",
+        )
+        with run.cluster.control(Api.CREATE_TOPICS, Fail(44)):  # POLICY_VIOLATION
+            task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="new")])
+            await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic new, which a record is for, cannot be made" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+        assert task().committed == [("a", True)]
+
+
+async def test_a_topic_that_stays_missing_fails_the_task() -> None:
+    """After `topic.wait.timeout.ms`, with the topic's name and what to do; the offset stays before its record."""
+    async with running(topic_wait_timeout_ms="300") as run:
+        id = await started(run, errors_tolerance="all")
+        task().batches.put_nowait([source_record("a", 1), source_record("b", 2, topic="missing")])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic missing" in run.listener.traces[0]
+        assert "topic.wait.timeout.ms=300" in run.listener.traces[0]
+        assert "topic.creation.default.partitions" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+
+
+async def test_a_topic_that_is_deleted_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that the task has written to may go missing as well."""
+    # The first record after the deletion is never sent.
+    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)
+    async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
+        run.cluster.create_topic("short")
+        id = await started(run, producer_override_metadata_max_age_ms="100")
+        task().batches.put_nowait([source_record("a", 1, topic="short")])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        run.cluster.delete_topic("short")
+        position = 1
+        while "failure" not in run.listener.of(id):
+            position += 1
+            task().batches.put_nowait([source_record("b", position, topic="short")])
+            await run.until(lambda: task().batches.empty() or "failure" in run.listener.of(id))
+        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+
+
+async def test_a_deleted_topic_fails_a_task_that_polls_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record that the producer still has is enough, though `poll` only waits; its offset is not stored."""
+    monkeypatch.setattr(abstract_source_task, "CLOSE_TIMEOUT_MS", 100)  # what the producer has is never sent
+    async with running(topic_wait_timeout_ms="300", offset_flush_timeout_ms="100") as run:
+        run.cluster.create_topic("short")
+        id = await started(run)
+        task().batches.put_nowait([source_record("a", 1, topic="short")])
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        with run.cluster.control(Api.PRODUCE, Fail(7)):  # REQUEST_TIMED_OUT: sent again and again
+            task().batches.put_nowait([source_record("b", 2, topic="short"), source_record("c", 3)])
+            await run.until(lambda: run.worker.task_metrics()[0][2]["source_record_active_count"] == 2)
+            run.cluster.delete_topic("short")
+        await run.until(lambda: "failure" in run.listener.of(id), 20)
+        assert "topic short, which a record is for, does not exist" in run.listener.traces[0]
+        assert "topic.wait.timeout.ms=300" in run.listener.traces[0]
+        assert run.store.data == {KEY: b'{"position":1}'}
+
+
+async def test_a_slow_broker_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that waits longer than `topic.wait.timeout.ms` for a topic that exists goes out when it can."""
+    monkeypatch.setattr(abstract_source_task, "TOPIC_LOOKUP_AGAIN_MS", 100)
+    lookups: list[Request] = []
+
+    def noted(request: Request) -> None:
+        if request.client_id.startswith("connector-admin"):
+            lookups.append(request)
+
+    async with running(topic_wait_timeout_ms="100") as run:
+        id = await started(run)
+        with run.cluster.control(Api.PRODUCE, Fail(7)), run.cluster.control(Api.METADATA, noted):
+            task().batches.put_nowait([source_record("a", 1)])
+            await run.until(lambda: len(lookups) >= 3)
+        await run.until(lambda: run.store.data.get(KEY) == b'{"position":1}')
+        assert run.listener.of(id) == ["startup"]
+
+
+async def test_a_topic_that_cannot_be_made_for_long_fails_the_task() -> None:
+    """Creation that fails in passing is tried again, for `topic.wait.timeout.ms`."""
+    async with running(topic_wait_timeout_ms="300") as run:
+        id = await started(
+            run, topic_creation_default_partitions="1", topic_creation_default_replication_factor="1",
+            admin_override_request_timeout_ms="100",
+        )  # fmt: skip
+        with run.cluster.control(Api.CREATE_TOPICS, Fail(7)):  # REQUEST_TIMED_OUT
+            task().batches.put_nowait([source_record("a", 1, topic="new")])
+            await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic new, which a record is for, does not exist" in run.listener.traces[0]
+
+
+async def test_the_producers_own_limit_fails_the_task_too() -> None:
+    """A connector that sets its producer's max.block.ms waits no longer for a topic than that says."""
+    async with running() as run:
+        id = await started(run, producer_override_max_block_ms="200")
+        task().batches.put_nowait([source_record("a", 1, topic="missing")])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "topic missing" in run.listener.traces[0]
+        assert "max.block.ms" in run.listener.traces[0]
+
+
+async def test_a_partition_that_is_not_there_fails_the_task() -> None:
+    """A record for a partition beyond the topic's waits no longer than one without a topic."""
+    async with running(topic_wait_timeout_ms="300") as run:
+        id = await started(run)
+        task().batches.put_nowait([replace(source_record("a", 1), kafka_partition=7)])
+        await run.until(lambda: "failure" in run.listener.of(id))
+        assert "partition 7 of topic t, which has 1 partitions" in run.listener.traces[0]
+
+
+async def test_brokers_that_do_not_answer_fail_no_task() -> None:
+    """Nobody knows then whether the topic exists: the record waits, and goes out when they are back."""
+    async with running(topic_wait_timeout_ms="100") as run:
+        id = await started(run)
+        with run.cluster.control(Api.METADATA, Close()):
+            run.cluster.create_topic("new")
+            task().batches.put_nowait([source_record("a", 1, topic="new")])
+            await run.until(lambda: run.worker.task_metrics()[0][2]["source_send_blocked_ms"] >= 300)
+        await run.until(lambda: values(run, "new") == [b"a"])
+        assert run.listener.of(id) == ["startup"]
