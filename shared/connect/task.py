@@ -1,22 +1,39 @@
 """What a connector's author writes: tasks.
 
-All methods are awaited on the worker's event loop, one at a time for each task, save that a source's `commit` and
-`commit_record` may run while its `poll` waits; what blocks goes to `asyncio.to_thread`. The semantics are those of
+A method may be `async def` or `def`. The worker awaits an `async def` method on its event loop, so it must not block.
+It calls a `def` method in the task's own thread, as Kafka Connect does, so it may block without delaying other tasks.
+All `def` methods of a task are called from the same thread. From there, `context.wait_for` waits for an awaitable, such
+as `context.offset_storage_reader.offset(partition)`.
+
+The worker makes one call at a time for each task. The exception is a source task whose `poll` is `async def`: `commit`
+and `commit_record` may be called while it waits. The semantics are those of
 org.apache.kafka.connect.source.SourceTask and sink.SinkTask.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Generator, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from penstock.shared.common.records import OffsetAndMetadata, RecordMetadata, TopicPartition
 from penstock.shared.connect.allowed_files import AllowedFiles
 from penstock.shared.connect.record import Offset, Partition, SinkRecord, SourceRecord
 from penstock.shared.connect.version import CONNECT_VERSION
 
+T = TypeVar("T")
+
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+
+
+class _Nothing:
+    """The result of a default method: it may be awaited, or ignored."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
+_NOTHING = _Nothing()
 
 
 class OffsetStorageReader(Protocol):
@@ -62,6 +79,10 @@ class SourceTaskContext(Protocol):
     @property
     def transaction_context(self) -> TransactionContext | None:
         """None unless the task defines its transactions itself."""
+        ...
+
+    def wait_for(self, awaitable: Awaitable[T]) -> T:
+        """Await this on the worker's event loop and return its result; for `def` methods, IllegalState elsewhere."""
         ...
 
 
@@ -114,6 +135,10 @@ class SinkTaskContext(Protocol):
         """Commit before the next poll instead of when the interval is over."""
         ...
 
+    def wait_for(self, awaitable: Awaitable[T]) -> T:
+        """Await this on the worker's event loop and return its result; for `def` methods, IllegalState elsewhere."""
+        ...
+
 
 class Task(ABC):
     """One part of a connector's work."""
@@ -125,12 +150,12 @@ class Task(ABC):
         return CONNECT_VERSION
 
     @abstractmethod
-    async def start(self, props: Mapping[str, str]) -> None:
+    def start(self, props: Mapping[str, str]) -> Awaitable[None] | None:
         """Open what is needed; what it raises fails the task."""
 
     @abstractmethod
-    async def stop(self) -> None:
-        """Let go of everything; called once, after the last of all other calls, also where `start` failed."""
+    def stop(self) -> Awaitable[None] | None:
+        """Release everything; called once, after the last of all other calls, also if `start` failed."""
 
 
 class SourceTask(Task):
@@ -143,17 +168,20 @@ class SourceTask(Task):
         self.context = context
 
     @abstractmethod
-    async def poll(self) -> Sequence[SourceRecord] | None:
+    def poll(self) -> Awaitable[Sequence[SourceRecord] | None] | Sequence[SourceRecord] | None:
         """The next records, None or none at all where there are none for now; it may wait, best for less than 1 s.
 
-        RetriableError: poll again later. It is cancelled when the task is to stop, so that it may wait.
+        RetriableError: poll again later. If the task is to stop, an `async def poll` is cancelled; what a `def poll`
+        returns is dropped, and read again from the committed offsets.
         """
 
-    async def commit(self) -> None:
+    def commit(self) -> Awaitable[None] | None:
         """Offsets up to some of the records returned so far were stored."""
+        return _NOTHING
 
-    async def commit_record(self, record: SourceRecord, metadata: RecordMetadata | None) -> None:
+    def commit_record(self, record: SourceRecord, metadata: RecordMetadata | None) -> Awaitable[None] | None:
         """Kafka has the record; `metadata` None: it was filtered out or skipped as an error."""
+        return _NOTHING
 
 
 class SinkTask(Task):
@@ -165,26 +193,34 @@ class SinkTask(Task):
         """Called first, before `start`."""
         self.context = context
 
-    async def open(self, partitions: frozenset[TopicPartition]) -> None:
+    def open(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
         """These partitions are this task's from now on; called before any record of them."""
+        return _NOTHING
 
     @abstractmethod
-    async def put(self, records: list[SinkRecord]) -> None:
+    def put(self, records: list[SinkRecord]) -> Awaitable[None] | None:
         """Write them, or keep them until `flush`; empty where there was nothing to read.
 
         RetriableError: the same records are delivered again, in `context.timeout` ms, and no others before.
         """
 
-    async def flush(self, offsets: Offsets) -> None:
+    def flush(self, offsets: Offsets) -> Awaitable[None] | None:
         """Have everything up to these offsets written when it returns."""
+        return _NOTHING
 
-    async def pre_commit(self, offsets: Offsets) -> Offsets:
+    def pre_commit(self, offsets: Offsets) -> Awaitable[Offsets] | Offsets:
         """The offsets that may be committed: by default all, once flushed; none of a partition that is left out.
 
         What it raises makes the task read again from the offsets last committed.
         """
-        await self.flush(offsets)
-        return offsets
+        flushed = self.flush(offsets)
+        return offsets if flushed is None else _after(flushed, offsets)
 
-    async def close(self, partitions: frozenset[TopicPartition]) -> None:
+    def close(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
         """These partitions will be another's; called after their last `pre_commit`."""
+        return _NOTHING
+
+
+async def _after(flushed: Awaitable[None], offsets: Offsets) -> Offsets:
+    await flushed
+    return offsets

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from penstock.shared.clients.admin import Admin, NewTopic
 from penstock.shared.clients.producer import Producer
@@ -30,11 +30,14 @@ from penstock.shared.connect.runtime.error_reporting import ErrorReporters
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.task_thread import TaskThread
 from penstock.shared.connect.runtime.topic_creation import TopicCreationGroups
 from penstock.shared.connect.runtime.worker_task import WorkerTask
 from penstock.shared.connect.task import OffsetStorageReader, SourceTask, TransactionContext
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 SEND_FAILED_BACKOFF_MS = 100
 HELD_UP_CHECK_MS = 100
@@ -73,6 +76,10 @@ class WorkerSourceTaskContext:
     files: AllowedFiles
     offset_storage_reader: OffsetStorageReader
     transaction_context: TransactionContext | None = None
+    thread: TaskThread = field(default_factory=TaskThread)
+
+    def wait_for(self, awaitable: Awaitable[T]) -> T:
+        return self.thread.wait_for(awaitable)
 
 
 @dataclass
@@ -111,6 +118,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._admin_open = False
         self._topic_error: PenstockError | None = None
         """Why the topic of the record in hand could not be created at the last attempt."""
+        parts.context.thread = self.thread
         self._attend(parts.conversion.waits)
 
     @abstractmethod
@@ -152,8 +160,8 @@ class AbstractWorkerSourceTask(WorkerTask):
         await self.producer.start()
         await self._before_initialize()
         self._initialized = True
-        self.task.initialize(self.parts.context)
-        await self._call(self.task.start(dict(self.parts.props)))
+        await self._call(self.task.initialize, self.parts.context, like=self.task.start)
+        await self._call(self.task.start, dict(self.parts.props))
 
     async def _before_initialize(self) -> None:
         """Whatever must be so before the connector's task may read its offsets."""
@@ -218,7 +226,7 @@ class AbstractWorkerSourceTask(WorkerTask):
     async def _poll(self) -> list[SourceRecord] | None:
         """The next batch; None where there is none, or the task is to end."""
         started_ms = self._clock.monotonic_ms()
-        poll = asyncio.ensure_future(self._call(self.task.poll()))
+        poll = asyncio.ensure_future(self._call(self.task.poll))
         changed: asyncio.Future[Any] | None = None
         try:
             await asyncio.sleep(0)
@@ -494,7 +502,7 @@ class AbstractWorkerSourceTask(WorkerTask):
     async def _close(self) -> None:
         try:
             if self._initialized:
-                await self._call(self.task.stop())
+                await self._call_stop(self.task.stop)
         finally:
             self.parts.conversion.chain.close()
             await self.parts.reporters.close()

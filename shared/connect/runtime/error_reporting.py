@@ -22,6 +22,7 @@ from penstock.shared.connect.runtime.dead_letters import RawRecords, dead_letter
 from penstock.shared.connect.runtime.error_handling import ErrorSettings, Failure, RetryWithToleranceOperator, Stage
 from penstock.shared.connect.runtime.states import ConnectorTaskId
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.task_thread import TaskThread
 
 log = get_logger(__name__)
 
@@ -126,12 +127,16 @@ class WorkerErrantRecordReporter:
         task_class: type,
         clock: Clock,
         conversion: Conversion,
+        thread: TaskThread,
     ) -> None:
         """`raw` are records as they were read; those that it does not have any more are converted back."""
         self._reporters, self._operator, self._raw = reporters, operator, raw
-        self._task_class, self._clock, self._conversion = task_class, clock, conversion
+        self._task_class, self._clock, self._conversion, self._thread = task_class, clock, conversion, thread
 
     def report(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
+        return self._thread.on_loop(self._begin, record, error)
+
+    def _begin(self, record: SinkRecord, error: Exception) -> asyncio.Future[None]:
         reported = asyncio.ensure_future(self._report(record, error))
         self._reporters.await_before_commit(reported)
         return reported

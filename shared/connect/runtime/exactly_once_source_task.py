@@ -125,8 +125,8 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         self.metrics.sized("transaction_size", len(self._records))
         told, self._records = self._records, []
         for record, metadata in told:
-            await self._call(self.task.commit_record(record, metadata))
-        await self._call(self.task.commit())
+            await self._call(self.task.commit_record, record, metadata)
+        await self._call(self.task.commit)
 
     async def _abort(self) -> None:
         """None of it is written."""

@@ -171,7 +171,7 @@ class _Build:
         made.context = WorkerSinkTaskContext(made, self._props, self._factory._files, consumer)
         if self._errors.reports:
             made.context.errant_record_reporter = WorkerErrantRecordReporter(
-                self._reporters, self._operator, made.raw, type(task), self._clock, conversion
+                self._reporters, self._operator, made.raw, type(task), self._clock, conversion, made.thread
             )
         return made
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import TypeVar
 
 from penstock.shared.clients.consumer import Consumer, RebalanceListener
 from penstock.shared.common.clock import Clock
@@ -35,6 +36,8 @@ from penstock.shared.connect.runtime.worker_task import WorkerTask
 from penstock.shared.connect.task import ErrantRecordReporter, SinkTask
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 Polled = dict[TopicPartition, Columns]
 CLOSE_TIMEOUT_MS = 30_000
@@ -76,8 +79,8 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
     async def _start(self) -> None:
         await self._reporters.start()
         self._initialized = True
-        self.task.initialize(self.context)
-        await self._call(self.task.start(self._props))
+        await self._call(self.task.initialize, self.context, like=self.task.start)
+        await self._call(self.task.start, self._props)
         self._consumer.subscribe(self._topics, self)
         await self._consumer.start()
 
@@ -216,7 +219,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
     async def _deliver(self) -> None:
         batch, started_ms = self.sink_state.batch, self._clock.monotonic_ms()
         try:
-            await self._call(self.task.put(list(batch)))
+            await self._call(self.task.put, list(batch))
         except RetriableError as e:
             log.warning("put will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
             self._consumer.pause(*self.sink_state.delivery_failed())
@@ -242,7 +245,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         seqno, wanted = begun
         self._commit_answered.clear()
         try:
-            provided = await self._call(self.task.pre_commit(dict(wanted)))
+            provided = await self._call(self.task.pre_commit, dict(wanted))
         except Exception as e:  # of the connector: nothing since the last commit counts
             log.error(
                 "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
@@ -284,7 +287,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self.metrics.set("partition_count", len(self.sink_state.assigned))
             self._consumer.pause(*(self.sink_state.assigned if self.holds_all else paused))
             if partitions:
-                await self._call(self.task.open(frozenset(partitions)))
+                await self._call(self.task.open, frozenset(partitions))
                 self._rewind()
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
@@ -306,7 +309,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 await self._last_commit(partitions)
         finally:
             try:
-                await self._call(self.task.close(partitions))
+                await self._call(self.task.close, partitions)
             finally:
                 self.sink_state.closed(partitions)
                 self.raw.forget(partitions)
@@ -321,7 +324,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         try:
             await self._reporters.flush()
-            provided = await self._call(self.task.pre_commit(dict(wanted)))
+            provided = await self._call(self.task.pre_commit, dict(wanted))
             await self._reporters.flush()  # of what was reported in it
             if offsets := self.sink_state.committable(provided or {}):
                 await self._consumer.commit(offsets)
@@ -336,7 +339,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         finally:
             try:
                 if self._initialized:
-                    await self._call(self.task.stop())
+                    await self._call_stop(self.task.stop)
             finally:
                 self._conversion.chain.close()
                 await self._reporters.close()
@@ -360,12 +363,18 @@ class WorkerSinkTaskContext:
         self._state.rewinds[tp] = offset
 
     def pause(self, *partitions: TopicPartition) -> None:
+        self._task.thread.on_loop(self._pause, partitions)
+
+    def _pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._check_assigned(partitions)
         self._state.paused_by_task.update(partitions)
         if not self._task.should_pause:
             self._consumer.pause(*partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
+        self._task.thread.on_loop(self._resume, partitions)
+
+    def _resume(self, partitions: Sequence[TopicPartition]) -> None:
         self._check_assigned(partitions)
         self._state.paused_by_task.difference_update(partitions)
         if not self._task.holds_all and not self._state.paused_for_redelivery:
@@ -373,6 +382,9 @@ class WorkerSinkTaskContext:
 
     def timeout(self, timeout_ms: int) -> None:
         self._state.retry_timeout_ms = timeout_ms
+
+    def wait_for(self, awaitable: Awaitable[T]) -> T:
+        return self._task.thread.wait_for(awaitable)
 
     def request_commit(self) -> None:
         self._state.commit_requested = True

@@ -90,7 +90,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         told, self._to_tell = self._to_tell, []
         for record, metadata in told:
             try:
-                await self.task.commit_record(record, metadata)
+                await self.thread.call(self.task.commit_record, record, metadata)
             except Exception as e:  # of the connector: the record is in Kafka whatever it thinks of that
                 log.error("commit_record failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
 
@@ -118,7 +118,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             self.metrics.timed("offset_commit", self._clock.monotonic_ms() - started_ms)
             self.metrics.add("offset_commit_success_total")
         try:
-            await self.task.commit()
+            await self.thread.call(self.task.commit)
         except Exception as e:  # of the connector: the offsets are stored whatever it thinks of that
             log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
         return True

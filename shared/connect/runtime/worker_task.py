@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.shared.common.clock import Clock
 from penstock.shared.common.log import get_logger
@@ -20,6 +20,7 @@ from penstock.shared.connect.runtime.error_handling import RetryWaits
 from penstock.shared.connect.runtime.states import ConnectorTaskId, Event, State, TargetState, after
 from penstock.shared.connect.runtime.status_listener import StatusListener
 from penstock.shared.connect.runtime.task_metrics import TaskMetrics
+from penstock.shared.connect.runtime.task_thread import TaskThread
 
 log = get_logger(__name__)
 
@@ -45,6 +46,8 @@ class WorkerTask(ABC):
         self.metrics = metrics
         self._clock = clock
         self.mask: Mask = unmasked
+        self.thread = TaskThread(f"task-{id}")
+        self._stop_call: asyncio.Future[None] | None = None
         self._entered_ms: int | None = None
         self._waits: RetryWaits | None = None
         self.cancelled = False
@@ -84,13 +87,31 @@ class WorkerTask(ABC):
         self._waits, waits.is_over = waits, lambda: self.stopping or self.should_pause
         waits.mask = lambda text: self.mask(text)
 
-    async def _call(self, call: Awaitable[T]) -> T:
-        """Await the connector's code, and remember since when."""
+    async def _call(
+        self, method: Callable[..., Awaitable[T] | T], *args: Any, like: Callable[..., Any] | None = None
+    ) -> T:
+        """Call the connector's code, as `TaskThread.call` says, and remember since when."""
         self._entered_ms = self._clock.monotonic_ms()
         try:
-            return await call
+            return await self.thread.call(method, *args, like=like)
         finally:
             self._entered_ms = None
+
+    async def _call_stop(self, stop: Callable[[], Awaitable[None] | None]) -> None:
+        """Call the connector's `stop`, after the last of all other calls, and let the thread end.
+
+        A task that is cancelled while a call blocks does not wait: `stop` follows when that call returns.
+        """
+        self._stop_call = asyncio.ensure_future(self._call(stop))
+        self._stop_call.add_done_callback(lambda _: self.thread.close())
+        if self.cancelled and self.thread.is_busy:
+            return
+        try:
+            await asyncio.shield(self._stop_call)
+        except asyncio.CancelledError:
+            if not self.thread.is_busy:
+                self._stop_call.cancel()
+            raise
 
     def start(self, target: TargetState) -> asyncio.Task[None]:
         """Begin; the asyncio task ends when the task has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from penstock.shared.common.records import TopicPartition
@@ -55,6 +55,9 @@ class Context:
 
     def timeout(self, timeout_ms: int) -> None:
         self.timeouts.append(timeout_ms)
+
+    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        raise AssertionError("not asked for")
 
     def request_commit(self) -> None:
         self.commit_requests += 1

@@ -1,0 +1,142 @@
+"""The thread of one task: its `def` methods run there, as all methods do in Kafka Connect (an edge).
+
+A method that blocks then holds up its own task and nothing else. `async def` methods run on the worker's event loop.
+
+It is a daemon thread, and not a ThreadPoolExecutor, whose threads the interpreter joins at its end: a call that never
+returns must not keep the process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.connect.task import SinkTask, Task
+
+T = TypeVar("T")
+
+
+class TaskThread:
+    """Calls the methods of one task, one after another; the thread starts with the first `def` method."""
+
+    def __init__(self, name: str = "task") -> None:
+        self._name = name
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._submitted = self._ended = 0  # each is written by one thread alone
+
+    def __repr__(self) -> str:
+        return f"<TaskThread {self._name}, {self._submitted - self._ended} calls>"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call has not returned yet. Its caller may have been cancelled."""
+        return self._submitted != self._ended
+
+    async def call(
+        self, method: Callable[..., Awaitable[T] | T], *args: Any, like: Callable[..., Any] | None = None
+    ) -> T:
+        """Call a method of the task and return its result.
+
+        There are three cases:
+        1. A default method does nothing: it is called at once.
+        2. A `def` method runs in the thread. If its caller is cancelled, the call goes on.
+        3. An `async def` method runs on the event loop, when the calls in the thread have returned.
+
+        `like` is the method that decides which of these, if it is not `method` itself.
+        """
+        self._loop = asyncio.get_running_loop()
+        result: Any
+        if runs_in_thread(like or method):
+            result = await asyncio.wrap_future(self._submit(method, *args))
+        else:
+            if self.is_busy and not _is_default(method):
+                await asyncio.wrap_future(self._submit(lambda: None))
+            result = method(*args)
+        value: T = (await result) if inspect.isawaitable(result) else result
+        return value
+
+    def on_loop(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function of the worker on its event loop, from either thread, and return its result."""
+        if self._loop is None or threading.current_thread() is not self._thread:
+            return function(*args)
+
+        async def called() -> T:
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
+
+    def wait_for(self, awaitable: Awaitable[T]) -> T:
+        """Await this on the event loop and return its result; IllegalState outside the task's thread."""
+        if self._loop is None or threading.current_thread() is not self._thread:
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()
+            raise IllegalState("wait_for is for methods that are `def`: in an `async def` method, use await")
+
+        async def awaited() -> T:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
+
+    def close(self) -> None:
+        """End the thread when its calls have returned; nobody waits for it."""
+        self._calls.put(None)
+
+    def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        future: Future[Any] = Future()
+        self._submitted += 1
+        self._calls.put((future, partial(function, *args)))
+        return future
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function = call
+            self._run_one(future, function)
+
+    def _run_one(self, future: Future[Any], function: Callable[[], Any]) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        wanted = future.set_running_or_notify_cancel()
+        if wanted:
+            try:
+                result = function()
+            except StopIteration as e:  # a future cannot have it; a coroutine makes the same of it
+                error = RuntimeError("the task raised StopIteration")
+                error.__cause__ = e
+            except BaseException as e:  # whatever it is: the caller gets it
+                error = e
+        self._ended += 1
+        if wanted and error is None:
+            future.set_result(result)
+        elif wanted:
+            future.set_exception(error)
+
+
+def runs_in_thread(method: Callable[..., Any]) -> bool:
+    """Whether a method of a task runs in the task's thread; the default `pre_commit` runs where its `flush` does."""
+    if _is_default(method):
+        return False
+    task = getattr(method, "__self__", None)
+    if isinstance(task, SinkTask) and _is_default_pre_commit(method):
+        return runs_in_thread(task.flush)
+    return not inspect.iscoroutinefunction(method)
+
+
+def _is_default(method: Callable[..., Any]) -> bool:
+    """Whether a method is one of `Task`, `SourceTask` and `SinkTask` that does nothing."""
+    return getattr(method, "__module__", None) == Task.__module__ and not _is_default_pre_commit(method)
+
+
+def _is_default_pre_commit(method: Callable[..., Any]) -> bool:
+    return getattr(method, "__func__", None) is SinkTask.pre_commit

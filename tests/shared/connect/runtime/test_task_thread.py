@@ -1,0 +1,245 @@
+"""Tasks with `def` methods: they may block, and all calls of one come from one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import pytest
+
+from penstock.shared.clients.producer import Producer
+from penstock.shared.common.errors import IllegalState
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
+from penstock.shared.common.settings import KafkaSettings
+from penstock.shared.connect import SinkRecord, SinkTask, SinkTaskContext, SourceRecord, SourceTask
+from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
+from penstock.shared.connect.runtime.task_thread import TaskThread, runs_in_thread
+from penstock.shared.connect.runtime.worker_task import TaskSpec
+from penstock.shared.connect.task import Offsets
+from tests.shared.connect.harness import (
+    TP,
+    Running,
+    SayingSink,
+    SayingSinkTask,
+    SayingSource,
+    running,
+    source_record,
+)
+
+WAIT_S = 60
+
+
+class DefSinkTask(SinkTask):
+    """Notes the thread of each call; `put` blocks until the test opens the gate."""
+
+    made: ClassVar[list[DefSinkTask]] = []
+
+    def __init__(self) -> None:
+        self.threads: dict[str, int] = {}
+        self.values: list[object] = []
+        self.gate = threading.Event()
+        self.blocked = threading.Event()
+        DefSinkTask.made.append(self)
+
+    def _note(self, call: str) -> None:
+        assert self.threads.setdefault(call, threading.get_ident()) == threading.get_ident()
+
+    def initialize(self, context: SinkTaskContext) -> None:
+        self._note("initialize")
+        super().initialize(context)
+
+    def start(self, props: Mapping[str, str]) -> None:
+        self._note("start")
+
+    def open(self, partitions: frozenset[TopicPartition]) -> None:
+        self._note("open")
+
+    def put(self, records: list[SinkRecord]) -> None:
+        self._note("put")
+        if not records:
+            return
+        self.blocked.set()
+        assert self.gate.wait(WAIT_S)
+        reporter = self.context.errant_record_reporter
+        assert reporter is not None
+        for record in records:
+            if record.value == "bad":
+                self.context.wait_for(reporter.report(record, ValueError("bad")))
+            else:
+                self.values.append(record.value)
+        self.context.pause(TP)
+        self.context.resume(TP)
+
+    def flush(self, offsets: Offsets) -> None:
+        self._note("flush")
+
+    def close(self, partitions: frozenset[TopicPartition]) -> None:
+        self._note("close")
+
+    def stop(self) -> None:
+        self._note("stop")
+
+
+class DefSink(SayingSink):
+    """Its tasks have `def` methods."""
+
+    task_class = DefSinkTask  # type: ignore[assignment]
+
+
+class DefSourceTask(SourceTask):
+    """Reads its offset, then returns one record and blocks in the next `poll`."""
+
+    made: ClassVar[list[DefSourceTask]] = []
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.calls: list[str] = []
+        self.gate = threading.Event()
+        self.stored: object = None
+        DefSourceTask.made.append(self)
+
+    def _note(self, call: str) -> None:
+        self.threads.add(threading.get_ident())
+        self.calls.append(call)
+
+    def start(self, props: Mapping[str, str]) -> None:
+        self._note("start")
+        self.stored = self.context.wait_for(self.context.offset_storage_reader.offset({"file": "a"}))
+
+    def poll(self) -> Sequence[SourceRecord] | None:
+        self._note("poll")
+        if self.calls.count("poll") > 1:
+            assert self.gate.wait(WAIT_S)
+            return None
+        return [source_record("one", 1)]
+
+    def commit_record(self, record: SourceRecord, metadata: object) -> None:
+        self._note("commit_record")
+
+    def stop(self) -> None:
+        self._note("stop")
+
+
+class DefSource(SayingSource):
+    """Its tasks have `def` methods."""
+
+    task_class = DefSourceTask  # type: ignore[assignment]
+
+
+async def produce(run: Running, *values: bytes) -> None:
+    async with Producer(KafkaSettings(bootstrap_servers=run.cluster.bootstrap_servers)) as producer:
+        for value in values:
+            await producer.send("t", value)
+
+
+async def start_other(run: Running) -> ConnectorTaskId:
+    """Another sink's task, whose methods are `async def`."""
+    name = f"{SayingSink.__module__}.{SayingSink.__name__}"
+    run.worker.plugins.add(SayingSink, name)
+    props = {"name": "other", "connector.class": name, "topics": "t"}
+    id = ConnectorTaskId("other", 0)
+    await run.worker.start_task(TaskSpec(id, props, props), TargetState.STARTED, run.listener)
+    return id
+
+
+async def test_a_put_that_blocks_delays_no_other_task() -> None:
+    """While one sink's `put` blocks, another task of the worker reads and commits; then both end in order."""
+    DefSinkTask.made.clear()
+    async with running() as run:
+        await produce(run, b"a", b"bad")
+        id = await run.run(DefSink, topics="t", errors_tolerance="all")
+        await run.until(lambda: DefSinkTask.made and DefSinkTask.made[0].blocked.is_set())
+        await start_other(run)
+        await run.until(lambda: run.cluster.committed("connect-other").get(TP) == OffsetAndMetadata(2))
+        assert SayingSinkTask.made[-1].values == ["a", "bad"]
+        assert (DefSinkTask.made[0].values, TP in run.cluster.committed("connect-c")) == ([], False)
+        DefSinkTask.made[0].gate.set()
+        await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(2))
+        assert DefSinkTask.made[0].values == ["a"]
+        await run.worker.stop_tasks([id])
+        assert run.listener.of(id) == ["startup", "shutdown"]
+
+
+async def test_all_calls_of_a_task_come_from_one_thread() -> None:
+    """From `initialize` to `stop`, and it is not the event loop's; it ends with the task."""
+    DefSinkTask.made.clear()
+    async with running() as run:
+        await produce(run, b"a")
+        id = await run.run(DefSink, topics="t", errors_tolerance="all")
+        await run.until(lambda: DefSinkTask.made and DefSinkTask.made[0].blocked.is_set())
+        made = DefSinkTask.made[0]
+        thread = next(thread for thread in threading.enumerate() if thread.ident == made.threads["start"])
+        assert thread.name == f"task-{id}"
+        made.gate.set()
+        await run.until(lambda: TP in run.cluster.committed("connect-c"))
+        await run.worker.stop_tasks([id])
+        assert set(made.threads) == {"initialize", "start", "open", "put", "flush", "close", "stop"}
+        assert set(made.threads.values()) == {thread.ident}
+        await run.until(lambda: not thread.is_alive())
+
+
+async def test_a_source_that_blocks_is_abandoned_and_stopped_later() -> None:
+    """The worker does not wait for a `poll` that blocks; `stop` follows in the same thread when it returns."""
+    DefSourceTask.made.clear()
+    async with running(task_shutdown_graceful_timeout_ms="100") as run:
+        id = await run.run(DefSource)
+        await run.until(lambda: DefSourceTask.made and DefSourceTask.made[0].calls.count("poll") == 2)
+        made = DefSourceTask.made[0]
+        assert (made.stored, run.worker.state(id)) == (None, State.RUNNING)
+        await run.worker.stop_tasks([id])
+        assert "stop" not in made.calls
+        made.gate.set()
+        await run.until(lambda: made.calls[-1] == "stop")
+        assert len(made.threads) == 1
+        assert threading.get_ident() not in made.threads
+
+
+async def test_what_a_call_raises_is_the_callers() -> None:
+    """Also StopIteration, which no future takes; the thread goes on with the next call."""
+    thread = TaskThread()
+
+    def fails(error: Exception) -> None:
+        raise error
+
+    try:
+        with pytest.raises(ValueError, match="no"):
+            await thread.call(fails, ValueError("no"))
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await thread.call(fails, StopIteration())
+        assert await thread.call(int, "7") == 7
+    finally:
+        thread.close()
+
+
+async def test_an_awaitable_is_waited_for_in_the_thread_alone() -> None:
+    """`wait_for` on the event loop would wait for itself."""
+    thread = TaskThread()
+
+    async def seven() -> int:
+        await asyncio.sleep(0)
+        return 7
+
+    def waits() -> int:
+        return thread.wait_for(seven())
+
+    try:
+        assert await thread.call(waits) == 7
+        with pytest.raises(IllegalState):
+            thread.wait_for(seven())
+    finally:
+        thread.close()
+
+
+def test_methods_that_run_in_the_thread() -> None:
+    """Those that are `def`; defaults do nothing, but `pre_commit` calls `flush`."""
+
+    class AsyncSinkTask(DefSinkTask):
+        async def put(self, records: list[SinkRecord]) -> None: ...
+
+        async def flush(self, offsets: Offsets) -> None: ...
+
+    sink, other = DefSinkTask(), AsyncSinkTask()
+    assert [runs_in_thread(method) for method in (sink.put, sink.flush, sink.pre_commit)] == [True] * 3
+    assert [runs_in_thread(method) for method in (other.put, other.flush, other.pre_commit)] == [False] * 3
