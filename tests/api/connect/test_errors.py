@@ -11,7 +11,7 @@ from penstock.api.connect.errors import install, normalized, status_of
 from penstock.api.connect.forwarding import Forwarding
 from penstock.api.http.problem import json_response
 from penstock.shared.common import errors
-from penstock.shared.connect.errors import ConnectorNotFound
+from penstock.shared.connect.errors import BadRequest, ConnectorNotFound
 from penstock.shared.connect.herder import errors as herder
 
 
@@ -19,7 +19,7 @@ from penstock.shared.connect.herder import errors as herder
     ("error", "status"),
     [
         (ConnectorNotFound("x"), 404),
-        (herder.BadRequest("x"), 400),
+        (BadRequest("x"), 400),
         (errors.ConfigError("x"), 400),
         (herder.AlreadyExists("x"), 409),
         (herder.RebalanceNeeded("x"), 409),

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.shared.clients.producer import Producer
 from penstock.shared.common.errors import IllegalState
-from penstock.shared.common.records import TopicPartition
+from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 from penstock.shared.common.settings import KafkaSettings
 from penstock.shared.connect import SinkRecord, SinkTask, SinkTaskContext, SourceRecord, SourceTask
 from penstock.shared.connect.runtime.states import ConnectorTaskId, State, TargetState
@@ -152,11 +152,11 @@ async def test_a_put_that_blocks_delays_no_other_task() -> None:
         id = await run.run(DefSink, topics="t", errors_tolerance="all")
         await run.until(lambda: DefSinkTask.made and DefSinkTask.made[0].blocked.is_set())
         await start_other(run)
-        await run.until(lambda: TP in run.cluster.committed("connect-other"))
+        await run.until(lambda: run.cluster.committed("connect-other").get(TP) == OffsetAndMetadata(2))
         assert SayingSinkTask.made[-1].values == ["a", "bad"]
         assert (DefSinkTask.made[0].values, TP in run.cluster.committed("connect-c")) == ([], False)
         DefSinkTask.made[0].gate.set()
-        await run.until(lambda: TP in run.cluster.committed("connect-c"))
+        await run.until(lambda: run.cluster.committed("connect-c").get(TP) == OffsetAndMetadata(2))
         assert DefSinkTask.made[0].values == ["a"]
         await run.worker.stop_tasks([id])
         assert run.listener.of(id) == ["startup", "shutdown"]
@@ -170,7 +170,8 @@ async def test_all_calls_of_a_task_come_from_one_thread() -> None:
         id = await run.run(DefSink, topics="t", errors_tolerance="all")
         await run.until(lambda: DefSinkTask.made and DefSinkTask.made[0].blocked.is_set())
         made = DefSinkTask.made[0]
-        thread = next(thread for thread in threading.enumerate() if thread.name == f"task-{id}")
+        thread = next(thread for thread in threading.enumerate() if thread.ident == made.threads["start"])
+        assert thread.name == f"task-{id}"
         made.gate.set()
         await run.until(lambda: TP in run.cluster.committed("connect-c"))
         await run.worker.stop_tasks([id])
@@ -233,6 +234,12 @@ async def test_an_awaitable_is_waited_for_in_the_thread_alone() -> None:
 
 def test_methods_that_run_in_the_thread() -> None:
     """Those that are `def`; defaults do nothing, but `pre_commit` calls `flush`."""
-    sink, other = DefSinkTask(), SayingSinkTask()
+
+    class AsyncSinkTask(DefSinkTask):
+        async def put(self, records: list[SinkRecord]) -> None: ...
+
+        async def flush(self, offsets: Offsets) -> None: ...
+
+    sink, other = DefSinkTask(), AsyncSinkTask()
     assert [runs_in_thread(method) for method in (sink.put, sink.flush, sink.pre_commit)] == [True] * 3
     assert [runs_in_thread(method) for method in (other.put, other.flush, other.pre_commit)] == [False] * 3
