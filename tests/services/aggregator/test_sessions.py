@@ -83,8 +83,8 @@ def test_a_wrong_time_names_its_setting(capsys: pytest.CaptureFixture[str]) -> N
     ("flags", "said"),
     [
         (["--status", "closed"], "closed windows are in the lake: set lake, or status=open"),
-        (["--key", "\udcff"], "give such a key by --key-base64"),
-        (["--key-from", "\udcff"], "give such a key by --key-base64"),
+        (["--key", "\udcff"], "pass such a key with --key-base64"),
+        (["--key-from", "\udcff"], "pass such a key with --key-base64"),
         (["--to", "99999999999999999999"], "more ms than Kafka has room for"),
         (["--from", "9" * 9_999], "more ms than Kafka has room for"),
         (["--from", "2026-01-02", "--to", "2026-01-01"], "from=2026-01-02 must not be after to=2026-01-01"),
