@@ -207,7 +207,10 @@ class NdjsonReader:
         return bool(self._waiting)
 
     def feed(self, chunk: bytes, now_ms: int) -> Parsed:
-        """Parse the first lines that the chunk completes. Positions are 1-based line numbers."""
+        """Parse the lines that the chunk completes, `lines_max` of them at most; `more` parses the rest.
+
+        Positions are line numbers from 1.
+        """
         assert not self._waiting, "more() comes first"
         lines = self._lines.feed(chunk)
         self.ended = len(lines)

@@ -26,9 +26,10 @@ _KEEPER_COMMAND = (sys.executable, "-I", "-S", keeper.__file__)
 def start_kept(
     command: Sequence[str], environment: Mapping[str, str], stop_timeout_ms: int, *, output: int | None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a command under a keeper. Returns the keeper's process and the descriptor of the pipe that it watches.
+    """Start a command under a keeper, which ends the command when this process ends.
 
-    `output` is passed to Popen. Raises OSError if the keeper cannot be started.
+    Returns the keeper's process and this process's end of the pipe. Closing it stops the command. `output` is passed
+    to Popen. Raises OSError if the keeper cannot be started.
     """
     ours, lifeline = os.pipe()
     try:

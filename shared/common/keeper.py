@@ -25,7 +25,7 @@ NOT_STARTED = 127  # the status that a shell returns for a command that it canno
 
 
 def main(arguments: list[str]) -> int:
-    """Keep one command; the module's docstring lists the arguments and the exit status."""
+    """Run one command and end it when the parent ends. The module describes arguments and exit status."""
     limit_ms, log, command = _parse(arguments)
     wakeup = _wake_on_signals()
     try:

@@ -277,5 +277,5 @@ def _section(annotation: Any) -> type[BaseModel] | None:
 
 
 def _is_table(annotation: Any) -> bool:
-    """Whether any key is valid in the section."""
+    """Return whether the section is a table whose keys the user chooses, so that no key is unknown."""
     return get_origin(annotation) is dict or any(get_origin(one) is dict for one in get_args(annotation))

@@ -180,10 +180,10 @@ class ColumnSlice:
 
 
 def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) -> ColumnSlice | None:
-    """The records from `first` on; `timestamp` is that of all that have none.
+    """Return the records from `first` on. Records without a timestamp get `timestamp`.
 
-    None where one of them has to be looked at by itself: it is not bytes, has an invalid timestamp or header, or may be
-    larger than `size_max` bytes. ValueError where a packed column has strings outside of its buffer.
+    Returns None if one of them must be sent by itself, because it is not bytes, has an invalid timestamp or header, or
+    may be larger than `size_max` bytes. Raises ValueError if a packed column has strings outside its buffer.
     """
     stop = min(first + SLICE_RECORDS, len(columns))
     try:

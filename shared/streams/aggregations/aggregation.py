@@ -384,7 +384,10 @@ class Aggregate(Aggregation[Any]):
 
 
 def _is_verbatim(value_type: Any, field: str) -> bool:
-    """Return whether JSON has this field under its name, absent or null means None, and its type is not converted."""
+    """Return whether the field can be read from JSON as it is.
+
+    The field must have the same name in JSON, absent or null must mean None, and its type must need no conversion.
+    """
     info = msgspec.inspect.type_info(value_type)
     found = next((f for f in getattr(info, "fields", ()) if f.name == field), None)
     if found is None or found.encode_name != field or getattr(info, "array_like", False):
