@@ -1,6 +1,6 @@
 """The Connect runtime: connectors in Python under Kafka Connect's names, settings and guarantees.
 
-What a connector's author needs is here; the runtime itself is in the modules.
+This package exports the API for connector authors. The modules hold the runtime.
 """
 
 from penstock.shared.connect.config_def import NO_DEFAULT, ConfigDef, ConfigKey, Importance, Type, Width

@@ -1,10 +1,10 @@
-"""What connectors may read and write: the folders and object stores of the worker's `connect.files.allowed`.
+"""The files that connectors may read and write: folders and object stores listed in `connect.files.allowed`.
 
-Without it, a client that may create a connector could read and write every file of the worker's user. An entry is an
-absolute path of a folder, or a URL such as `s3://bucket/folder`. Either allows everything below it.
+Without this limit, a client that may create a connector could read and write every file of the worker's user. An entry
+is an absolute path of a folder, or a URL such as `s3://bucket/folder`. Either allows everything below it.
 
-A path is compared after every link and `..` in it is resolved. To open a file, the folders between the allowed one and
-the file are opened one by one without following links. So a link that is made after the comparison is rejected as well.
+A path is compared after every link and `..` in it is resolved. The folders between the allowed one and the file are
+then opened one by one without following links. A link that is made after the comparison is therefore rejected as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.shared.connect.redaction import without_passwords
 FILES_ALLOWED = "connect.files.allowed"
 NOT_PLAIN = "a URL has no '..', '::', '#', backslash or control characters"
 LOCAL_SCHEMES = ("file", "local")
-FILE_MODE, FOLDER_MODE = 0o666, 0o777  # less the process's umask, as of any other file
+FILE_MODE, FOLDER_MODE = 0o666, 0o777  # The process's umask still applies, as for any other file.
 
 
 class LocalPath(NamedTuple):
@@ -39,7 +39,7 @@ class LocalPath(NamedTuple):
 
 
 class AllowedFiles:
-    """The folders and URLs that are allowed; each method raises ConfigError for another path or URL."""
+    """The folders and URLs that are allowed. Each method raises ConfigError for any other path or URL."""
 
     def __init__(self, allowed: Iterable[str] = ()) -> None:
         self.allowed: tuple[str, ...] = tuple(allowed)
@@ -48,9 +48,9 @@ class AllowedFiles:
         return f"AllowedFiles({', '.join(self.allowed) or 'none'})"
 
     def resolved(self, setting: str, given: str) -> str:
-        """A connector's path or URL as it is to be used: an absolute path without links, or the URL as it is.
+        """Returns a connector's path or URL in the form to use: an absolute path without links, or the unchanged URL.
 
-        ConfigError names the connector's `setting`.
+        The ConfigError names the connector's `setting`.
         """
         path = local_path(setting, given)
         if path is not None:
@@ -62,13 +62,13 @@ class AllowedFiles:
         return given
 
     def check(self, settings: Iterable[str], props: Mapping[str, str]) -> None:
-        """ConfigError if one of these settings names a path or URL that is not allowed."""
+        """Raises ConfigError if one of these settings names a path or URL that is not allowed."""
         for name in settings:
             if given := props.get(name):
                 self.resolved(name, given)
 
     def open(self, setting: str, given: str, mode: str) -> IO[Any]:
-        """Open a file of this machine, `rb` to read or `a` to append text in UTF-8. OSError as of `open`."""
+        """Opens a file of this machine: `rb` to read, `a` to append text in UTF-8. Raises OSError as `open` does."""
         flags = {"rb": os.O_RDONLY, "a": os.O_WRONLY | os.O_APPEND | os.O_CREAT}[mode]
         path = self._local(setting, given)
         folder = _open_folder(path.folder, path.below[:-1], make=False)
@@ -81,7 +81,7 @@ class AllowedFiles:
         return os.fdopen(file, "a", encoding="utf-8", newline="")
 
     def write_whole(self, setting: str, given: str, data: bytes) -> None:
-        """Write a file atomically; missing folders are created. OSError as of `open`."""
+        """Writes a file atomically and creates missing folders. Raises OSError as `open` does."""
         path = self._local(setting, given)
         name, beside = path.below[-1], path.below[-1] + ".new"
         folder = _open_folder(path.folder, path.below[:-1], make=True)
@@ -123,7 +123,7 @@ class AllowedFiles:
 
 
 def local_path(setting: str, given: str) -> str | None:
-    """The path that a path or a `file:` URL names; None for every other URL. ConfigError names the setting.
+    """Returns the path that a path or a `file:` URL names, or None for any other URL. A ConfigError names the setting.
 
     >>> local_path("url", "out/x"), local_path("url", "file:///out/a%20b"), local_path("url", "s3://bucket/x")
     ('out/x', '/out/a b', None)
@@ -142,8 +142,9 @@ def local_path(setting: str, given: str) -> str | None:
 
 
 def is_plain(url: str) -> bool:
-    """Whether the URL means the same to every library: they treat `..` and control characters differently,
-    and `::` makes fsspec open one URL by way of another.
+    """Returns whether the URL means the same to every library.
+
+    Libraries treat `..` and control characters differently, and `::` makes fsspec open one URL through another.
 
     >>> is_plain("s3://bucket/a/b"), is_plain("s3://bucket/a/%2e%2e/b")
     (True, False)
@@ -158,7 +159,7 @@ def is_plain(url: str) -> bool:
 
 
 def _url_is_below(url: str, allowed: str) -> bool:
-    """Whether a URL is an allowed one or below it.
+    """Returns whether a URL is an allowed one or below it.
 
     >>> [_url_is_below("s3://bucket/a/b", allowed) for allowed in ("s3://bucket/a", "s3://bucket/a/", "s3://", "s3://b")]
     [True, True, True, False]
@@ -168,14 +169,14 @@ def _url_is_below(url: str, allowed: str) -> bool:
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Scheme, and host with path, without credentials, parameters and a slash at the end."""
+    """Returns the scheme, and the host with the path, without credentials, parameters and a trailing slash."""
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
     return scheme.lower(), unquote(host.rpartition("@")[2] + slash + path).rstrip("/")
 
 
 def are_allowed_files(name: str, value: Any) -> None:
-    """A validator of the setting: absolute folders, and URLs that are not of this machine."""
+    """Validates the setting: absolute folders, and URLs that do not name this machine."""
     for entry in value or ():
         if "://" in entry:
             if local_path(name, entry) is not None:
@@ -187,7 +188,7 @@ def are_allowed_files(name: str, value: Any) -> None:
 
 
 def _open_folder(folder: Path, below: Sequence[str], *, make: bool) -> int:
-    """A descriptor of a folder below an allowed one, none of the folders between them being a link."""
+    """Returns a descriptor of a folder below an allowed one. No folder between them may be a link."""
     if make:
         folder.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

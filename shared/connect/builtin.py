@@ -1,6 +1,6 @@
-"""The plugins that ship: where their classes lie, and the public module that configurations name them by.
+"""The plugins that ship: the modules of their classes, and the public module that configurations name.
 
-A class is imported when it is first asked for: most processes need few of them, and some need an extra.
+A class is imported on first use: most processes need few of them, and some need an extra.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ EXTRAS = {"connectors.delta": ("streams",), "connectors.files": ("files",)}
 
 
 def builtin(public: str, name: str) -> type:
-    """The class of that name in a public module; AttributeError where there is none, as a module says it.
+    """Returns the class of that name in a public module.
 
-    MissingExtra where its module needs a package that is not installed.
+    Raises AttributeError, as a module does, if there is none. Raises MissingExtra if its module needs a package that is
+    not installed.
     """
     place = BUILTIN[public].get(name)
     if place is None:

@@ -1,4 +1,4 @@
-"""Definitions of settings: what may be set, what is checked, and how REST shows both (Kafka's ConfigDef).
+"""Definitions of settings: names, types, validators, and the form in which REST shows both (Kafka's ConfigDef).
 
 >>> definition = ConfigDef().define("tasks.max", Type.INT, 1, Importance.HIGH, "How many.", at_least(1))
 >>> definition.parse({"tasks.max": "4"})
@@ -50,12 +50,12 @@ class _Required:
 
 
 NO_DEFAULT = _Required()
-"""The default of a setting that must be given."""
+"""The default of a required setting."""
 
 
 @dataclass(frozen=True)
 class Recommender:
-    """What a form may offer for a setting, given the other settings, and whether it shows it at all."""
+    """Recommends values for a setting in a form, given the other settings, and decides whether the form shows it."""
 
     valid_values: Callable[[str, Mapping[str, Any]], Sequence[Any]] = lambda _name, _values: ()
     visible: Callable[[str, Mapping[str, Any]], bool] = lambda _name, _values: True
@@ -63,7 +63,7 @@ class Recommender:
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One setting; `order` is its place in its group, -1 without one."""
+    """One setting. `order` is its position in its group, or -1 if it has none."""
 
     name: str
     type: Type
@@ -84,7 +84,7 @@ class ConfigKey:
         return self.default is NO_DEFAULT
 
     def definition(self) -> dict[str, Any]:
-        """As REST shows it."""
+        """Returns the definition as REST shows it."""
         return {
             "name": self.name,
             "type": self.type.name,
@@ -102,7 +102,7 @@ class ConfigKey:
 
 @dataclass
 class ConfigValue:
-    """A setting's value with what is wrong with it."""
+    """A setting's value and its errors."""
 
     name: str
     value: Any = None
@@ -111,7 +111,7 @@ class ConfigValue:
     visible: bool = True
 
     def shown(self, kind: Type | None) -> dict[str, Any]:
-        """As REST shows it."""
+        """Returns the value as REST shows it."""
         return {
             "name": self.name,
             "value": as_text(self.value, kind),
@@ -151,7 +151,7 @@ class ConfigDef:
         validator: Validator | None = None,
         **more: Any,
     ) -> Self:
-        """One more setting; `more` are ConfigKey's other fields. `default` NO_DEFAULT: it must be given."""
+        """Adds a setting. `more` are ConfigKey's other fields. A setting with `default` NO_DEFAULT is required."""
         return self.add(ConfigKey(name, kind, default, importance, documentation, validator, **more))
 
     def add(self, key: ConfigKey) -> Self:
@@ -163,7 +163,7 @@ class ConfigDef:
         return self
 
     def embed(self, prefix: str, group: str, other: ConfigDef, starting_order: int = 0) -> Self:
-        """Another definition's settings under a prefix, in a group of their own."""
+        """Adds another definition's settings under a prefix, in a group of their own."""
         for at, key in enumerate(other, start=starting_order):
             dependents = tuple(prefix + name for name in key.dependents)
             shown = key.display_name or key.name
@@ -176,36 +176,36 @@ class ConfigDef:
         return ConfigDef(self)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigDef:
-        """The same settings, some with another default."""
+        """Returns the same settings, some with another default."""
         return ConfigDef(replace(key, default=defaults[key.name]) if key.name in defaults else key for key in self)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._keys)
 
     def groups(self) -> list[str]:
-        """The groups, in the order in which they first occur."""
+        """Returns the groups in the order in which they first occur."""
         return list(dict.fromkeys(key.group for key in self if key.group is not None))
 
     def definitions(self) -> list[dict[str, Any]]:
-        """As `GET /connector-plugins/{plugin}/config` shows them."""
+        """Returns the definitions as `GET /connector-plugins/{plugin}/config` shows them."""
         return [key.definition() for key in self if not key.internal]
 
     def parse(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> dict[str, Any]:
-        """Every setting's value; ConfigError that says all that is wrong."""
+        """Returns every setting's value. Raises one ConfigError that lists all errors."""
         values = self.validate_values(props, resolve)
         if errors := [error for value in values for error in value.errors]:
             raise ConfigError("; ".join(errors))
         return {value.name: value.value for value in values}
 
     def validate(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> list[dict[str, Any]]:
-        """Each setting with its value and what is wrong, as `PUT …/config/validate` shows them."""
+        """Returns each setting with its value and its errors, as `PUT …/config/validate` shows them."""
         return [
             {"definition": self[value.name].definition(), "value": value.shown(self[value.name].type)}
             for value in self.validate_values(props, resolve)
         ]
 
     def validate_values(self, props: Mapping[str, Any], resolve: ClassResolver | None = None) -> list[ConfigValue]:
-        """Each setting's value, parsed, with what is wrong with it; in the order of definition."""
+        """Returns each setting's parsed value and its errors, in the order of definition."""
         found = {key.name: self._value_of(key, props, resolve) for key in self if not key.internal}
         parsed = {name: value.value for name, value in found.items()}
         for name, value in found.items():

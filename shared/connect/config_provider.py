@@ -1,11 +1,13 @@
 """Secrets and other values from outside of a configuration: `${env:NAME}`, `${file:PATH:KEY}`, `${dir:PATH:FILE}`.
 
-What is kept and shown is the configuration with its `${…}`; it is resolved where a connector or task is started, and
-what comes back from a connector is unresolved again, so that no secret reaches the config topic. A variable that no
-provider knows stays as it is. A worker has the providers that `config.providers` names, by default none, as Kafka
-Connect: whoever may make connectors could else read its environment and its files.
+The worker stores and shows a configuration with its `${…}`. It resolves them when it starts a connector or task. It
+puts them back into the task configurations that a connector returns, so that no secret reaches the config topic. A
+variable of an unknown provider stays unchanged.
 
-What an error says may quote a value: `masking` gives what puts the variable back in its place.
+`config.providers` names a worker's providers. As in Kafka Connect, the default is none: otherwise, a client that may
+create connectors could read the worker's environment and files.
+
+An error message may quote a value. `masking` returns a function that replaces the value by its variable.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from penstock.shared.connect.properties import parse_properties
 from penstock.shared.connect.redaction import VARIABLE, secrets_in
 
 MASKED_LENGTH_MIN = 4
-"""Shorter values are not looked for in texts about other settings: they are parts of words."""
+"""Shorter values are not masked in texts about other settings: they may be parts of words."""
 FILE_BYTES_MAX = 1 << 20
-"""A larger file is not one of secrets."""
+"""A larger file is rejected: it does not hold secrets."""
 
 
 class Mask(Protocol):
     """Takes secrets out of a text."""
 
     def __call__(self, text: str, name: str = "") -> str:
-        """`name`: the setting that the text is about, if any."""
+        """Returns the text without secrets. `name` is the setting that the text is about, if any."""
         ...
 
 
@@ -42,18 +44,18 @@ def unmasked(text: str, name: str = "") -> str:
 
 
 class ConfigProvider(ABC):
-    """Gives values by path and key; ConfigError where it cannot."""
+    """Returns values by path and key. Raises ConfigError if it cannot."""
 
     def configure(self, params: Mapping[str, str]) -> None:
-        """Its settings: config.providers.<name>.param.*"""
+        """Takes the provider's settings, `config.providers.<name>.param.*`."""
 
     @abstractmethod
     def get(self, path: str, key: str) -> str | None:
-        """The value; None where there is none of that key."""
+        """Returns the value, or None if the key does not exist."""
 
 
 class EnvVarConfigProvider(ConfigProvider):
-    """The process's environment, all of it or what `allowlist.pattern` matches; the path is not used."""
+    """The process's environment: all variables, or those that `allowlist.pattern` matches. The path is not used."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
@@ -94,14 +96,14 @@ class _PathConfigProvider(ConfigProvider):
 
 
 class FileConfigProvider(_PathConfigProvider):
-    """The properties of a file; the path names it."""
+    """The properties of a file. The path names the file."""
 
     def get(self, path: str, key: str) -> str | None:
         return parse_properties(self._read(Path(path))).get(key) if path else None
 
 
 class DirectoryConfigProvider(_PathConfigProvider):
-    """The files of a folder, each a value; the key is the file's name."""
+    """The files of a folder. The key is a file's name, and the value is its content."""
 
     def get(self, path: str, key: str) -> str | None:
         if not path or not key or Path(key).name != key:
@@ -128,7 +130,8 @@ class ConfigTransformer:
 
     @classmethod
     def of_worker(cls, names: Sequence[str], props: Mapping[str, str]) -> ConfigTransformer:
-        """Those that `config.providers` names; each one's class is `config.providers.<name>.class`, by default ours."""
+        """Makes the providers that `config.providers` names. `config.providers.<name>.class` is a provider's class; the
+        default is ours."""
         providers = {}
         for name in names:
             path = props.get(f"config.providers.{name}.class", name)
@@ -141,20 +144,21 @@ class ConfigTransformer:
         return cls(providers)
 
     def resolve(self, props: Mapping[str, str]) -> dict[str, str]:
-        """The configuration with values in place of variables; ConfigError where a provider fails."""
+        """Returns the configuration with values in place of variables. Raises ConfigError if a provider fails."""
         return {name: self._resolved(value) if "${" in value else value for name, value in props.items()}
 
     def unresolve(self, made: Mapping[str, str], raw: Mapping[str, str]) -> dict[str, str]:
-        """What a connector made of its configuration, with the variables again where it only passed values on."""
+        """Returns a connector's own configuration, with variables restored where it passed values on unchanged."""
         resolved = self.resolve({name: value for name, value in raw.items() if "${" in value})
         return {
             name: raw[name] if name in resolved and resolved[name] == value else value for name, value in made.items()
         }
 
     def masking(self, raw: Mapping[str, str]) -> Mask:
-        """What takes the values that variables of this configuration stand for, and its other secrets, out of a text.
+        """Returns a mask for the values of this configuration's variables, and for its other secrets.
 
-        With a setting's name the text is about that setting. A provider that fails gives nothing to take out.
+        If the mask gets a setting's name, the text is about that setting. The values of a provider that fails are not
+        masked.
         """
         own: dict[str, dict[str, str]] = {}
         for name, text in raw.items():
@@ -176,7 +180,7 @@ class ConfigTransformer:
         return mask
 
     def _values_in(self, text: str) -> dict[str, str]:
-        """The text's value, and that of each variable in it, with what is shown for it."""
+        """Maps the text's value, and the value of each variable in it, to the text that is shown instead."""
         found = {self._value(match) or "": match[0] for match in VARIABLE.finditer(text)}
         found[self._resolved(text)] = text
         stripped = {value.strip(): shown for value, shown in found.items()}

@@ -1,4 +1,4 @@
-"""Types of settings: text to value, value to text, and what a value must be.
+"""Types of settings: text to value, value to text, and validators of values.
 
 >>> parse("tasks.max", Type.INT, " 4 "), parse("topics", Type.LIST, "a, b"), as_text(["a", "b"], Type.LIST)
 (4, ['a', 'b'], 'a,b')
@@ -22,7 +22,7 @@ HIDDEN = "[hidden]"
 Validator = Callable[[str, Any], None]
 """Takes a setting's name and parsed value; raises ConfigError, best made by `invalid`."""
 ClassResolver = Callable[[str], object | None]
-"""A class by its name or alias; None where there is none."""
+"""Returns the class for a name or alias, or None if there is none."""
 
 
 class Type(Enum):
@@ -44,7 +44,7 @@ class Importance(Enum):
 
 
 class Width(Enum):
-    """How wide a form should show it."""
+    """The recommended width of the setting's field in a form."""
 
     NONE = "NONE"
     SHORT = "SHORT"
@@ -53,7 +53,7 @@ class Width(Enum):
 
 
 class Password(str):
-    """A secret: shown as `[hidden]`, and itself where it is used as text.
+    """A secret. It is shown as `[hidden]`, and as itself when it is formatted as text.
 
     >>> secret = Password("s3cret")
     >>> repr(secret), f"{secret}", secret.value
@@ -77,13 +77,13 @@ INTEGER_LIMITS = {Type.INT: 1 << 31, Type.SHORT: 1 << 15, Type.LONG: 1 << 63}
 
 
 def invalid(name: str, value: Any, why: str | None = None) -> ConfigError:
-    """The error that says a value is wrong, in Kafka's words."""
+    """Returns the ConfigError for an invalid value, in Kafka's words."""
     shown = "null" if value is None else as_text(value, None)
     return ConfigError(f"Invalid value {shown} for configuration {name}" + (f": {why}" if why else ""))
 
 
 def parse(name: str, kind: Type, value: Any, resolve: ClassResolver | None = None) -> Any:
-    """The value of a setting given as text (or already as its type); ConfigError where it is not one."""
+    """Returns the value of a setting from its text, or from a value of its type. Raises ConfigError if invalid."""
     if value is None:
         return None
     if isinstance(value, str) and kind is not Type.PASSWORD:
@@ -123,7 +123,7 @@ def _integer(name: str, kind: Type, value: Any) -> int:
 
 
 def as_text(value: Any, kind: Type | None) -> str | None:
-    """A value as REST shows it; secrets are hidden."""
+    """Returns a value as REST shows it, with secrets hidden."""
     if value is None:
         return None
     if kind is Type.PASSWORD or isinstance(value, Password):
@@ -196,13 +196,13 @@ def non_null(name: str, value: Any) -> None:
 
 
 def unique_items(name: str, value: Any) -> None:
-    """No alias twice."""
+    """Raises ConfigError if an alias occurs twice."""
     if value and len(set(value)) < len(value):
         raise invalid(name, value, "Duplicate alias provided.")
 
 
 def regex(name: str, value: Any) -> None:
-    """A regular expression that Python's `re` takes."""
+    """Raises ConfigError unless Python's `re` accepts the regular expression."""
     if value:
         try:
             re.compile(value)

@@ -1,7 +1,7 @@
-"""What a connector's author writes: the connector itself, which says what its tasks are to do.
+"""The base classes of connectors. A connector divides its work into tasks.
 
-A connector does no work on records. It checks its configuration, divides the work into at most `tasks.max` task
-configurations, and may watch its system and ask for them to be made anew.
+A connector does no work on records. It checks its configuration and divides the work into at most `tasks.max` task
+configurations. It may watch its system, and ask the worker to reconfigure its tasks.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Props = Mapping[str, str]
 
 
 class ExactlyOnceSupport(Enum):
-    """Whether a source connector keeps its part of exactly-once."""
+    """Whether a source connector supports exactly-once."""
 
     SUPPORTED = "supported"
     UNSUPPORTED = "unsupported"
 
 
 class ConnectorContext(Protocol):
-    """What a connector may ask its worker."""
+    """The calls that a connector may make to its worker."""
 
     def request_task_reconfiguration(self) -> None:
-        """Have `task_configs` called again: the work is divided differently now."""
+        """Makes the worker call `task_configs` again, because the division of the work has changed."""
         ...
 
     def raise_error(self, error: Exception) -> None:
-        """Fail the connector, from a background task of its own."""
+        """Fails the connector. For use from a background task of its own."""
         ...
 
 
 class Connector(ABC):
-    """Base of both kinds."""
+    """Base of source and sink connectors."""
 
     kafka_class: ClassVar[str | None] = None
-    """The name of Kafka's class that this one stands for."""
+    """The name of the Kafka class that this class replaces."""
 
     file_settings: ClassVar[tuple[str, ...]] = ()
     """The settings that name a file, a folder or a URL of an object store.
@@ -55,7 +55,7 @@ class Connector(ABC):
     context: ConnectorContext
 
     def initialize(self, context: ConnectorContext) -> None:
-        """Called first, before `start`."""
+        """Takes the context. The worker calls it first, before `start`."""
         self.context = context
 
     def version(self) -> str:
@@ -63,22 +63,22 @@ class Connector(ABC):
 
     @abstractmethod
     async def start(self, props: Props) -> None:
-        """Take the configuration, which has been validated; what it raises fails the connector."""
+        """Takes the validated configuration. An error that it raises fails the connector."""
 
     @abstractmethod
     async def task_configs(self, max_tasks: int) -> list[dict[str, str]]:
-        """A configuration for each task, at most `max_tasks` of them."""
+        """Returns a configuration for each task, at most `max_tasks` of them."""
 
     async def stop(self) -> None:
-        """Let go of everything that `start` opened."""
+        """Releases everything that `start` opened."""
 
     @classmethod
     @abstractmethod
     def config(cls) -> ConfigDef:
-        """What may be set, beyond what every connector has."""
+        """Returns the connector's own settings, without those that every connector has."""
 
     def validate(self, props: Props) -> list[ConfigValue]:
-        """What is wrong with the settings together; by default what their definitions say of each."""
+        """Returns the errors of the settings together. By default each setting is checked by its definition alone."""
         return self.config().validate_values(props)
 
 
@@ -88,17 +88,18 @@ class SourceConnector(Connector):
     task_class: ClassVar[type[SourceTask]]
 
     def exactly_once_support(self, props: Props) -> ExactlyOnceSupport | None:
-        """Whether exactly-once holds with these settings; None: it cannot say."""
+        """Returns whether exactly-once holds with these settings, or None if the connector cannot tell."""
         return None
 
     def can_define_transaction_boundaries(self, props: Props) -> bool:
-        """Whether `transaction.boundary=connector` may be set."""
+        """Returns whether `transaction.boundary=connector` may be set."""
         return False
 
     async def alter_offsets(self, props: Props, offsets: list[tuple[Partition, Offset | None]]) -> bool:
-        """Check or mirror offsets that someone sets by hand; False: not supported, True: taken over.
+        """Checks or stores offsets that a user alters. Returns True if it handled them, False if it does not support
+        this.
 
-        An error refuses them. By default everything is accepted unseen.
+        An error that it raises rejects the offsets. The default accepts all offsets without a check.
         """
         return False
 
@@ -109,11 +110,11 @@ class SinkConnector(Connector):
     task_class: ClassVar[type[SinkTask]]
 
     async def alter_offsets(self, props: Props, offsets: Mapping[TopicPartition, int | None]) -> bool:
-        """Check or mirror offsets that someone sets by hand; as for sources."""
+        """Checks or stores offsets that a user alters, as for sources."""
         return False
 
 
 def task_class(connector: type[Connector]) -> type[Task]:
-    """The tasks that the connector's work is done by."""
+    """Returns the class of the connector's tasks."""
     found: type[Task] = connector.task_class  # type: ignore[attr-defined]
     return found

@@ -1,7 +1,7 @@
-"""Converters: between bytes in Kafka and values with schemas. The base of those that ship and of a user's own.
+"""Converters between bytes in Kafka and values with schemas: the bases of those that ship and of a user's own.
 
-A converter never waits. One that must ask a registry raises `MoreNeeded` and says how to get it: the task awaits that
-and converts again.
+A converter never waits. If it needs a registry, it raises `MoreNeeded` with a function that fetches the schema. The
+task awaits that function and converts again.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ class Converter(ABC):
         return CONNECT_VERSION
 
     def configure(self, configs: Mapping[str, Any], is_key: bool) -> None:
-        """Its settings, without the prefix that they have in the connector's configuration."""
+        """Takes the converter's settings, without the prefix that they have in the connector's configuration."""
 
     @abstractmethod
     def from_connect_data(self, topic: str, schema: Schema | None, value: Any) -> bytes | None:
-        """A value to bytes."""
+        """Returns the bytes of a value."""
 
     @abstractmethod
     def to_connect_data(self, topic: str, data: bytes | None, headers: Headers = ()) -> Converted:
-        """Bytes to a value with its schema."""
+        """Returns the value of the bytes, with its schema."""
 
     def to_connect_values(self, topic: str, datas: Sequence[bytes | None]) -> tuple[Schema | None, list[Any]] | None:
-        """Many at once where all have one schema; None where that is not so or any of them fails: go one by one."""
+        """Converts many values that share one schema.
+
+        Returns None if their schemas differ or one of them fails; the caller then converts them one by one.
+        """
         return None
 
     @classmethod
@@ -55,7 +58,7 @@ class HeaderConverter(ABC):
         return CONNECT_VERSION
 
     def configure_headers(self, configs: Mapping[str, Any]) -> None:
-        """Its settings, without prefix."""
+        """Takes the converter's settings, without their prefix."""
 
     @abstractmethod
     def from_connect_header(self, topic: str, name: str, schema: Schema | None, value: Any) -> bytes | None: ...

@@ -1,8 +1,8 @@
-"""What goes wrong in a connector or around one.
+"""The errors of connectors and of the Connect runtime.
 
-A task's `put` or `poll` that raises RetriableError is called again with the same records; every other error fails the
-task. DataError says that a record is not what it must be: under `errors.tolerance=all` it is skipped or becomes a dead
-letter. ConfigError names a setting. The three are Penstock's own bases, so that a client's error means the same here.
+If `put` or `poll` raises RetriableError, the worker calls it again with the same records. Every other error fails the
+task. DataError reports an invalid record: under `errors.tolerance=all` it is skipped or becomes a dead letter.
+ConfigError names a setting. These three are Penstock's own base classes, so a client's error means the same here.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
 
 
 class ConnectError(PenstockError):
-    """A connector, a task or the worker cannot do what was asked (Kafka's ConnectException)."""
+    """A connector, a task or the worker cannot do what was requested (Kafka's ConnectException)."""
 
 
 class ConnectorNotFound(ConnectError):
-    """No connector, task or plugin of that name."""
+    """No connector, task or plugin has that name."""
 
 
 class FailedThere(PenstockError):
-    """Raised in another process: `kind` is the class that it had there, `trace` where it came from."""
+    """An error raised in another process. `kind` is its class there, and `trace` its traceback."""
 
     def __init__(self, said: str, kind: str, trace: str) -> None:
         super().__init__(said)
@@ -48,15 +48,15 @@ class FailedThere(PenstockError):
 
 
 class RetriableThere(FailedThere, RetriableError):
-    """Raised in another process, and passing."""
+    """A retriable error raised in another process."""
 
 
 class ConfigErrorThere(FailedThere, ConfigError):
-    """Raised in another process: a setting is wrong."""
+    """A ConfigError raised in another process."""
 
 
 class ConnectErrorThere(FailedThere, ConnectError):
-    """Raised in another process: it cannot be done."""
+    """A ConnectError raised in another process."""
 
 
 class BadRequest(ConnectError):
@@ -68,7 +68,7 @@ class ToleranceExceeded(ConnectError):
 
 
 class MoreNeeded(ConnectError):
-    """The converter must fetch something first; await `fetch()` and convert again."""
+    """The converter must fetch a schema first. The caller awaits `fetch()` and converts again."""
 
     def __init__(self, what: str, fetch: Callable[[], Awaitable[None]]) -> None:
         super().__init__(what)
@@ -76,7 +76,7 @@ class MoreNeeded(ConnectError):
 
 
 def said_of(error: BaseException) -> str:
-    """The error in one line, with its class.
+    """Returns the error in one line, with its class.
 
     >>> said_of(FailedThere("'k'", "KeyError", "Traceback …"))
     "KeyError: 'k'"
@@ -86,7 +86,7 @@ def said_of(error: BaseException) -> str:
 
 
 def trace_of(error: BaseException) -> str:
-    """The error with where it came from, as status and REST show it."""
+    """Returns the error with its traceback, as status and REST show it."""
     if isinstance(error, FailedThere):
         return error.trace
     return "".join(traceback.format_exception(error)).rstrip()

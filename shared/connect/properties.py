@@ -1,4 +1,4 @@
-"""Java's properties files, as worker and connector configurations are written.
+"""Java's properties files, the format of worker and connector configurations.
 
 >>> parse_properties("# a worker\\nkey.converter = x.Y\\ntopics: a,\\\\\\n   b\\nempty\\n")
 {'key.converter': 'x.Y', 'topics': 'a,b', 'empty': ''}
@@ -20,7 +20,7 @@ _SEPARATOR = re.compile(r"(?<!\\)(?:\\\\)*(\s*[=:]\s*|\s+)")
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """The properties, the last of a name counting; ConfigError where an escape is none."""
+    """Parses properties; the last value of a name counts. Raises ConfigError if an escape is invalid."""
     found = {}
     for line in _logical_lines(text):
         match = _SEPARATOR.search(line)
@@ -61,7 +61,7 @@ def _unescaped(text: str) -> str:
 
 
 def text_map(body: Any, what: str) -> dict[str, str]:
-    """An object whose values are texts: numbers and truth values are taken as they are written; null is no value.
+    """Returns an object's values as texts: numbers and booleans keep their JSON form, and null values are left out.
 
     >>> text_map({"tasks.max": 1, "enabled": True, "name": "a", "nothing": None}, "config")
     {'tasks.max': '1', 'enabled': 'true', 'name': 'a'}
@@ -80,7 +80,7 @@ def text_map(body: Any, what: str) -> dict[str, str]:
 
 
 def with_prefix(props: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The properties that begin with a prefix, without it.
+    """Returns the properties that begin with a prefix, without the prefix.
 
     >>> with_prefix({"key.converter": "x", "key.converter.schemas.enable": "false"}, "key.converter.")
     {'schemas.enable': 'false'}

@@ -1,4 +1,4 @@
-"""Records on their way through Connect: decoded keys and values, each with a schema or without.
+"""The records that Connect processes: decoded keys and values, each with or without a schema.
 
 >>> record = SinkRecord("clicks", 0, None, "ann", None, {"n": 1}, timestamp=1_000, kafka_offset=7)
 >>> record.with_value(None, {"n": 2}).value, record.kafka_partition, record.kafka_offset
@@ -15,13 +15,13 @@ import msgspec
 from penstock.shared.connect.schema import Schema
 
 Partition = Mapping[str, Any]
-"""What names one part of a source (a file, a table): JSON values."""
+"""Names one part of a source (a file, a table). Its values are JSON values."""
 Offset = Mapping[str, Any]
-"""How far a part of a source was read: JSON values."""
+"""The position up to which a part of a source was read. Its values are JSON values."""
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
-    """One header: names may occur more than once."""
+    """One header. A name may occur more than once."""
 
     name: str
     value: Any
@@ -29,7 +29,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
-    """Of source and sink records: `timestamp` is ms since the epoch or None, `kafka_partition` None means any."""
+    """The base of source and sink records. `timestamp` is ms since the epoch or None; `kafka_partition` None is any."""
 
     topic: str
     kafka_partition: int | None
@@ -48,15 +48,15 @@ class ConnectRecord(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, topic=topic)
 
     def replaced(self, **fields: Any) -> Self:
-        """The record with other fields."""
+        """Returns the record with other fields."""
         return msgspec.structs.replace(self, **fields)
 
 
 class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
     """A record read from Kafka, as a sink task gets it.
 
-    `original_topic`, `original_partition` and `original_offset` are where it was read, whatever transforms made of the
-    topic; the offset is the one to name in `pre_commit`.
+    `original_topic`, `original_partition` and `original_offset` are its coordinates in Kafka, even if a transform
+    changes the topic. `pre_commit` names offsets by them.
     """
 
     timestamp: int | None = None
@@ -67,14 +67,14 @@ class SinkRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
 
     @property
     def original(self) -> tuple[str, int, int]:
-        """Topic, partition and offset it was read at."""
+        """Returns the topic, partition and offset that the record was read at."""
         if self.original_topic:
             return self.original_topic, self.original_partition, self.kafka_offset
         return self.topic, -1 if self.kafka_partition is None else self.kafka_partition, self.kafka_offset
 
 
 class SourceRecord(ConnectRecord, frozen=True, kw_only=True, gc=False):
-    """A record for Kafka, with the place in the source that it was read from and how far that place then is read."""
+    """A record for Kafka, with its source partition and the source offset that is reached after it."""
 
     source_partition: Partition
     source_offset: Offset

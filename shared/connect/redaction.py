@@ -31,7 +31,7 @@ SECRET_WORDS = (
     *("password", "secret", "token", "jaas.config", "credential", "api.key", "basic.auth.user.info"),
     *("ssl.keystore.key", "http.headers", "authorization"),
 )
-"""A property whose name has one of these is never shown with its value."""
+"""The value of a property is never shown if its name contains one of these."""
 VARIABLE = re.compile(r"\$\{([^}:]+):(?:([^}]*):)?([^}:]*)\}")
 """A variable of a config: `${provider:[path:]key}`."""
 VARIABLE_BEGINS = "${"
@@ -44,19 +44,19 @@ PARAMETER = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a setting is secret, of which nothing but its name is known."""
+    """Returns whether a setting is secret, judged by its name alone."""
     return any(word in name.lower() for word in SECRET_WORDS)
 
 
 def hidden(name: str, value: Any) -> Any:
-    """A property's value as it may be logged."""
+    """Returns a property's value in a form that may be logged."""
     if isinstance(value, Password) or is_secret_name(name):
         return HIDDEN if value is not None else None
     return without_passwords(value) if isinstance(value, str) else value
 
 
 def without_passwords(text: str) -> str:
-    """The text without what its URLs give as passwords; a variable's name is none.
+    """Returns the text without the passwords in its URLs. The name of a variable is not a password.
 
     >>> without_passwords("jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}")
     'jdbc:postgresql://db/shop?user=ann&password=${env:PASSWORD}'
@@ -67,7 +67,7 @@ def without_passwords(text: str) -> str:
 
 
 def secrets_in(name: str, value: str) -> dict[str, str]:
-    """What is not to stand in any text, each with what is shown for it: the value, or the passwords of its URLs."""
+    """Maps each secret in a value, or each password in its URLs, to the text that is shown instead."""
     if not value or (shown := hidden(name, value)) == value:
         return {}
     if shown == HIDDEN:
@@ -76,7 +76,7 @@ def secrets_in(name: str, value: str) -> dict[str, str]:
 
 
 def passwords_in(text: str) -> list[str]:
-    """What a text's URLs have where a password belongs.
+    """Returns the passwords in a text's URLs.
 
     >>> passwords_in("http://ann:[hidden]@api/items?api_key=k3y&page=1")
     ['[hidden]', 'k3y']
@@ -93,7 +93,7 @@ def _without(found: re.Match[str]) -> str:
 
 
 PLUGINS_MAX = 1_000
-"""Plugins whose secret settings are remembered."""
+"""How many plugins' secret settings are cached."""
 
 
 @lru_cache(PLUGINS_MAX)
@@ -102,13 +102,13 @@ def _types(plugin: type) -> dict[str, Type]:
 
 
 def is_secret(name: str, plugin: type | None) -> bool:
-    """Whether a connector's setting is not for everyone; `plugin` is its class, None where it is not known."""
+    """Returns whether a connector's setting is secret. `plugin` is its class, or None if it is not known."""
     kind = None if plugin is None else _types(plugin).get(name)
     return is_secret_name(name) if kind is None else kind is Type.PASSWORD
 
 
 def redacted(config: Mapping[str, str], plugin: type | None) -> dict[str, str]:
-    """The config as REST shows it."""
+    """Returns the config as REST shows it."""
     return {name: _redacted(name, value, plugin) for name, value in config.items()}
 
 
@@ -119,9 +119,9 @@ def _redacted(name: str, value: str, plugin: type | None) -> str:
 
 
 def restored(config: Mapping[str, str], before: Mapping[str, str], plugin: type | None) -> dict[str, str]:
-    """The config with each `[hidden]` replaced by the stored value of `before`.
+    """Returns the config with each `[hidden]` replaced by the stored value of `before`.
 
-    BadRequest if `before` has no value for it.
+    Raises BadRequest if `before` has no value for it.
     """
     found = {}
     for name, value in config.items():

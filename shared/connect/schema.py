@@ -1,8 +1,8 @@
-"""What a value is: Kafka Connect's schemas, over plain Python values.
+"""Kafka Connect's schemas, over plain Python values.
 
-A STRUCT and a MAP are a `dict`, an ARRAY a `list`, BYTES are `bytes`; the logical types are Decimal
+A STRUCT and a MAP are a `dict`, an ARRAY a `list`, BYTES are `bytes`. The logical types are Decimal
 (`decimal.Decimal`), Date (`datetime.date`), Time (`datetime.time`) and Timestamp (`datetime.datetime` with a time
-zone). A value may also come without a schema (JSON without an envelope): then it is what it is.
+zone). A value may also have no schema (JSON without an envelope); it is then passed on unchanged.
 
 >>> user = Schema.struct("User", Field("id", INT64), Field("name", OPTIONAL_STRING))
 >>> user.validate({"id": 7, "name": None})
@@ -25,7 +25,7 @@ from penstock.shared.common.errors import DataError
 
 
 class SchemaType(Enum):
-    """Kafka Connect's types; the value is the name that JSON and Avro envelopes use."""
+    """Kafka Connect's types. The value is the name that JSON and Avro envelopes use."""
 
     INT8 = "int8"
     INT16 = "int16"
@@ -54,7 +54,7 @@ LOGICAL: dict[str, tuple[SchemaType, type]] = {
     TIME: (SchemaType.INT32, dt.time),
     TIMESTAMP: (SchemaType.INT64, dt.datetime),
 }
-"""A logical type's name, what carries it, and its Python type."""
+"""By logical type name: the schema type that carries it, and its Python type."""
 
 
 class _NoDefault(Enum):
@@ -74,7 +74,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Schema:
-    """A type with what is known beyond it; `fields` of a STRUCT, `value_schema` of an ARRAY, both schemas of a MAP."""
+    """A type with its attributes: `fields` of a STRUCT, `value_schema` of an ARRAY, both schemas of a MAP."""
 
     type: SchemaType
     optional: bool = False
@@ -103,7 +103,7 @@ class Schema:
         return cls(SchemaType.MAP, key_schema=keys, value_schema=values, **more)
 
     def field(self, name: str) -> Field | None:
-        """The struct's field of that name."""
+        """Returns the struct's field of that name, or None if there is none."""
         found: dict[str, Field] = self.__dict__["_by_name"]
         return found.get(name)
 
@@ -118,7 +118,7 @@ class Schema:
         return self if self.optional else replace(self, optional=True)
 
     def validate(self, value: Any, where: str = "") -> None:
-        """DataError, with the place, where the value is not of this schema."""
+        """Raises DataError, with the path of the value, if the value does not match this schema."""
         where = where or self.name or "value"
         if value is None:
             if not self.optional and not self.has_default:
@@ -178,7 +178,7 @@ BYTES, OPTIONAL_BYTES = Schema(SchemaType.BYTES), Schema(SchemaType.BYTES, optio
 
 
 def decimal_schema(scale: int, **more: Any) -> Schema:
-    """Decimal with `scale` digits after the point."""
+    """Returns a Decimal schema with `scale` digits after the point."""
     return Schema(SchemaType.BYTES, name=DECIMAL, version=1, parameters=(("scale", str(scale)),), **more)
 
 
@@ -195,7 +195,7 @@ def timestamp_schema(**more: Any) -> Schema:
 
 
 def infer_schema(value: Any) -> Schema | None:
-    """The optional schema that a plain scalar speaks for; None for null and for what only its owner could say.
+    """Returns the optional schema of a scalar, or None for null and for values whose schema cannot be inferred.
 
     >>> infer_schema(1.5).type
     <SchemaType.FLOAT64: 'double'>

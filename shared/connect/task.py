@@ -1,4 +1,4 @@
-"""What a connector's author writes: tasks.
+"""The base classes of tasks, and the contexts that the worker passes to them.
 
 A method may be `async def` or `def`. The worker awaits an `async def` method on its event loop, so it must not block.
 It calls a `def` method in the task's own thread, as Kafka Connect does, so it may block without delaying other tasks.
@@ -37,40 +37,41 @@ _NOTHING = _Nothing()
 
 
 class OffsetStorageReader(Protocol):
-    """What source tasks ask where to go on."""
+    """Returns the offsets at which a source task continues."""
 
     async def offset(self, partition: Partition) -> Offset | None:
-        """How far the part of the source was read; None where it never was."""
+        """Returns the offset up to which the part of the source was read, or None if it was never read."""
         ...
 
     async def offsets(self, partitions: Iterable[Partition]) -> list[Offset | None]:
-        """The same for many parts, in their order."""
+        """Returns the offsets of many parts, in their order."""
         ...
 
 
 class TransactionContext(Protocol):
-    """Where a source task says its transactions end, under `transaction.boundary=connector`."""
+    """Marks the ends of a source task's transactions, under `transaction.boundary=connector`."""
 
     def commit_transaction(self, record: SourceRecord | None = None) -> None:
-        """Commit after this record, or after the batch that the next poll returns."""
+        """Commits after this record, or after the batch that the next poll returns."""
         ...
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        """Abort after this record, or after the batch that the next poll returns: none of it is written."""
+        """Aborts after this record, or after the batch that the next poll returns. Kafka consumers see none of its
+        records."""
         ...
 
 
 class SourceTaskContext(Protocol):
-    """What a source task may ask its worker."""
+    """The calls that a source task may make to its worker."""
 
     @property
     def configs(self) -> Mapping[str, str]:
-        """The task's configuration as it is in force."""
+        """The task's configuration in force."""
         ...
 
     @property
     def files(self) -> AllowedFiles:
-        """What the task may read and write: `connect.files.allowed` of the worker."""
+        """The files that the task may read and write: `connect.files.allowed` of the worker."""
         ...
 
     @property
@@ -78,65 +79,72 @@ class SourceTaskContext(Protocol):
 
     @property
     def transaction_context(self) -> TransactionContext | None:
-        """None unless the task defines its transactions itself."""
+        """The transaction context, or None unless the task defines its transactions itself."""
         ...
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Await this on the worker's event loop and return its result; for `def` methods, IllegalState elsewhere."""
+        """Awaits this on the worker's event loop and returns its result.
+
+        For `def` methods only: elsewhere it raises IllegalState.
+        """
         ...
 
 
 class ErrantRecordReporter(Protocol):
-    """Where a sink task hands a record that it cannot write."""
+    """Takes records that a sink task cannot write."""
 
     def report(self, record: SinkRecord, error: Exception) -> Awaitable[None]:
-        """Take it as an error under `errors.tolerance`; awaiting waits until the dead letter is stored.
+        """Handles the record as an error under `errors.tolerance`. The result is done when the dead letter is stored.
 
-        Raises ConnectError where the error is not tolerated. Its offset is not committed before it is stored.
+        Raises ConnectError if the error is not tolerated. The record's offset is not committed before the dead letter
+        is stored.
         """
         ...
 
 
 class SinkTaskContext(Protocol):
-    """What a sink task may ask its worker."""
+    """The calls that a sink task may make to its worker."""
 
     @property
     def configs(self) -> Mapping[str, str]: ...
 
     @property
     def files(self) -> AllowedFiles:
-        """What the task may read and write: `connect.files.allowed` of the worker."""
+        """The files that the task may read and write: `connect.files.allowed` of the worker."""
         ...
 
     @property
     def errant_record_reporter(self) -> ErrantRecordReporter | None:
-        """None where errors are neither tolerated, logged nor dead-lettered."""
+        """The reporter, or None if errors are neither tolerated, logged nor sent to the DLQ."""
         ...
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that are this task's now."""
+        """The partitions that are assigned to this task."""
         ...
 
     def offset(self, tp: TopicPartition, offset: int) -> None:
-        """Read on from here before the next poll: for a sink that keeps its offsets itself."""
+        """Continues reading from this offset at the next poll. For a sink that stores its offsets itself."""
         ...
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Deliver nothing of these until `resume`; what the worker pauses by itself it resumes by itself."""
+        """Delivers no records of these until `resume`. The worker resumes its own pauses without a call."""
         ...
 
     def resume(self, *partitions: TopicPartition) -> None: ...
 
     def timeout(self, timeout_ms: int) -> None:
-        """How long to wait before the batch is delivered again, after RetriableError."""
+        """Sets how long the worker waits, after RetriableError, before it delivers the batch again."""
         ...
 
     def request_commit(self) -> None:
-        """Commit before the next poll instead of when the interval is over."""
+        """Requests a commit before the next poll, without waiting for the interval."""
         ...
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Await this on the worker's event loop and return its result; for `def` methods, IllegalState elsewhere."""
+        """Awaits this on the worker's event loop and returns its result.
+
+        For `def` methods only: elsewhere it raises IllegalState.
+        """
         ...
 
 
@@ -144,18 +152,18 @@ class Task(ABC):
     """One part of a connector's work."""
 
     kafka_class: str | None = None
-    """The name of Kafka's class that this one stands for."""
+    """The name of the Kafka class that this class replaces."""
 
     def version(self) -> str:
         return CONNECT_VERSION
 
     @abstractmethod
     def start(self, props: Mapping[str, str]) -> Awaitable[None] | None:
-        """Open what is needed; what it raises fails the task."""
+        """Opens the resources that the task needs. An error that it raises fails the task."""
 
     @abstractmethod
     def stop(self) -> Awaitable[None] | None:
-        """Release everything; called once, after the last of all other calls, also if `start` failed."""
+        """Releases everything. Called once, after all other calls, also if `start` failed."""
 
 
 class SourceTask(Task):
@@ -164,23 +172,23 @@ class SourceTask(Task):
     context: SourceTaskContext
 
     def initialize(self, context: SourceTaskContext) -> None:
-        """Called first, before `start`."""
+        """Takes the context. Called first, before `start`."""
         self.context = context
 
     @abstractmethod
     def poll(self) -> Awaitable[Sequence[SourceRecord] | None] | Sequence[SourceRecord] | None:
-        """The next records, None or none at all where there are none for now; it may wait, best for less than 1 s.
+        """Returns the next records, or None or an empty list if there are none yet. It may wait, ideally less than 1 s.
 
-        RetriableError: poll again later. If the task is to stop, an `async def poll` is cancelled; what a `def poll`
-        returns is dropped, and read again from the committed offsets.
+        If it raises RetriableError, the worker polls again later. If the task is to stop, an `async def poll` is
+        cancelled. The result of a `def poll` is dropped, and read again from the committed offsets.
         """
 
     def commit(self) -> Awaitable[None] | None:
-        """Offsets up to some of the records returned so far were stored."""
+        """Called after the offsets of some of the records returned so far were stored."""
         return _NOTHING
 
     def commit_record(self, record: SourceRecord, metadata: RecordMetadata | None) -> Awaitable[None] | None:
-        """Kafka has the record; `metadata` None: it was filtered out or skipped as an error."""
+        """Called when Kafka has the record. `metadata` is None if it was filtered out or skipped as an error."""
         return _NOTHING
 
 
@@ -190,34 +198,35 @@ class SinkTask(Task):
     context: SinkTaskContext
 
     def initialize(self, context: SinkTaskContext) -> None:
-        """Called first, before `start`."""
+        """Takes the context. Called first, before `start`."""
         self.context = context
 
     def open(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
-        """These partitions are this task's from now on; called before any record of them."""
+        """Takes new partitions. Called before any of their records is delivered."""
         return _NOTHING
 
     @abstractmethod
     def put(self, records: list[SinkRecord]) -> Awaitable[None] | None:
-        """Write them, or keep them until `flush`; empty where there was nothing to read.
+        """Writes the records, or keeps them until `flush`. The list is empty if there was nothing to read.
 
-        RetriableError: the same records are delivered again, in `context.timeout` ms, and no others before.
+        If it raises RetriableError, the same records are delivered again after `context.timeout` ms, before any others.
         """
 
     def flush(self, offsets: Offsets) -> Awaitable[None] | None:
-        """Have everything up to these offsets written when it returns."""
+        """Writes everything up to these offsets before it returns."""
         return _NOTHING
 
     def pre_commit(self, offsets: Offsets) -> Awaitable[Offsets] | Offsets:
-        """The offsets that may be committed: by default all, once flushed; none of a partition that is left out.
+        """Returns the offsets that may be committed. The default flushes and returns all of them.
 
-        What it raises makes the task read again from the offsets last committed.
+        The offset of a partition that is left out is not committed. After an error, the task reads again from the
+        offsets last committed.
         """
         flushed = self.flush(offsets)
         return offsets if flushed is None else _after(flushed, offsets)
 
     def close(self, partitions: frozenset[TopicPartition]) -> Awaitable[None] | None:
-        """These partitions will be another's; called after their last `pre_commit`."""
+        """Gives these partitions up. Called after their last `pre_commit`."""
         return _NOTHING
 
 

@@ -1,4 +1,4 @@
-"""Transforms and predicates: the bases of those that ship and of a user's own."""
+"""The bases of transforms and predicates, for those that ship and for a user's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.shared.connect.version import CONNECT_VERSION
 
 
 class Transformation(ABC):
-    """Makes one record of one record, or none; never waits, raises DataError."""
+    """Returns one record for one record, or drops it. It never waits. Raises DataError."""
 
     kafka_class: ClassVar[str | None] = None
 
@@ -20,14 +20,14 @@ class Transformation(ABC):
         return CONNECT_VERSION
 
     def configure(self, values: Mapping[str, Any]) -> None:
-        """Its settings, parsed by `config()`."""
+        """Takes the transform's settings, parsed by `config()`."""
 
     @abstractmethod
     def apply(self, record: ConnectRecord) -> ConnectRecord | None:
-        """The record as it goes on; None: it ends here."""
+        """Returns the transformed record, or None to drop it."""
 
     def close(self) -> None:
-        """No record follows."""
+        """Releases everything. No record follows."""
 
     @classmethod
     @abstractmethod
@@ -35,7 +35,7 @@ class Transformation(ABC):
 
 
 class Predicate(ABC):
-    """Says whether a transform concerns a record."""
+    """Decides whether a transform applies to a record."""
 
     kafka_class: ClassVar[str | None] = None
 
@@ -43,13 +43,13 @@ class Predicate(ABC):
         return CONNECT_VERSION
 
     def configure(self, values: Mapping[str, Any]) -> None:
-        """Its settings, parsed by `config()`."""
+        """Takes the predicate's settings, parsed by `config()`."""
 
     @abstractmethod
     def test(self, record: ConnectRecord) -> bool: ...
 
     def close(self) -> None:
-        """No record follows."""
+        """Releases everything. No record follows."""
 
     @classmethod
     @abstractmethod

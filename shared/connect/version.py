@@ -1,3 +1,3 @@
-"""The release of Kafka Connect whose interfaces and rules this runtime keeps to."""
+"""The release of Kafka Connect whose interfaces and rules this runtime implements."""
 
 CONNECT_VERSION = "4.1.1"
