@@ -1,1 +1,1 @@
-"""How the workers of a Connect cluster share connectors and tasks: membership, and the leader's assignment."""
+"""Work sharing between the workers of a Connect cluster: group membership, and the leader's assignment."""

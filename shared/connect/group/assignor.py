@@ -1,14 +1,14 @@
-"""Who runs which connectors and tasks: the leader's decision, by the incremental cooperative rule (KIP-415).
+"""The leader's assignment of connectors and tasks to workers, by the incremental cooperative rule (KIP-415).
 
-Workers keep what they run through a rebalance. The leader gives out what nobody runs and takes back what is too much,
-and what it takes back it gives out in the next rebalance, which the worker that gave it up asks for at once: so nothing
-ever runs twice, and a rebalance costs only what moves.
+Workers keep their work through a rebalance. The leader assigns new work and revokes surplus work. A worker that gave
+work up requests the next rebalance at once, and the leader assigns the revoked work there. So no work ever runs twice,
+and a rebalance interrupts only the work that moves.
 
-When a worker is gone, what it ran is lost, but not given to others at once: for `scheduled.rebalance.max.delay.ms` it
-is kept for a worker that comes back (a restart, a roll-out). Then it is given to those with the least to do, which a
-worker that came back empty is. In the meantime nothing is taken back for balance.
+If a worker leaves, its work is lost. For `scheduled.rebalance.max.delay.ms` the leader reserves lost work for a worker
+that returns (a restart, a roll-out). After the delay it assigns that work to the workers with the least work, such as a
+worker that returned empty. During the delay, no work is revoked for balance.
 
-Connectors and tasks are balanced each by itself: no worker has more than one connector, or one task, more than another.
+Connectors and tasks are balanced separately: no worker has more than one connector, or one task, more than another.
 
 >>> assignor = IncrementalAssignor(max_delay_ms=300_000)
 >>> configured = Work({"orders"}, {ConnectorTaskId("orders", 0), ConnectorTaskId("orders", 1)})
@@ -35,9 +35,9 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What each member gets in addition, and gives up; `complete` is what it then runs.
+    """The additional work and the revoked work of each member. `complete` is all work that it then runs.
 
-    After `delay_ms` (0: never) all members are to join again.
+    All members join again after `delay_ms`; 0 means that no such rebalance is due.
     """
 
     assigned: Mapping[str, Work]
@@ -48,13 +48,13 @@ class Plan:
 
 @dataclass(slots=True)
 class IncrementalAssignor:
-    """The leader's memory from one rebalance to the next; all times are of one clock."""
+    """The leader's state between rebalances. All times are of one clock."""
 
     max_delay_ms: int
     scheduled_ms: int | None = None
-    """When what was lost is given out; None while nothing waits."""
+    """When lost work is assigned to other workers, or None if no lost work waits."""
     _previous: Work = NOTHING
-    """What was to run after the last rebalance, with what was lost and waits."""
+    """All work assigned in the last rebalance, with the lost work that waits."""
     _previous_members: frozenset[str] = frozenset()
     _previous_generation: int = NO_GENERATION
     _revoked: Work = NOTHING
@@ -62,12 +62,12 @@ class IncrementalAssignor:
     def assign(
         self, held: Mapping[str, Work], configured: Work, *, now_ms: int, generation: int, completed: int
     ) -> Plan:
-        """One rebalance: `held` is what each member runs now, `completed` the last generation that was completed."""
+        """Plans one rebalance. `held` is each member's current work, `completed` the last completed generation."""
         active = _union(held.values())
         if self._previous_generation != completed:
             self._previous = NOTHING  # the last assignment may never have arrived
         elif self._revoked & active:
-            self._previous = active  # a revocation did not take effect: it is decided anew
+            self._previous = active  # a revocation did not take effect: it is decided again
         twice = _held_twice(held.values())
         gone = {member: (work - configured) | (work & twice) for member, work in held.items()}
         kept = {member: held[member] - gone[member] for member in sorted(held)}
@@ -79,16 +79,16 @@ class IncrementalAssignor:
         complete = {member: work - surplus.get(member, NOTHING) for member, work in complete.items()}
         revoked = {member: gone[member] | surplus.get(member, NOTHING) for member in kept}
         assigned = {member: work - kept[member] for member, work in complete.items()}
-        # What was lost and waits counts as running, or the next rebalance would take it for new.
+        # Waiting lost work counts as running. Otherwise the next rebalance would take it for new work.
         waiting = lost - _union(complete.values())
         self._previous, self._revoked = _union(complete.values()) | waiting, _union(revoked.values())
         self._previous_generation, self._previous_members = generation, frozenset(held)
         return Plan(assigned, revoked, complete, delay_ms)
 
     def _delay_of_lost(self, lost: Work, kept: Mapping[str, Work], now_ms: int) -> int:
-        """How long what was lost still waits for the worker that is gone; 0: it is given out now."""
+        """Returns the remaining delay of lost work in ms, or 0 if it is assigned now."""
         is_over = self.scheduled_ms is not None and now_ms >= self.scheduled_ms
-        # Where nobody has left, somebody missed the last assignment.
+        # If no worker has left, the work was lost because a member missed the last assignment.
         nobody_left = self.scheduled_ms is None and self._previous_members <= kept.keys()
         if not lost or is_over or nobody_left or self.max_delay_ms <= 0:
             self.scheduled_ms = None
@@ -99,7 +99,7 @@ class IncrementalAssignor:
 
 
 def assign_eagerly(members: Iterable[str], configured: Work) -> dict[str, Work]:
-    """Everything anew, in turn: the rule of the protocol `eager`, under which all give all up first."""
+    """Assigns all work in turn: the rule of the protocol `eager`, under which all members first give up everything."""
     return _give_out(dict.fromkeys(sorted(members), NOTHING), configured)
 
 
@@ -116,7 +116,7 @@ def _held_twice(works: Iterable[Work]) -> Work:
 
 
 def _give_out(complete: Mapping[str, Work], more: Work) -> dict[str, Work]:
-    """Each member's work with its share of `more`: one by one to who has the least of its kind."""
+    """Returns each member's work with its share of `more`. Each item goes to the member with the least of its kind."""
     connectors = _dealt({member: work.connectors for member, work in complete.items()}, sorted(more.connectors))
     tasks = _dealt({member: work.tasks for member, work in complete.items()}, sorted(more.tasks))
     return {member: Work(connectors[member], tasks[member]) for member in complete}
@@ -134,7 +134,7 @@ def _dealt(loads: Mapping[str, frozenset[T]], more: Iterable[T]) -> dict[str, se
 
 
 def _surplus(complete: Mapping[str, Work], kept: Mapping[str, Work]) -> dict[str, Work]:
-    """What members have above an even share, of what they run already."""
+    """Returns the work above an even share, from the work that members already run."""
     connectors = _above({m: w.connectors for m, w in complete.items()}, {m: w.connectors for m, w in kept.items()})
     tasks = _above({m: w.tasks for m, w in complete.items()}, {m: w.tasks for m, w in kept.items()})
     return {member: Work(connectors[member], tasks[member]) for member in complete}
@@ -143,7 +143,7 @@ def _surplus(complete: Mapping[str, Work], kept: Mapping[str, Work]) -> dict[str
 def _above(loads: Mapping[str, frozenset[T]], kept: Mapping[str, frozenset[T]]) -> dict[str, list[T]]:
     floor, extra = divmod(sum(map(len, loads.values())), len(loads))
     above: dict[str, list[T]] = {}
-    for member in sorted(loads, key=lambda m: (-len(loads[m]), m)):  # who has the most keeps the one beyond the floor
+    for member in sorted(loads, key=lambda m: (-len(loads[m]), m)):  # the largest load keeps the item beyond the floor
         allowed = floor + (extra > 0)
         if len(loads[member]) >= allowed:
             extra -= extra > 0

@@ -1,15 +1,15 @@
-"""What the workers of a Connect group write to each other: their state to the leader, an assignment back from it.
+"""The messages between the workers of a Connect group: their states to the leader, and its assignments to them.
 
-These are the bytes of Kafka Connect's protocols `eager` (version 0), `compatible` (1) and `sessioned` (2), so that
-Kafka's tools read a group of ours, and a worker of either kind finds its way around the other's. All three have the
-protocol type `connect`; a member offers what it knows, newest first, and the coordinator picks what all of them offer.
+These are the bytes of Kafka Connect's protocols `eager` (version 0), `compatible` (1) and `sessioned` (2). Kafka's
+tools can therefore read our groups, and workers of both kinds understand each other. All three have the protocol type
+`connect`. A member offers the versions that it knows, newest first. The coordinator picks one that all members offer.
 
     State      => version url config_offset allocation(1+)      allocation: an Assignment, or nothing
     Assignment => version error leader leader_url config_offset assignment revoked(1+) delay(1+)
     assignment, revoked => [connector [task]]                   task -1: the connector itself
 
-An assignment of version 0 is all that the worker is to run; from version 1 on, what it is to run in addition to what it
-has, and what it is to give up. In the state's allocation the field `assignment` is all that the worker runs.
+An assignment of version 0 contains all work of the worker. From version 1 on, it contains the additional work and the
+revoked work. In the state's allocation, the field `assignment` contains all work that the worker runs.
 
 >>> held = Work({"orders"}, {ConnectorTaskId("orders", 0)})
 >>> state = decode_state(encode_state(WorkerState("http://a:8083/", 7, held), SESSIONED))
@@ -29,7 +29,7 @@ from penstock.shared.connect.runtime.states import ConnectorTaskId
 PROTOCOL_TYPE = "connect"
 EAGER, COMPATIBLE, SESSIONED = 0, 1, 2
 PROTOCOL_NAMES = {EAGER: "default", COMPATIBLE: "compatible", SESSIONED: "sessioned"}
-"""As members offer them to the coordinator: the first one is called `eager` in settings alone."""
+"""The names that members offer to the coordinator. Only settings call the first one `eager`."""
 SETTINGS_NAMES = {"eager": EAGER, "compatible": COMPATIBLE, "sessioned": SESSIONED}
 
 NO_ERROR, CONFIG_MISMATCH = 0, 1
@@ -38,7 +38,7 @@ CONNECTOR_ITSELF = -1
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Connectors and tasks."""
+    """A set of connectors and tasks."""
 
     connectors: frozenset[str] = frozenset()
     tasks: frozenset[ConnectorTaskId] = frozenset()
@@ -71,7 +71,7 @@ NOTHING = Work()
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """What a worker tells the leader: where its REST is, how far it has read the configs, and what it runs."""
+    """A worker's message to the leader: its REST URL, the offset up to which it has read the configs, and its work."""
 
     url: str
     config_offset: int
@@ -81,7 +81,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the leader tells a worker; see the module for what `work` is. `delay_ms`: join again after so long."""
+    """The leader's message to a worker. The module explains `work`. The worker joins again after `delay_ms`."""
 
     leader: str
     leader_url: str
@@ -94,12 +94,12 @@ class Assignment:
 
     @property
     def failed(self) -> bool:
-        """The leader could not assign, since it has not read the configs as far as somebody else."""
+        """Returns whether the leader could not assign, because another member has read the configs further."""
         return self.error != NO_ERROR
 
 
 def encode_state(state: WorkerState, version: int, last: Assignment | None = None) -> bytes:
-    """The bytes of a worker's state; `last` is the assignment that what it holds came with."""
+    """Returns the bytes of a worker's state. `last` is the assignment from which its work came."""
     data = struct.pack(">h", version) + _text(state.url) + struct.pack(">q", state.config_offset)
     if version == EAGER:
         return data
@@ -110,7 +110,7 @@ def encode_state(state: WorkerState, version: int, last: Assignment | None = Non
 
 
 def decode_state(data: bytes) -> WorkerState:
-    """The state in these bytes; SerializationError where they are none."""
+    """Returns the state in these bytes. Raises SerializationError if they are invalid."""
     read = _Reader(data, "worker state")
     version, url, offset = read.version(), read.text(), read.int64()
     if version == EAGER:
@@ -123,7 +123,7 @@ def decode_state(data: bytes) -> WorkerState:
 
 
 def encode_assignment(assignment: Assignment, version: int) -> bytes:
-    """The bytes of an assignment."""
+    """Returns the bytes of an assignment."""
     data = struct.pack(">hh", version, assignment.error)
     data += _text(assignment.leader) + _text(assignment.leader_url) + struct.pack(">q", assignment.config_offset)
     data += _work(assignment.work)
@@ -131,7 +131,7 @@ def encode_assignment(assignment: Assignment, version: int) -> bytes:
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """The assignment in these bytes; SerializationError where they are none."""
+    """Returns the assignment in these bytes. Raises SerializationError if they are invalid."""
     read = _Reader(data, "assignment")
     version, error = read.version(), read.int16()
     leader, leader_url, offset, work = read.text(), read.text(), read.int64(), read.work()
@@ -162,7 +162,7 @@ def _work(work: Work) -> bytes:
 
 
 class _Reader:
-    """Takes fields from the front; whatever does not fit is a SerializationError with the place."""
+    """Reads fields from the front. Raises SerializationError with the position of an invalid field."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self._data, self._at, self._what = data, 0, what

@@ -1,8 +1,8 @@
-"""The edge under `WorkerGroup`: asks it what is to be done, does it, and tells it what became of it.
+"""The edge under `WorkerGroup`: executes each of its steps and reports the outcome.
 
-The herder drives it: `ensure_active` takes step after step until the worker has its place, and calls the herder back on
-the way. Heartbeats are sent beside, also while the herder starts and stops what it runs. Beside it is looked as well
-whether the group has given the worker up: then what it holds is stopped at once, however busy the herder is.
+The herder drives it: `ensure_active` executes steps until the worker is an active member, and calls the herder back on
+the way. Heartbeats run beside it, also while the herder starts and stops work. A second task checks whether the group
+has given the worker up. The worker's work is then stopped at once, even if the herder is busy.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from penstock.shared.connect.group.worker_group import Complete, GiveUp, Lead, S
 log = get_logger(__name__)
 
 LEAD_READ_MS = 3_000
-"""How long the leader reads on to where a member is already, before it says that it cannot assign."""
+"""How long the leader reads the configs to reach a member's offset before it reports that it cannot assign."""
 
 
 class Rebalances(Protocol):
-    """Who is told of a rebalance, and awaited: the herder."""
+    """The callbacks of a rebalance. The herder implements them."""
 
     async def on_revoked(self, work: Work, *, lost: bool) -> None:
-        """Stop this work: others may have it when this returns, or have it already where it is lost."""
+        """Stops this work. Others may have it when this returns; if it is lost, they may have it already."""
 
     def on_assigned(self, assignment: Assignment, generation: int) -> None:
-        """All that this worker is to run now, in `assignment.work`."""
+        """Takes all work that this worker is to run, in `assignment.work`."""
 
     async def read_configs(self, offset: int, timeout_ms: int) -> tuple[Work, int]:
-        """All that is configured, read up to `offset` if that can be done in time, and how far it was read."""
+        """Reads the configs up to `offset` within `timeout_ms`. Returns all configured work and the offset reached."""
 
 
 class WorkerCoordinator:
-    """One worker's place in its group, over an open connection."""
+    """One worker's membership in its group, over an open connection."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class WorkerCoordinator:
         return f"<WorkerCoordinator {self.group}>"
 
     async def ensure_active(self) -> None:
-        """Return when the worker has its place in the group; raises what keeps it out for good."""
+        """Returns when the worker is an active member of the group. Raises an error that excludes it for good."""
         if not self._beside:
             self._beside = [
                 asyncio.create_task(self._requests.heartbeats(), name="worker heartbeats"),
@@ -78,7 +78,7 @@ class WorkerCoordinator:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """One step."""
+        """Executes one step."""
         step = self.group.next_step(self._clock.monotonic_ms())
         try:
             await self._do(step)
@@ -90,14 +90,14 @@ class WorkerCoordinator:
         self._requests.follow_up()
 
     async def step_out(self) -> None:
-        """Give up everything and leave the group; `ensure_active` comes back to it."""
+        """Gives up all work and leaves the group. `ensure_active` joins again."""
         held = self.group.held
         await self._rebalances.on_revoked(held, lost=False)
         self.group.on_given_up(held)
         await self._requests.leave(self.group.leave())
 
     async def close(self) -> None:
-        """Leave the group; what the worker ran must be stopped by then."""
+        """Leaves the group. The caller must have stopped the worker's work."""
         beside, self._beside = [*self._beside, *([self._losing] if self._losing else [])], []
         for task in beside:
             task.cancel()
@@ -132,7 +132,7 @@ class WorkerCoordinator:
             self._on_rejoin()
         self._look_at_place()
 
-    # --- what is lost ---
+    # --- lost work ---
 
     async def _watch_place(self) -> None:
         while True:
@@ -144,7 +144,7 @@ class WorkerCoordinator:
             self._lose()
 
     def _lose(self) -> asyncio.Task[None]:
-        """Stop all that is held, since others may run it; once, whoever notices."""
+        """Starts to stop all held work, since others may run it. Repeated calls return the same asyncio task."""
         if self._losing is None or self._losing.done():
             self._losing = asyncio.create_task(self._stop_what_is_lost(), name="work that is lost")
             self._losing.add_done_callback(self._lost)

@@ -1,13 +1,18 @@
-"""A worker's way through its group: what it does next, and what it makes of every answer.
+"""A worker's membership in its group: its next step, and its reaction to every answer.
 
-Nothing here waits or sends. `next_step` says what is to be done now; whoever does it tells the outcome (`on_join`,
-`on_led`, `on_sync`, …) and asks again. Heartbeats run beside it. It is a member as every one of a group
-(`penstock.shared.clients.group`); what differs from a consumer is what members tell each other, and that a worker keeps
-what it runs (`held`) through a rebalance.
+Nothing here waits or sends. `next_step` returns the next step. The caller executes it, reports the outcome (`on_join`,
+`on_led`, `on_sync`, …) and requests the next one. Heartbeats run beside it. The class is a `Member` as in every group
+(`penstock.shared.clients.group`). It differs from a consumer in the messages between members, and in that a worker
+keeps its work (`held`) through a rebalance.
 
-`held` is given up in three ways: what a new assignment revokes; everything, before joining under the protocol `eager`;
-and everything, when the group must have given the worker up: it was not heard for a session timeout, or did not join in
-time what it was told to join. Whoever runs the worker looks for that (`is_given_up`) also between two steps.
+`held` is given up in three cases:
+
+1. A new assignment revokes some of it.
+2. The worker joins under the protocol `eager`: it gives up everything first.
+3. The group must have given the worker up: everything is lost. The worker was not heard for a session timeout, or it
+   did not join in time.
+
+The caller must check case 3 (`is_given_up`) also between two steps.
 """
 
 from __future__ import annotations
@@ -36,12 +41,12 @@ from penstock.shared.connect.group.connect_protocol import (
 
 @dataclass(frozen=True, slots=True)
 class Stable:
-    """Nothing: the worker has its place."""
+    """No step is needed: the worker is an active member."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Stop this work; then `on_given_up`. `lost`: the group has it no longer for ours."""
+    """Stop this work, then call `on_given_up`. If `lost`, the group no longer counts it as ours."""
 
     work: Work
     lost: bool
@@ -49,14 +54,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Read the configs up to this offset at least and call `on_led`: this worker assigns."""
+    """Read the configs at least up to this offset and call `on_led`: this worker assigns."""
 
     config_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """This is the assignment now, with all that the worker is to run in `work`; then `on_completed`."""
+    """Apply this assignment, whose `work` is all work of the worker, then call `on_completed`."""
 
     assignment: Assignment
     generation: int
@@ -67,7 +72,7 @@ Step = Wait | Stable | GiveUp | Join | Lead | Sync | Complete
 
 @dataclass(slots=True)
 class WorkerGroup(Member):
-    """One worker in its group; all times are of one monotonic clock."""
+    """One worker in its group. All times are of one monotonic clock."""
 
     url: str
     offered: tuple[int, ...]
@@ -75,37 +80,37 @@ class WorkerGroup(Member):
     assignor: IncrementalAssignor
     held: Work = NOTHING
     assignment: Assignment | None = None
-    """The last one; `work` in it is all that the worker is to run."""
+    """The last assignment. Its `work` is all work of the worker."""
     version: int = EAGER
     owners: dict[str, Work] | None = None
-    """On the leader: what each member runs after the last assignment."""
+    """On the leader: each member's work after the last assignment."""
     urls: dict[str, str] | None = None
-    """On the leader: where each member's REST is."""
+    """On the leader: each member's REST URL."""
     config_offset: int = -1
-    """How far the worker has read the configs; kept up to date by the herder."""
+    """The offset up to which the worker has read the configs. The herder keeps it up to date."""
     _members: dict[str, WorkerState] | None = None
     _assignments: dict[str, bytes] | None = None
     _received: Assignment | None = None
     _completed: int = NO_GENERATION
     _missed: bool = False
-    """The group went on without this member, which was told to join and did not in time."""
+    """The group completed a rebalance without this member, which did not join in time."""
 
     def __repr__(self) -> str:
         return f"<WorkerGroup {self.state}, {self.where()}, holds {self.held}>"
 
     def where(self) -> str:
-        """What every message about this member starts with."""
+        """Returns the start of every message about this member."""
         return f"worker {self.url}, group {self.config.group_id}, generation {self.generation}"
 
     @property
     def needs_to_join(self) -> bool:
-        """Whether the worker has no place, or is to take another one."""
+        """Returns whether the worker must join: it is not a stable member, or a rebalance is due."""
         return self.state is not MemberState.STABLE or self._rejoin
 
-    # --- what is to be done ---
+    # --- next step ---
 
     def next_step(self, now_ms: int) -> Step:
-        """What is to be done now; raises what keeps the worker out for good."""
+        """Returns the next step. Raises an error that excludes the worker for good."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -131,12 +136,12 @@ class WorkerGroup(Member):
         return Join(self.member_id, protocols, self._reason)
 
     def is_given_up(self, now_ms: int) -> bool:
-        """Whether others may have what is held: the worker was silent for too long, or missed its turn to join."""
+        """Returns whether others may have the held work: the worker was silent too long, or did not join in time."""
         silent_ms = now_ms - self._heard_ms
         return self._missed or (self._completed != NO_GENERATION and silent_ms >= self.config.session_timeout_ms)
 
     def has_lost_work(self, now_ms: int) -> bool:
-        """Whether that is so while no answer of the group's is due, so that only time passes."""
+        """Returns whether held work is lost while no answer of the group is due, so that only time passes."""
         return bool(self.held) and self.state in BEATING and self.is_given_up(now_ms)
 
     def _synchronize(self) -> Step:
@@ -147,7 +152,8 @@ class WorkerGroup(Member):
     def _complete(self) -> Step:
         received = self._received
         assert received is not None
-        if self.generation == NO_GENERATION:  # forgotten meanwhile: the assignment is another's
+        # the coordinator forgot this member meanwhile: the assignment belongs to another one
+        if self.generation == NO_GENERATION:
             self._again(0, at_once=True)
             return Wait(0)
         if back := received.revoked & self.held:
@@ -155,15 +161,15 @@ class WorkerGroup(Member):
         whole = received.work if self.version == EAGER else received.work | self.held
         return Complete(replace(received, work=whole), self.generation)
 
-    # --- what became of it ---
+    # --- outcomes ---
 
     def on_given_up(self, work: Work) -> None:
-        """The work is stopped."""
+        """Reports that the work is stopped."""
         self.held = self.held - work
         self._missed = self._missed and bool(self.held)
 
     def on_completed(self, assignment: Assignment) -> None:
-        """The herder knows of the assignment."""
+        """Reports that the herder has the assignment."""
         if self.state is not MemberState.COMPLETING:
             return
         self.assignment, self._completed = assignment, self.generation
@@ -175,7 +181,7 @@ class WorkerGroup(Member):
             self.rejoin("gave work up, which is to be given out")
 
     def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
-        """The coordinator's answer to Join."""
+        """Takes the coordinator's answer to Join."""
         if self.is_joined(answer, now_ms):
             self.version = next(v for v, name in PROTOCOL_NAMES.items() if name == answer.protocol)
             self._members = self._assignments = self.owners = self.urls = None
@@ -189,7 +195,7 @@ class WorkerGroup(Member):
             self.fail(SerializationError(f"JoinGroup of {self.where()}: {e}"))
 
     def on_led(self, configured: Work, config_offset: int, now_ms: int) -> None:
-        """The configs as far as this worker, the leader, has read them: it assigns."""
+        """Assigns, on the leader, the configured work as far as this worker has read the configs."""
         members = self._members or {}
         newest = max(state.config_offset for state in members.values())
         common = Assignment(self.member_id, self.url, max(newest, config_offset))
@@ -216,7 +222,7 @@ class WorkerGroup(Member):
         self._assignments = {member: encode_assignment(row, self.version) for member, row in rows.items()}
 
     def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
-        """The coordinator's answer to Sync."""
+        """Takes the coordinator's answer to Sync."""
         if answer.code:
             self._refused("SyncGroup", answer.code, now_ms)
             return
@@ -230,18 +236,22 @@ class WorkerGroup(Member):
         self._to(MemberState.COMPLETING)
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """As of every member; who was told to join, did not, and is unknown now has been passed over."""
+        """Takes the answer to a heartbeat, as every member does.
+
+        If the group requested a rebalance, and this member did not join and is now unknown, the group has continued
+        without it.
+        """
         was_told, generation = self._rejoin, self.generation
         Member.on_heartbeat(self, sent_as, code, now_ms)
         if code == UNKNOWN_MEMBER and was_told and generation != self.generation:
             self._missed = True
 
     def on_session_over(self) -> None:
-        """Join anew: what is held is given up on the way."""
+        """Joins again. The held work is given up first."""
         self.rejoin("no heartbeat was answered for a session timeout")
 
     def leave(self) -> str:
-        """For good; gives the member id that the group is to be told, "" for none."""
+        """Leaves for good. Returns the member id for the leave request, or "" if there is none."""
         member_id = self.member_id
         self._forget(member=True)
         self.rejoin("left the group")
@@ -249,7 +259,7 @@ class WorkerGroup(Member):
         return member_id
 
     def fail(self, error: PenstockError) -> None:
-        """Out of the group: `next_step` raises it."""
+        """Leaves the group with an error that `next_step` raises."""
         self.error = error
         self._forget(member=True)
         self._rejoin, self.state = True, MemberState.UNJOINED
