@@ -1,7 +1,7 @@
-"""What at-least-once and exactly-once source tasks share: poll, transform, convert, send.
+"""The common base of at-least-once and exactly-once source tasks: poll, transform, convert, send.
 
-A batch that `poll` returned is sent record by record, in order; one whose sending fails in passing is gone on with
-after a short wait from the record that failed. What the producer reports later comes back through callbacks.
+A batch that `poll` returned is sent record by record, in order. If sending fails with a retriable error, the task waits
+briefly and continues from the record that failed. The producer reports later results through callbacks.
 
 A watch runs beside this loop. It knows the destinations of the records that are not in Kafka yet. It fails the task if
 one of these topics does not exist, whatever the loop does meanwhile.
@@ -41,18 +41,18 @@ T = TypeVar("T")
 
 SEND_FAILED_BACKOFF_MS = 100
 HELD_UP_CHECK_MS = 100
-"""How often it is looked whether one record alone keeps the task from going on, and the task is to stop or pause."""
+"""How often the loop checks whether one record blocks the task while the task is to stop or pause."""
 HELD_UP_SAY_MS = 10_000
-"""After how long, and then how often, the log says that a record cannot be handed to the producer."""
+"""How often the log reports that a record cannot be handed to the producer."""
 TOPIC_LOOKUP_MS = 2_000
-"""How long Kafka may take to describe a topic. A task that is to stop waits for the answer, and has
-`task.shutdown.graceful.timeout.ms` (five seconds) to end."""
+"""How long Kafka may take to describe a topic. A task that is to stop waits for the answer, and must end within
+`task.shutdown.graceful.timeout.ms` (five seconds)."""
 TOPIC_LOOKUP_AGAIN_MS = 10_000
-"""How soon the topic is looked up again, if there was no answer or the topic exists."""
+"""The delay before the topic is looked up again, if there was no answer or the topic exists."""
 TOPIC_WATCH_MS = 100
-"""How often at most it is checked whether a topic is to be looked up."""
+"""The minimum interval between checks for topics to look up."""
 CLOSE_TIMEOUT_MS = 30_000
-"""How long the producer may take to send what it still has."""
+"""How long the producer may take to send its remaining records."""
 
 
 Destination = tuple[str, int | None]
@@ -64,13 +64,13 @@ class Waiting:
     """Records for one destination that are not in Kafka yet."""
 
     due_ms: int
-    """When the topic is looked up, unless one of them is acknowledged before."""
+    """When the topic is looked up, unless one of the records is acknowledged before."""
     records: int = 0
 
 
 @dataclass
 class WorkerSourceTaskContext:
-    """What a source task may ask, as `SourceTaskContext` says."""
+    """The context of a source task; see `SourceTaskContext`."""
 
     configs: Mapping[str, str]
     files: AllowedFiles
@@ -84,7 +84,7 @@ class WorkerSourceTaskContext:
 
 @dataclass
 class SourceParts:
-    """What a source task works with."""
+    """The collaborators and settings of a source task."""
 
     task: SourceTask
     props: Mapping[str, str]
@@ -96,7 +96,7 @@ class SourceParts:
     topic_wait_ms: int
     """How long records may wait for a topic that does not exist (`topic.wait.timeout.ms`)."""
     topic_groups: TopicCreationGroups | None = None
-    """How topics are created; None: the worker does not create them."""
+    """The settings of new topics, or None if the worker does not create topics."""
 
 
 class AbstractWorkerSourceTask(WorkerTask):
@@ -117,41 +117,41 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._waiting: dict[Destination, Waiting] = {}
         self._admin_open = False
         self._topic_error: PenstockError | None = None
-        """Why the topic of the record in hand could not be created at the last attempt."""
+        """Why the last attempt to create the topic of the record in hand failed."""
         parts.context.thread = self.thread
         self._attend(parts.conversion.waits)
 
     @abstractmethod
     async def _prepare_to_send(self, record: SourceRecord, produced: ProducerRecord) -> object:
-        """A record is about to be sent; what it gives comes back with the record's fate."""
+        """Called before a record is sent. The result is passed to the callback that reports the record's outcome."""
 
     @abstractmethod
     def _sent(self, record: SourceRecord, token: object, metadata: RecordMetadata) -> None:
-        """Kafka has the record."""
+        """Called when Kafka has the record."""
 
     @abstractmethod
     def _skipped(self, record: SourceRecord, token: object) -> None:
-        """Kafka refused the record, and that is tolerated."""
+        """Called when Kafka rejected the record and the error is tolerated."""
 
     @abstractmethod
     async def _dropped(self, record: SourceRecord) -> None:
-        """A transform dropped the record, or it failed and that is tolerated."""
+        """Called when a transform dropped the record, or it failed and the error is tolerated."""
 
     @abstractmethod
     def _not_sent(self, token: object) -> None:
-        """The record could not even be handed to the producer, and will be once more."""
+        """Called when the record could not be handed to the producer. It is sent again, or the task fails."""
 
     @abstractmethod
     async def _batch_sent(self) -> None:
-        """Everything of a poll was handed to the producer."""
+        """Called when all records of a poll were handed to the producer."""
 
     @abstractmethod
     async def _before_loop(self) -> None:
-        """About to poll for the first time, or after a pause."""
+        """Called before the first poll, and before the first poll after a pause."""
 
     @abstractmethod
     async def _last_commit(self, *, failed: bool) -> None:
-        """Nothing more will be polled or sent; `failed`: since something went wrong."""
+        """Called when no more records will be polled or sent. `failed` is True after an error."""
 
     async def _start(self) -> None:
         await self.parts.reporters.start()
@@ -164,7 +164,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         await self._call(self.task.start, dict(self.parts.props))
 
     async def _before_initialize(self) -> None:
-        """Whatever must be so before the connector's task may read its offsets."""
+        """Called before the connector's task may read its offsets."""
 
     async def _execute(self) -> None:
         failed = True
@@ -188,7 +188,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             await self.iteration()
 
     async def iteration(self) -> None:
-        """One turn: pause if that is wanted, poll where nothing is left to send, send."""
+        """Runs one turn: pauses if required, polls if no records are left to send, sends."""
         self._raise_send_error()
         if self.should_pause:
             await self._pause()
@@ -202,7 +202,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             await self._until_changed(SEND_FAILED_BACKOFF_MS)
 
     async def _before_pause(self) -> None:
-        """About to wait for as long as a pause lasts."""
+        """Called before a pause of unknown length."""
 
     async def _pause(self) -> None:
         await self._before_pause()
@@ -224,7 +224,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._changed.clear()
 
     async def _poll(self) -> list[SourceRecord] | None:
-        """The next batch; None where there is none, or the task is to end."""
+        """Returns the next batch, or None if there is none or the task is to end."""
         started_ms = self._clock.monotonic_ms()
         poll = asyncio.ensure_future(self._call(self.task.poll))
         changed: asyncio.Future[Any] | None = None
@@ -257,7 +257,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         return records
 
     async def _send_polled(self) -> bool:
-        """Send what was polled; False where it must be gone on with later.
+        """Sends the polled records. Returns False if the rest must be sent later.
 
         The producer takes a record only when it knows its topic and has room for it, however long that takes. A task
         that is to stop or to pause takes such a record back: it was not sent, and is polled or sent again.
@@ -283,8 +283,10 @@ class AbstractWorkerSourceTask(WorkerTask):
         return not sending.cancelled() and sending.result()
 
     async def _watch_topics(self) -> None:
-        """Look up each destination of which nothing was acknowledged for `topic.wait.timeout.ms`, though records are
-        on their way to it; ConnectError as `_fail_without_topic` says."""
+        """Looks up each destination whose pending records had no acknowledgement for `topic.wait.timeout.ms`.
+
+        Raises ConnectError as `_fail_without_topic` does.
+        """
         wait_ms = self.parts.topic_wait_ms
         while True:
             now_ms = self._clock.monotonic_ms()
@@ -297,7 +299,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             await asyncio.sleep(max(TOPIC_WATCH_MS, min(next_ms - now_ms, wait_ms)) / 1000)
 
     def _on_its_way(self, destination: Destination) -> None:
-        """A record for it is not in Kafka yet."""
+        """Counts a record for the destination that is not in Kafka yet."""
         waiting = self._waiting.get(destination)
         if waiting is None:
             due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
@@ -305,7 +307,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         waiting.records += 1
 
     def _settled(self, destination: Destination) -> None:
-        """One of those records is in Kafka, was refused or was taken back."""
+        """Counts a record down that is in Kafka, was rejected or was taken back."""
         waiting = self._waiting[destination]
         waiting.records -= 1
         waiting.due_ms = self._clock.monotonic_ms() + self.parts.topic_wait_ms
@@ -313,9 +315,9 @@ class AbstractWorkerSourceTask(WorkerTask):
             del self._waiting[destination]
 
     async def _fail_without_topic(self, destination: Destination, waited: str) -> None:
-        """ConnectError if Kafka answers that the topic, or the partition that the record names, does not exist.
+        """Raises ConnectError if Kafka answers that the topic, or the partition that the record names, does not exist.
 
-        While no broker answers, nobody can tell: the task goes on waiting, as it does for a topic that exists.
+        If no broker answers, neither is known. The task then continues to wait, as it does for a topic that exists.
         """
         topic, partition = destination
         try:
@@ -383,7 +385,7 @@ class AbstractWorkerSourceTask(WorkerTask):
                     await self._fail_without_topic(_destination(produced), "the producer's max.block.ms")
                 log.warning("send will be tried again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
                 return False
-            except ConnectError:  # not the record's own error: what is tolerated of records does not pass it over
+            except ConnectError:  # not the record's own error: `errors.tolerance` does not apply
                 self._not_sent(token)
                 raise
             except PenstockError as e:
@@ -442,7 +444,7 @@ class AbstractWorkerSourceTask(WorkerTask):
             self.send_error = error
 
     async def _refused(self, record: SourceRecord, token: object, error: PenstockError) -> None:
-        """The producer would not take the record."""
+        """Handles a record that the producer did not accept."""
         if not self._tolerates_send_errors:
             self._not_sent(token)
             raise ConnectError(f"Unrecoverable exception from producer send: {error}") from error
@@ -461,9 +463,10 @@ class AbstractWorkerSourceTask(WorkerTask):
             ) from self.send_error
 
     async def _have_topic(self, produced: ProducerRecord) -> None:
-        """Create the record's topic if it does not exist and the connector says how; ConnectError if Kafka refuses.
+        """Creates the record's topic if it does not exist and the connector configures topics.
 
-        A retriable error is tried again: `_watch_topics` limits how long the record waits for its topic.
+        Raises ConnectError if Kafka rejects the topic. A retriable error is tried again: `_watch_topics` limits how
+        long the record waits for its topic.
         """
         topic, groups = produced.topic, self.parts.topic_groups
         if topic in self._known_topics or groups is None:
@@ -482,7 +485,7 @@ class AbstractWorkerSourceTask(WorkerTask):
         self._known_topics.add(topic)
 
     async def _created(self, topic: NewTopic) -> bool:
-        """Whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
+        """Returns whether the topic exists now. If not, it can be tried again, and `_topic_error` is the reason."""
         try:
             if topic.name not in await self.parts.admin.list_topics(internal=True):
                 await self.parts.admin.create_topics([topic])

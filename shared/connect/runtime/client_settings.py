@@ -1,7 +1,7 @@
-"""The Java clients' properties, as worker and connector configurations hold them, to the settings of our clients.
+"""Translates the Java clients' properties in worker and connector configurations to the settings of our clients.
 
-`security.protocol` is `security_protocol`, and so on; `sasl.jaas.config` gives user and password; a truststore must be
-PEM. What our clients have no counterpart for is left out and named, to be logged once.
+`security.protocol` becomes `security_protocol`, and so on. `sasl.jaas.config` contains user and password. A truststore
+must be PEM. Properties without a counterpart are left out; their names are returned, and logged once.
 
 >>> kafka, unknown = kafka_settings({"bootstrap.servers": "a:9092", "metric.reporters": "1"})
 >>> kafka.bootstrap_servers, unknown
@@ -32,12 +32,12 @@ WITHOUT_COUNTERPART = {
     *("key.serializer", "value.serializer", "key.deserializer", "value.deserializer", "enable.auto.commit"),
     *("ssl.truststore.type", "ssl.keystore.type", "sasl.jaas.config", "client.dns.lookup", "allow.auto.create.topics"),
 }
-"""Properties that need no warning: they do nothing here, or are read in another way."""
+"""Properties that need no warning: they have no effect here, or are read elsewhere."""
 JAAS = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;]+))')
 
 
 def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
-    """How to reach Kafka, and the properties that are nothing to it. Raises ConfigError that names the setting."""
+    """Returns the connection settings, and the properties that it does not use. A ConfigError names the setting."""
     fields = {}
     if jaas := props.get("sasl.jaas.config"):
         given = {name: quoted or plain for name, quoted, plain in JAAS.findall(str(jaas))}
@@ -46,17 +46,17 @@ def kafka_settings(props: Mapping[str, Any]) -> tuple[KafkaSettings, list[str]]:
 
 
 def producer_settings(props: Mapping[str, Any], **fixed: Any) -> ProducerSettings:
-    """A producer's settings; `fixed` ones outweigh the properties."""
+    """Returns a producer's settings. `fixed` settings take precedence over the properties."""
     return _settings(ProducerSettings, props, fixed)[0]
 
 
 def consumer_settings(props: Mapping[str, Any], **fixed: Any) -> ConsumerSettings:
-    """A consumer's settings; `fixed` ones outweigh the properties."""
+    """Returns a consumer's settings. `fixed` settings take precedence over the properties."""
     return _settings(ConsumerSettings, props, fixed)[0]
 
 
 def unknown_properties(props: Mapping[str, Any]) -> list[str]:
-    """Those that neither the connection nor the producer nor the consumer has a setting for."""
+    """Returns the properties that neither the connection nor the producer nor the consumer has a setting for."""
     known = {*KafkaSettings.model_fields, *ProducerSettings.model_fields, *ConsumerSettings.model_fields}
     return [name for name in props if _field(name) not in known and name not in WITHOUT_COUNTERPART]
 

@@ -67,7 +67,7 @@ class _Group:
 # One setting is one row here.
 # fmt: off
 def common_config() -> ConfigDef:
-    """What source and sink connectors share (org.apache.kafka.connect.runtime.ConnectorConfig)."""
+    """The settings of source and sink connectors (org.apache.kafka.connect.runtime.ConnectorConfig)."""
     definition = ConfigDef()
     common = _Group(definition, COMMON)
     common.add("name", Type.STRING, NO_DEFAULT, HIGH, "Connector name", Width.MEDIUM,
@@ -117,7 +117,7 @@ def _errors(errors: _Group) -> None:
 
 
 def sink_config() -> ConfigDef:
-    """What every sink has (org.apache.kafka.connect.runtime.SinkConnectorConfig)."""
+    """The settings of every sink (org.apache.kafka.connect.runtime.SinkConnectorConfig)."""
     definition = common_config()
     common = _Group(definition, COMMON)
     common.add("topics", Type.LIST, "", HIGH, "Topics", Width.LONG, "The topics to read, comma-separated.", order=4)
@@ -137,7 +137,7 @@ def sink_config() -> ConfigDef:
 
 
 def source_config(props: Mapping[str, str] | None = None) -> ConfigDef:
-    """What every source has (SourceConnectorConfig), with the topic creation settings that `props` names groups of."""
+    """The settings of every source (SourceConnectorConfig), with those of the topic creation groups in `props`."""
     definition = common_config()
     creation = _Group(definition, TOPIC_CREATION)
     creation.add("topic.creation.groups", Type.LIST, "", LOW, "Topic Creation Groups", Width.LONG,
@@ -225,7 +225,7 @@ def _all_regex(name: str, value: Any) -> None:
 
 
 def check_sink_topics(values: Mapping[str, ConfigValue]) -> None:
-    """Notes, on their values, what is wrong with topics, topics.regex and the dead-letter topic together."""
+    """Adds the errors of topics, topics.regex and the dead-letter topic, taken together, to their values."""
     topics, pattern = values["topics"], values["topics.regex"]
     dlq = values["errors.deadletterqueue.topic.name"]
     if not topics.value and not pattern.value:

@@ -1,7 +1,7 @@
 """A connector's converters and transforms as one step, with the error handling around it.
 
-The quick way converts whole columns: where every value has one schema, no record fails and there are no transforms,
-nothing is decided record by record. Whatever is not so goes the slow way, stage by stage, which finds out who failed.
+The fast path converts whole columns. It applies if every value has one schema, no record fails and there are no
+transforms. All other records take the slow path, stage by stage, which finds the record that failed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = get_logger(__name__)
 
 T = TypeVar("T")
 Report = Callable[[ConsumerRecord | SourceRecord, Failure], Awaitable[None]]
-"""Logs a failure and makes it a dead letter, as the connector's settings say."""
+"""Logs a failure and sends a dead letter, as the connector's settings require."""
 FETCHES_MAX = 10
-"""A converter that still needs more after so many fetches for one record has failed."""
+"""A converter that still needs another fetch after this number of fetches for one record has failed."""
 
 
 class Failed(Exception):  # carries a failure up to the record's loop
@@ -45,7 +45,7 @@ class Failed(Exception):  # carries a failure up to the record's loop
 
 @dataclass
 class Conversion:
-    """What turns Kafka's records into a sink's, and a source's into Kafka's."""
+    """Converts Kafka's records into a sink's, and a source's into Kafka's."""
 
     key: Converter
     value: Converter
@@ -57,9 +57,9 @@ class Conversion:
     waits: RetryWaits
 
     async def sink_records(self, columns: Columns) -> list[SinkRecord]:
-        """The records of one partition for `put`; those that failed and are tolerated are left out.
+        """Returns the records of one partition for `put`, without those that failed and are tolerated.
 
-        Raises ToleranceExceeded, after reporting, where they are not; Interrupted where a wait was given up.
+        Raises ToleranceExceeded, after reporting, if an error is not tolerated. Raises Interrupted if a wait was ended.
         """
         if not self.chain and columns.headers is None and (records := self._quickly(columns)) is not None:
             return records
@@ -79,7 +79,7 @@ class Conversion:
         try:
             keys = self.key.to_connect_values(topic, columns.keys)
             values = self.value.to_connect_values(topic, columns.values)
-        except Exception:  # whoever failed is found on the slow way
+        except Exception:  # the slow path finds the record that failed
             return None
         if keys is None or values is None:
             return None
@@ -118,7 +118,7 @@ class Conversion:
         return transformed
 
     async def producer_record(self, record: SourceRecord) -> ProducerRecord | None:
-        """A source's record for Kafka; None: a transform dropped it, or it failed and that is tolerated.
+        """Returns a source's record for Kafka, or None if a transform dropped it or its error is tolerated.
 
         Raises as `sink_records` does.
         """
@@ -163,10 +163,10 @@ class Conversion:
         return current
 
     async def _stage(self, stage: Stage, executing: object, operation: Callable[[], T]) -> T:
-        """Run one operation, again after a while where its error is retriable, after a fetch where it needs more."""
+        """Runs one operation. Repeats it after a wait if its error is retriable, and after a fetch if it needs one."""
         try:
             return operation()
-        except Exception as e:  # whatever a user's converter or transform raises
+        except Exception as e:  # any error of a user's converter or transform
             error: Exception = e
         self.waits.begin(started_ms := self.clock.monotonic_ms())
         try:
@@ -182,13 +182,13 @@ class Conversion:
                     return operation()
                 except (Failed, Interrupted):
                     raise
-                except Exception as e:  # of the registry's client, or again the operation's
+                except Exception as e:  # an error of the registry's client, or of the operation again
                     error = e
         finally:
             self.waits.end()
 
     async def _wait(self, failure: Failure, started_ms: int) -> None:
-        """Until the operation is tried again; raises Failed where it is not."""
+        """Waits until the operation is tried again. Raises Failed if it is not."""
         now_ms = self.clock.monotonic_ms()
         wait_ms = self.operator.retry_after(failure.error, failure.attempt, started_ms, now_ms)
         if wait_ms is None:
@@ -197,7 +197,7 @@ class Conversion:
         await self.waits.wait_for(asyncio.sleep(wait_ms / 1000))
 
     async def failed(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:
-        """Report a failure, and raise ToleranceExceeded where it is not tolerated."""
+        """Reports a failure, and raises ToleranceExceeded if it is not tolerated."""
         await self.report(record, failure)
         self.operator.failed(failure, self.clock.now_ms())
 

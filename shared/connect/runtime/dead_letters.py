@@ -1,7 +1,8 @@
 """Dead letters and log lines of records that failed, as Kafka Connect writes them.
 
-A dead letter is the record as it was read, key, value and headers, with its timestamp; with
-`errors.deadletterqueue.context.headers.enable` ten headers follow that say what happened. Values are UTF-8 text.
+A dead letter is the record as it was read: key, value, headers and timestamp. If
+`errors.deadletterqueue.context.headers.enable` is set, ten headers follow that describe the failure. Their values are
+UTF-8 text.
 
 `RawRecords` keeps the records of a sink task as they were read until their offsets are committed.
 """
@@ -24,8 +25,8 @@ from penstock.shared.connect.runtime.states import ConnectorTaskId
 
 PREFIX = "__connect.errors."
 KEPT_BYTES_MAX = 64 << 20
-"""Bytes of keys and values kept beside the batch in delivery. The oldest go first; the dead letter of a record that is
-gone is converted from its `SinkRecord`."""
+"""Bytes of keys and values kept beside the batch in delivery. The oldest records are dropped first. The dead letter of
+a dropped record is converted from its `SinkRecord`."""
 TRACE_BYTES_MAX = 32_768
 """A longer trace is cut: a dead letter must stay writable where its record was."""
 KAFKA_ERRORS: tuple[tuple[type[Exception], str], ...] = (
@@ -33,11 +34,11 @@ KAFKA_ERRORS: tuple[tuple[type[Exception], str], ...] = (
     (RetriableError, "org.apache.kafka.connect.errors.RetriableException"),
     (ConnectError, "org.apache.kafka.connect.errors.ConnectException"),
 )
-"""What our errors are called in dead letters; those of a user's code have their own names."""
+"""The names of our errors in dead letters. Errors of a user's code keep their own names."""
 
 
 def error_name(error: Exception) -> str:
-    """An error's class as dead letters name it."""
+    """Returns an error's class as dead letters name it."""
     kind = type(error)
     if kind.__module__.startswith("penstock."):
         for base, name in KAFKA_ERRORS:
@@ -49,7 +50,7 @@ def error_name(error: Exception) -> str:
 def dead_letter(
     topic: str, record: ConsumerRecord, failure: Failure, id: ConnectorTaskId, *, headers: bool
 ) -> ProducerRecord:
-    """The record for the dead-letter topic."""
+    """Returns the record for the dead-letter topic."""
     own: tuple[tuple[str, bytes | None], ...] = ()
     if headers:
         error = failure.error
@@ -75,7 +76,7 @@ def dead_letter(
 def log_fields(
     record: ConsumerRecord | SourceRecord, failure: Failure, id: ConnectorTaskId, *, messages: bool
 ) -> dict[str, Any]:
-    """What the log says of a failure; with `messages` also which record it was, never what it held."""
+    """Returns the log fields of a failure. With `messages`, they identify the record, but never show its content."""
     fields: dict[str, Any] = {
         "task": str(id),
         "stage": failure.stage.name,
@@ -112,8 +113,8 @@ class _Kept:
 class RawRecords:
     """The records that one sink task has read and not yet committed, in columns, up to a limit of bytes.
 
-    A sink may find an errant record as late as `flush`, and its `SinkRecord` may have gone through transforms. The dead
-    letter is made of the record as it was read.
+    A sink may report an errant record as late as `flush`, and its `SinkRecord` may have gone through transforms. The
+    dead letter is made of the record as it was read.
     """
 
     def __init__(self, bytes_max: int = KEPT_BYTES_MAX) -> None:
@@ -124,7 +125,7 @@ class RawRecords:
         return f"<RawRecords of {len(self._kept)} partitions, {self._bytes} bytes>"
 
     def add(self, polled: Mapping[TopicPartition, Columns]) -> None:
-        """What one poll gave, to be delivered now; earlier ones go where there are too many."""
+        """Adds the records of one poll, which are delivered next. Drops earlier ones if there are too many."""
         self._polls += 1
         for tp, columns in polled.items():
             own, first = self._kept.setdefault(tp, deque()), columns.offsets.item(0)
@@ -140,7 +141,7 @@ class RawRecords:
             self._bytes -= oldest.popleft().bytes
 
     def find(self, topic: str, partition: int, offset: int) -> ConsumerRecord | None:
-        """A record as it was read; None where it is not kept."""
+        """Returns a record as it was read, or None if it is not kept."""
         own = self._kept.get(TopicPartition(topic, partition), deque())
         at = bisect_left(own, offset, key=lambda kept: kept.last)
         if at == len(own):
@@ -150,13 +151,13 @@ class RawRecords:
         return columns.record(index) if columns.offsets.item(index) == offset else None
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """These are the group's offsets: what lies before them is not reported any more."""
+        """Drops the records before the group's committed offsets: they are not reported any more."""
         for tp, at in offsets.items():
             own = self._kept.get(tp, deque())
             while own and own[0].last < at.offset:
                 self._bytes -= own.popleft().bytes
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """These are another's."""
+        """Drops the records of partitions that were given up."""
         for tp in partitions:
             self._bytes -= sum(kept.bytes for kept in self._kept.pop(tp, ()))

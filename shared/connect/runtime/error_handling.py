@@ -1,9 +1,11 @@
-"""What becomes of an error: tried again, tolerated, or the task's end (`errors.*`).
+"""The decision on an error: retry, tolerate, or fail the task (`errors.*`).
 
-Conversions and transforms may fail in any way and be tolerated; elsewhere only RetriableError. One that is retriable is
-tried again until `errors.retry.timeout` has passed since the first try: after 300 ms, then twice as long each time, up
-to `errors.retry.delay.max.ms`, from where on the wait is random below it. What is left is an error of the record: under
-`errors.tolerance=none` it ends the task, under `all` the record is skipped, logged, and made a dead letter.
+Any error of a conversion or transform may be tolerated; elsewhere only RetriableError. A retriable operation is
+repeated until `errors.retry.timeout` has passed since its first attempt. The first delay is 300 ms, and each delay is
+twice the previous one, up to `errors.retry.delay.max.ms`. From there on the delay is random below that limit.
+
+Any remaining error is an error of the record. Under `errors.tolerance=none` it ends the task. Under `all` the record is
+skipped, logged, and sent to the DLQ.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 RETRIES_DELAY_MIN_MS = 300
-RETRIES_DELAY_SHIFT_MAX = 40  # doubling goes no further: the delay is above every limit by then
+RETRIES_DELAY_SHIFT_MAX = 40  # the doubling stops here: the delay exceeds every limit by then
 CHECK_MS = 100
-"""How often it is looked, during a wait, whether the task is to stop or pause."""
+"""How often a wait checks whether the task is to stop or pause."""
 SAY_MS = 10_000
-"""How often the log says that a conversion is still tried again."""
+"""How often the log reports that a conversion is still being retried."""
 
 
 class Stage(Enum):
-    """Where a record was when it failed; the name is what dead letters say."""
+    """The stage at which a record failed. Dead letters contain its name."""
 
     TRANSFORMATION = "TRANSFORMATION"
     TASK_POLL = "TASK_POLL"
@@ -46,7 +48,7 @@ class Stage(Enum):
 
 
 TOLERABLE = (Stage.TRANSFORMATION, Stage.HEADER_CONVERTER, Stage.KEY_CONVERTER, Stage.VALUE_CONVERTER, Stage.TASK_PUT)
-"""Where any error is the record's; a sink reports those of TASK_PUT itself."""
+"""The stages where any error is the record's. A sink reports those of TASK_PUT itself."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class ErrorSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ErrorSettings:
-        """From a connector's parsed settings."""
+        """Returns the settings from a connector's parsed settings."""
         dlq = "errors.deadletterqueue."
         return cls(
             values["errors.retry.timeout"],
@@ -79,13 +81,13 @@ class ErrorSettings:
 
     @property
     def reports(self) -> bool:
-        """Whether there is anything to do with an errant record but to fail."""
+        """Returns whether an errant record is handled in any other way than by failing the task."""
         return self.tolerate or self.log or bool(self.dead_letter_topic)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One record's failure: where, by whose code, why, and after how many attempts."""
+    """One record's failure: its stage, the class that executed, the error, and the number of attempts."""
 
     stage: Stage
     executing_class: type
@@ -109,9 +111,9 @@ class RetryWithToleranceOperator:
         return f"<RetryWithToleranceOperator {self.settings}, {self.total_failures} failures>"
 
     def retry_after(self, error: Exception, attempt: int, started_ms: int, now_ms: int) -> int | None:
-        """How long to wait before the operation is tried again, in ms; None: it has failed for good.
+        """Returns the delay in ms before the operation is tried again, or None if it has failed for good.
 
-        `attempt` counts from 1, `started_ms` is when the first began.
+        `attempt` counts from 1. `started_ms` is the start of the first attempt.
         """
         if not isinstance(error, RetriableError):
             return None
@@ -127,9 +129,9 @@ class RetryWithToleranceOperator:
         return delay_ms if timeout_ms == -1 else min(delay_ms, left_ms)
 
     def failed(self, failure: Failure, now_ms: int) -> None:
-        """A record has failed for good: count it, and raise ToleranceExceeded where that is not tolerated.
+        """Counts a record that has failed for good, and raises ToleranceExceeded if that is not tolerated.
 
-        The reports (log, dead letter) come first: they are made in either case, as Kafka Connect makes them.
+        The caller makes the reports (log, dead letter) first. As in Kafka Connect, they are made in either case.
         """
         self.total_failures += 1
         self._metrics.set("last_error_timestamp", now_ms)
@@ -144,22 +146,22 @@ class RetryWithToleranceOperator:
         self._metrics.add("total_records_skipped")
 
 
-class Interrupted(Exception):  # no error: the way out of a conversion
-    """The task is to stop or to pause: the record at hand is as if it had not been touched."""
+class Interrupted(Exception):  # not an error: it leaves a conversion
+    """The task is to stop or to pause. The current record counts as untouched."""
 
 
 class RetryWaits:
     """The waits of one task's conversions. The task ends a wait through `is_over`.
 
     With `errors.retry.timeout=-1` a conversion is retried for ever while a schema registry is down. The task stays
-    RUNNING; `since_ms` and a line in the log now and then report that it makes no progress.
+    RUNNING. `since_ms` and a periodic log line report that it makes no progress.
     """
 
     def __init__(self, task: str) -> None:
         self._task = task
         self._said_ms: int | None = None
         self.since_ms: int | None = None
-        """Since when one operation on one record has been waiting, monotonic; None while none is."""
+        """When the wait of the current operation on one record began, monotonic, or None if none waits."""
         self.is_over: Callable[[], bool] = lambda: False
         self.mask: Callable[[str], str] = unmasked
 
@@ -167,15 +169,15 @@ class RetryWaits:
         return f"<RetryWaits of {self._task}, {'none' if self.since_ms is None else f'since {self.since_ms} ms'}>"
 
     def begin(self, now_ms: int) -> None:
-        """An operation cannot be done at once."""
+        """Records that an operation cannot be completed at once."""
         self.since_ms, self._said_ms = now_ms, None
 
     def end(self) -> None:
-        """It is done, or has failed for good."""
+        """Records that the operation is done, or has failed for good."""
         self.since_ms = None
 
     def failed(self, what: str, error: Exception, now_ms: int) -> None:
-        """It will be tried again: say so, the first time and every `SAY_MS`."""
+        """Logs that the operation will be tried again: the first time and every `SAY_MS`."""
         if self._said_ms is None or now_ms - self._said_ms >= SAY_MS:
             self._said_ms = now_ms
             for_ms = 0 if self.since_ms is None else now_ms - self.since_ms
@@ -184,7 +186,7 @@ class RetryWaits:
             )
 
     async def wait_for(self, what: Awaitable[T]) -> T:
-        """Await something; raises Interrupted, and cancels it, where the task is to stop or pause meanwhile."""
+        """Awaits something. Cancels it and raises Interrupted if the task is to stop or pause meanwhile."""
         doing = asyncio.ensure_future(what)
         try:
             while not doing.done():

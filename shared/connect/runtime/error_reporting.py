@@ -1,7 +1,7 @@
-"""Where a sink's and a source's errors are reported: the log and the dead-letter topic.
+"""The reports of a sink's and a source's errors: the log and the dead-letter topic.
 
-Dead letters are sent beside the task's work and waited for before offsets are committed, so that none is lost with a
-worker; one that cannot be written fails the task.
+Dead letters are sent beside the task's work. They are awaited before offsets are committed, so that none is lost with a
+worker. A dead letter that cannot be written fails the task.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.shared.connect.runtime.task_thread import TaskThread
 log = get_logger(__name__)
 
 PENDING_MAX = 10_000
-"""Dead letters under way at most: then the next one waits for all."""
+"""The maximum number of unacknowledged dead letters. The next one waits for all of them."""
 
 
 class ErrorReporters:
@@ -41,7 +41,7 @@ class ErrorReporters:
         producer: Producer | None = None,
         admin: Admin | None = None,
     ) -> None:
-        """`producer` and `admin` are for the dead-letter topic, where there is one; both are closed with this."""
+        """`producer` and `admin` are for the dead-letter topic, if there is one. This closes both."""
         self._id, self._settings, self._metrics = id, settings, metrics
         self._producer, self._admin = producer, admin
         self._pending: list[asyncio.Future[Any]] = []
@@ -51,7 +51,7 @@ class ErrorReporters:
         return f"<ErrorReporters {self._id}, {len(self._pending)} dead letters under way>"
 
     async def start(self) -> None:
-        """Have the dead-letter topic, made with one partition where it does not exist."""
+        """Creates the dead-letter topic with one partition if it does not exist."""
         if self._producer is None or self._admin is None:
             return
         async with self._admin:
@@ -60,7 +60,7 @@ class ErrorReporters:
         await self._producer.start()
 
     async def report(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> None:
-        """Log the failure and send the dead letter, without waiting for it to be stored."""
+        """Logs the failure and sends the dead letter, without waiting for it to be stored."""
         letter = await self.send(record, failure)
         if letter is not None:
             self.await_before_commit(letter)
@@ -68,11 +68,11 @@ class ErrorReporters:
                 await self.flush()
 
     def await_before_commit(self, future: asyncio.Future[Any]) -> None:
-        """No offset is committed before this is done, and none at all where it fails."""
+        """Delays every commit of offsets until this is done, and prevents it if this fails."""
         self._pending.append(future)
 
     async def send(self, record: ConsumerRecord | SourceRecord, failure: Failure) -> asyncio.Future[object] | None:
-        """Log the failure and send the dead letter; gives what is done when it is stored, None without one."""
+        """Logs the failure and sends the dead letter. Returns a future of its storage, or None if there is none."""
         if self._settings.log:
             self._metrics.add("total_errors_logged")
             log.error("record failed", **log_fields(record, failure, self._id, messages=self._settings.log_messages))
@@ -87,7 +87,7 @@ class ErrorReporters:
         return asyncio.ensure_future(_waited(delivery))
 
     async def flush(self) -> None:
-        """Wait until every dead letter is stored; ConnectError where one cannot be, from then on always."""
+        """Waits until every dead letter is stored. Raises ConnectError, also on every later call, if one cannot be."""
         if self._failed is None and self._pending:
             self._failed = await self._wait_for_pending()
         if self._failed is not None:
@@ -117,7 +117,7 @@ async def _waited(delivery: object) -> object:
 
 
 class WorkerErrantRecordReporter:
-    """What a sink task hands a record to that it cannot write."""
+    """Takes records that a sink task cannot write."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class WorkerErrantRecordReporter:
         conversion: Conversion,
         thread: TaskThread,
     ) -> None:
-        """`raw` are records as they were read; those that it does not have any more are converted back."""
+        """`raw` holds records as they were read. Records that it no longer holds are converted back."""
         self._reporters, self._operator, self._raw = reporters, operator, raw
         self._task_class, self._clock, self._conversion, self._thread = task_class, clock, conversion, thread
 

@@ -1,9 +1,11 @@
 """A source task under exactly-once: its records and their offsets are in one transaction.
 
-The transactional id belongs to the task's number, so that a new instance fences the old one before it reads its
-offsets. A transaction begins with its first record; whatever goes wrong inside it fails the task, and the next instance
-begins again from the offsets of the last one that was committed. Where the task itself says that one is to be aborted,
-its records are not written, but their offsets are, in a transaction of their own: they are not read again.
+The transactional id belongs to the task's number. A new instance therefore fences the old one before it reads its
+offsets. A transaction begins with its first record. Any error inside it fails the task, and the next instance begins
+again from the offsets of the last committed transaction.
+
+If the task aborts a transaction itself, its records are not written. Their offsets are written in a transaction of
+their own, so the records are not read again.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ log = get_logger(__name__)
 
 
 def transactional_id(group_id: str, id: ConnectorTaskId) -> str:
-    """The same for every instance of a task; what fencing goes by."""
+    """Returns the transactional id, the same for every instance of a task. Fencing uses it."""
     return f"{group_id}-{id.connector}-{id.task}"
 
 
 class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
-    """Exactly-once."""
+    """A source task under exactly-once."""
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self.producer.init_transactions()
 
     async def _before_loop(self) -> None:
-        """There is nothing that runs beside the loop."""
+        """Does nothing: no work runs beside the loop."""
 
     async def _begin(self) -> None:
         if not self._open:
@@ -69,7 +71,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         return len(self._records) - 1
 
     def _offsets(self) -> dict[Key, PartitionOffset]:
-        """The last offset of each part of the source."""
+        """Returns the last offset of each part of the source."""
         return {
             key_of(record.source_partition): PartitionOffset(record.source_partition, record.source_offset)
             for record, _ in self._records
@@ -80,7 +82,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
             self._records[token] = (record, metadata)
 
     def _skipped(self, record: SourceRecord, token: object) -> None:
-        """Not reached: a transaction in which a record failed cannot be committed."""
+        """Is never called: a transaction in which a record failed cannot be committed."""
 
     @property
     def _tolerates_send_errors(self) -> bool:
@@ -109,7 +111,7 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
             await self._commit()
 
     async def _commit(self) -> None:
-        """Offsets into the transaction, then commit; nothing where there is nothing to say."""
+        """Adds the offsets to the transaction and commits it. Does nothing if there is nothing to commit."""
         if not self._records:
             return
         await self._begin()
@@ -129,18 +131,18 @@ class ExactlyOnceSourceTask(AbstractWorkerSourceTask):
         await self._call(self.task.commit)
 
     async def _abort(self) -> None:
-        """None of it is written."""
+        """Aborts the transaction: none of its records is written."""
         if self._open:
             await self.producer.abort_transaction()
             self._open = False
         self.send_error = None
 
     async def _before_pause(self) -> None:
-        """No transaction stays open for as long as a pause may last: the coordinator would end it."""
+        """Leaves no transaction open during a pause: the coordinator would end it."""
         await self._end(self._boundary.at_end(is_whole=self.to_send is None))
 
     async def _last_commit(self, *, failed: bool) -> None:
-        """What was sent is committed, unless the task says itself where transactions end; the rest is aborted."""
+        """Commits the sent records, unless the task defines its own transactions. Aborts the rest."""
         if not failed and self.send_error is None:
             await self._end(self._boundary.at_end(is_whole=self.to_send is None))
         try:

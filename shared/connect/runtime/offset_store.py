@@ -1,7 +1,7 @@
-"""Where source connectors' offsets are kept: a map from bytes to bytes, and what the bytes are.
+"""The interface of the store of source offsets: a map from bytes to bytes, and the encoding of both.
 
-A key is the JSON array of the connector's name and the source partition, a value the JSON of the offset, as Kafka
-Connect writes them to its offset topic; a value of None takes the partition's offset away.
+A key is the JSON array of the connector's name and the source partition. A value is the JSON of the offset. Both have
+the form in which Kafka Connect writes them to its offset topic. A value of None removes the partition's offset.
 
 >>> key = offset_key("src", {"filename": "in.txt"})
 >>> key, parse_offset_key(key)
@@ -25,11 +25,11 @@ OFFSET_BYTES_MAX = 900_000
 
 
 class OffsetBackingStore(Protocol):
-    """Keeps offsets for all connectors of a worker; shared by the workers of a cluster."""
+    """Stores the offsets of all connectors of a worker. The workers of a cluster share it."""
 
     @property
     def topic(self) -> str | None:
-        """The Kafka topic it lies in; None: it lies in none, and exactly-once sources are impossible."""
+        """The Kafka topic of the store. If None, it has none, and exactly-once sources are impossible."""
         ...
 
     async def start(self) -> None: ...
@@ -37,30 +37,30 @@ class OffsetBackingStore(Protocol):
     async def stop(self) -> None: ...
 
     async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
-        """What is kept now: every earlier `set`, whoever made it, is in it; None for what is not there."""
+        """Returns the stored values, which include every earlier `set` of any worker. A missing value is None."""
         ...
 
     async def set(self, values: Mapping[bytes, bytes | None]) -> None:
-        """Keep these; when it returns they are durable. Raises a PenstockError where that cannot be said."""
+        """Stores the values durably before it returns. Raises a PenstockError if that cannot be confirmed."""
         ...
 
     async def connector_offsets(self, connector: str) -> dict[bytes, bytes]:
-        """Every offset of a connector that is not None, by its key."""
+        """Returns every offset of a connector that is not None, by its key."""
         ...
 
 
 def offset_key(connector: str, partition: Partition) -> bytes:
-    """The key of a source partition; equal partitions give equal bytes. DataError where it is not JSON."""
+    """Returns the key of a source partition. Equal partitions have equal bytes. Raises DataError if it is not JSON."""
     return _encoded([connector, _sorted(partition)], f"{connector}: source partition")
 
 
 def offset_value(offset: Offset | None, connector: str = "") -> bytes | None:
-    """The value of an offset."""
+    """Returns the value of an offset."""
     return None if offset is None else _encoded(_sorted(offset), f"{connector}: source offset")
 
 
 def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
-    """Whose offset it is; None for what is no key of ours."""
+    """Returns the connector and partition of a key, or None if the key has another form."""
     try:
         name, partition = msgspec.json.decode(key, type=tuple[str, dict[str, Any]])
     except msgspec.DecodeError:
@@ -69,7 +69,7 @@ def parse_offset_key(key: bytes) -> tuple[str, Partition] | None:
 
 
 def parse_offset_value(value: bytes | None) -> Offset | None:
-    """The offset; DataError where it is none."""
+    """Returns the offset. Raises DataError if it is invalid."""
     if value is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Which client settings a connector may override: `connector.client.config.override.policy`.
+"""The client settings that a connector may override: `connector.client.config.override.policy`.
 
 >>> check_overrides("Principal", "consumer", {"sasl.jaas.config": "x"})
 >>> check_overrides("None", "consumer", {"max.poll.records": "1"})
@@ -18,7 +18,7 @@ CLIENTS = ("producer", "consumer", "admin")
 
 
 def refused_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
-    """Those of a client's settings that the policy does not allow."""
+    """Returns those of a client's settings that the policy does not allow."""
     kind = policy.lower()
     if kind == "all":
         return []
@@ -26,7 +26,7 @@ def refused_overrides(policy: str, overrides: Iterable[str]) -> list[str]:
 
 
 def check_overrides(policy: str, client: str, overrides: Iterable[str]) -> None:
-    """ConfigError where one is not allowed."""
+    """Raises ConfigError if the policy does not allow one of the settings."""
     if refused := refused_overrides(policy, overrides):
         names = ", ".join(f"{client}.override.{name}" for name in refused)
         raise ConfigError(f"{names}: the override policy {policy} does not allow it")

@@ -1,8 +1,8 @@
-"""Which connectors, converters, transforms and predicates there are, and how they are called.
+"""The connectors, converters, transforms and predicates of a worker, and their names.
 
-A plugin is found by its class's path, by the name of Kafka's class that it stands for, by its entry point's name (group
-`penstock.connectors`), and by its class's plain name, of a connector also without `Connector` at its end. REST shows
-Kafka's name where there is one, so that what reads configurations goes on working.
+A plugin is found by any of four names: the path of its class, the name of the Kafka class that it replaces, the name of
+its entry point (group `penstock.connectors`), and the plain name of its class. A connector's plain name may omit
+`Connector` at its end. REST shows Kafka's name if there is one, so that clients of configurations keep working.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CONNECTOR_KINDS = ("sink", "source")
 
 @dataclass(frozen=True)
 class PluginDesc:
-    """One plugin as REST lists it; a class that is of two kinds is listed twice."""
+    """One plugin as REST lists it. A class of two kinds is listed twice."""
 
     name: str
     kind: str
@@ -53,13 +53,13 @@ class PluginDesc:
 
 
 def class_name(plugin: type) -> str:
-    """What a plugin (or a task) is called in configurations: Kafka's name for it where there is one."""
+    """Returns the name of a plugin or task in configurations: Kafka's name for it if there is one."""
     kafka: str | None = plugin.__dict__.get("kafka_class")
     return kafka or f"{plugin.__module__}.{plugin.__qualname__}"
 
 
 def kinds_of(plugin: object) -> list[str]:
-    """Which kinds a class is of; none where it is abstract or no class."""
+    """Returns the kinds of a class; none if it is abstract or not a class."""
     if not isinstance(plugin, type) or inspect.isabstract(plugin):
         return []
     return [kind for kind, base in KINDS.items() if issubclass(plugin, base)]
@@ -69,7 +69,7 @@ class Plugins:
     """The plugins of a worker."""
 
     def __init__(self, plugins: Iterable[tuple[str | None, type]]) -> None:
-        """Of pairs: a name of its own, such as an entry point's, and the class."""
+        """Takes pairs of a name of its own, such as an entry point's, and the class."""
         self._descs: list[PluginDesc] = []
         self._by_name: dict[str, dict[str, type]] = {kind: {} for kind in KINDS}
         for name, plugin in plugins:
@@ -80,14 +80,14 @@ class Plugins:
 
     @classmethod
     def installed(cls) -> Plugins:
-        """Those that ship with Penstock, and those of installed distributions.
+        """Returns those that ship with Penstock, and those of installed distributions.
 
-        One that cannot be imported is left out and logged: it must not keep the worker from starting.
+        A plugin that cannot be imported is left out and logged: it must not keep the worker from starting.
         """
         return cls([*_builtin(), *_entry_points()])
 
     def add(self, plugin: type, name: str | None = None) -> None:
-        """One more; a name that is taken keeps its first owner."""
+        """Adds a plugin. A name that is taken keeps its first owner."""
         for kind in kinds_of(plugin):
             version = str(cast(Any, plugin).version(object.__new__(plugin)))
             if not any(desc.plugin is plugin and desc.kind == kind for desc in self._descs):
@@ -96,7 +96,7 @@ class Plugins:
                 self._by_name[kind].setdefault(known, plugin)
 
     def listed(self, *, connectors_only: bool = True) -> list[dict[str, str]]:
-        """As `GET /connector-plugins` answers: by kind, then by name."""
+        """Returns the answer to `GET /connector-plugins`: by kind, then by name."""
         order = list(KINDS)
         shown = [desc for desc in self._descs if not connectors_only or desc.kind in CONNECTOR_KINDS]
         return [desc.listed() for desc in sorted(shown, key=lambda desc: (order.index(desc.kind), desc.name))]
@@ -105,20 +105,20 @@ class Plugins:
         return sorted((desc for desc in self._descs if desc.kind == kind), key=lambda desc: desc.name)
 
     def find(self, kind: str, name: str) -> type | None:
-        """A plugin of a kind by any of its names, or by a class path that can be imported."""
+        """Returns a plugin of a kind by any of its names, or by a class path that can be imported."""
         found = self._by_name[kind].get(name)
         return found or _imported(name, KINDS[kind])
 
     def any_kind(self, name: str) -> type | None:
-        """A plugin of whatever kind, for `GET /connector-plugins/{name}/config`."""
+        """Returns a plugin of any kind, for `GET /connector-plugins/{name}/config`."""
         return next((found for kind in KINDS if (found := self.find(kind, name)) is not None), None)
 
     def converter_class(self, name: str) -> type | None:
-        """A converter of keys and values, or of headers, by name."""
+        """Returns a converter of keys and values, or of headers, by name."""
         return self.find("converter", name) or self.find("header_converter", name)
 
     def connector_class(self, name: str) -> type[Connector]:
-        """A connector by name; ConfigError that lists those there are."""
+        """Returns a connector by name. Raises ConfigError with a list of the available ones."""
         found = next((found for kind in CONNECTOR_KINDS if (found := self.find(kind, name)) is not None), None)
         if found is None:
             _check_extra(name)
@@ -130,14 +130,14 @@ class Plugins:
         return cast(type[Connector], found)
 
     def config_of(self, name: str) -> tuple[type, str]:
-        """A plugin with its first kind; ConnectorNotFound in REST's words."""
+        """Returns a plugin with its first kind. Raises ConnectorNotFound in REST's words."""
         found = self.any_kind(name)
         if found is None:
             raise ConnectorNotFound(f"Unknown plugin {name}.")
         return found, kinds_of(found)[0]
 
     def make(self, kind: str, name: str) -> Any:
-        """A new instance; ConfigError where there is no such plugin."""
+        """Returns a new instance. Raises ConfigError if there is no such plugin."""
         found = self.find(kind, name)
         if found is None:
             raise ConfigError(f"Class {name} could not be found.")
@@ -145,7 +145,7 @@ class Plugins:
 
 
 def connector_type(plugin: type[Connector]) -> str:
-    """`source` or `sink`."""
+    """Returns `source` or `sink`."""
     return "source" if issubclass(plugin, SourceConnector) else "sink"
 
 
@@ -166,7 +166,7 @@ def _imported(path: str, base: type) -> type | None:
         return None
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as e:  # whatever a module raises on import
+    except Exception as e:  # any error that a module raises on import
         if not isinstance(e, ModuleNotFoundError):
             log.warning("a plugin's module cannot be imported", module=module, error=str(e))
         return None
@@ -181,7 +181,7 @@ def _builtin() -> Iterator[tuple[str | None, type]]:
 
 
 def _check_extra(connector: str) -> None:
-    """ConfigError if a connector of this name ships, and its extra is not installed."""
+    """Raises ConfigError if a connector of this name ships, and its extra is not installed."""
     for public, names in BUILTIN.items():
         for name in names:
             if connector in (f"{public}.{name}", name, name.removesuffix("Connector")):
@@ -195,7 +195,7 @@ def _entry_points() -> Iterator[tuple[str | None, type]]:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
             plugin = entry.load()
-        except Exception as e:  # a stranger's module
+        except Exception as e:  # a module of a third party
             log.warning("a plugin cannot be loaded", plugin=entry.name, error=f"{type(e).__name__}: {e}")
             continue
         if kinds_of(plugin):

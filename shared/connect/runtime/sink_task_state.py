@@ -37,31 +37,31 @@ log = get_logger(__name__)
 
 Partitions = frozenset[TopicPartition]
 REDELIVERY_MS = 3_000
-"""How long a batch waits to be delivered again where the task did not say."""
+"""How long a batch waits to be delivered again if the task sets no timeout."""
 COMMIT_BACKOFF_MAX_MS = 10_000
-"""How much longer than the interval the next commit waits at most, after commits that got no answer in time."""
+"""The maximum addition to the interval before the next commit, after commits that timed out."""
 
 
 class SinkTaskState:
-    """One sink task's state; times are monotonic ms."""
+    """One sink task's state. Times are monotonic ms."""
 
     def __init__(self, offset_flush_interval_ms: int, offset_flush_timeout_ms: int, now_ms: int) -> None:
         self._interval_ms, self._timeout_ms = offset_flush_interval_ms, offset_flush_timeout_ms
         self._next_commit_ms = now_ms + offset_flush_interval_ms
         self.batch: list[SinkRecord] = []
-        self.assigned: dict[TopicPartition, int] = {}  # with the count of the assignment it came with
+        self.assigned: dict[TopicPartition, int] = {}  # by partition: the number of the assignment that it came with
         self._assignments = 0
         self.pending: dict[TopicPartition, OffsetAndMetadata] = {}
         self.current: dict[TopicPartition, OffsetAndMetadata] = {}
         self.last_committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self.unsaid: set[TopicPartition] = set()
-        """Partitions whose offset in `last_committed` is where reading began, and was never committed from here."""
+        """Partitions whose offset in `last_committed` is the initial position and was never committed by this task."""
         self.committing = False
         self.commit_seqno = 0
         self.commit_failures = 0
         self._commit_started_ms = 0
         self.paused_for_redelivery = False
-        # What the task asked for through its context.
+        # Requests of the task through its context.
         self.commit_requested = False
         self.retry_timeout_ms: int | None = None
         self.paused_by_task: set[TopicPartition] = set()
@@ -74,14 +74,14 @@ class SinkTaskState:
     # Commits
 
     def commit_is_due(self, now_ms: int) -> bool:
-        """Whether to begin a commit: none is under way, and the task asked or the interval is over."""
+        """Returns whether a commit is due: none is in progress, and the task requested one or the interval is over."""
         return not self.committing and (self.commit_requested or now_ms >= self._next_commit_ms)
 
     def commit_expired(self, now_ms: int) -> bool:
-        """Whether the commit under way has run past its time; it then counts as failed, and another may begin.
+        """Returns whether the commit in progress has timed out. It then counts as failed, and another may begin.
 
-        Each in a row waits longer than the one before: a broker that does not answer is not asked the more for it. The
-        last one's answer counts whenever it comes.
+        Each one in a row waits longer than the one before: a broker that does not answer does not get more requests.
+        The answer to the last one counts whenever it comes.
         """
         if not self.committing or now_ms < self._commit_started_ms + self._timeout_ms:
             return False
@@ -94,7 +94,8 @@ class SinkTaskState:
     def begin_commit(
         self, now_ms: int, partitions: Collection[TopicPartition] | None = None
     ) -> tuple[int, dict[TopicPartition, OffsetAndMetadata]] | None:
-        """A sequence number with the offsets for `pre_commit`, of all partitions or of some; None: there are none."""
+        """Returns a sequence number, and the offsets of all or some partitions for `pre_commit`; None if there are
+        none."""
         self.commit_requested = False
         if partitions is None:
             self._next_commit_ms = max(self._next_commit_ms + self._interval_ms, now_ms)
@@ -107,9 +108,10 @@ class SinkTaskState:
         return self.commit_seqno, wanted
 
     def committable(self, provided: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Of what `pre_commit` gave, what may be committed and is new: only what is ours and was delivered.
+        """Returns the new offsets of `pre_commit`'s result that may be committed: assigned partitions, delivered
+        records.
 
-        Where reading began is new as well, once: the group then has an offset of every partition, also without records.
+        An initial position counts as new, once. The group then has an offset of every partition, also without records.
         """
         found = {}
         for tp, offset in provided.items():
@@ -122,7 +124,7 @@ class SinkTaskState:
         return found
 
     def commit_completed(self, seqno: int, error: Exception | None, offsets: Offsets | None, now_ms: int) -> int | None:
-        """The answer to a commit: how long it took in ms; None where a newer one has been begun since."""
+        """Takes the answer to a commit. Returns its duration in ms, or None if a newer commit has begun since."""
         if seqno != self.commit_seqno:
             return None
         if error is not None:
@@ -137,7 +139,7 @@ class SinkTaskState:
         return now_ms - self._commit_started_ms
 
     def pre_commit_failed(self) -> dict[TopicPartition, int]:
-        """The task could not flush: everything since the last commit is to be read again; gives where to seek."""
+        """Resets the state to the last commit after the task could not flush. Returns the offsets to seek to."""
         seeks = {tp: offset.offset for tp, offset in self.last_committed.items() if tp in self.assigned}
         self.current = dict(self.last_committed)
         self.pending.clear()
@@ -145,13 +147,14 @@ class SinkTaskState:
         return seeks
 
     def next_commit_in_ms(self, now_ms: int) -> int:
-        """How long until the interval is over."""
+        """Returns the ms until the interval is over."""
         return max(0, self._next_commit_ms - now_ms)
 
     # Polls
 
     def poll_timeout_ms(self, now_ms: int) -> int:
-        """How long to poll: until the next commit or the present one's end, or until the task wants its batch again."""
+        """Returns the poll timeout in ms: until the next commit, the current one's timeout, or the redelivery of a
+        batch."""
         answer_in_ms = max(0, self._commit_started_ms + self._timeout_ms - now_ms)
         timeout_ms = answer_in_ms if self.committing else self.next_commit_in_ms(now_ms)
         if self.retry_timeout_ms is not None and self.retry_timeout_ms > 0:
@@ -162,7 +165,8 @@ class SinkTaskState:
         return timeout_ms
 
     def take_rewinds(self) -> dict[TopicPartition, int]:
-        """Where the task wants to read on; from then on these count as committed and current."""
+        """Returns the offsets that the task requested to continue from. They count as committed and current from now
+        on."""
         rewinds = {tp: offset for tp, offset in self.rewinds.items() if tp in self.assigned}
         self.rewinds.clear()
         for tp, offset in rewinds.items():
@@ -173,18 +177,19 @@ class SinkTaskState:
         return rewinds
 
     def received(self, ends: Mapping[TopicPartition, int]) -> None:
-        """What was polled: the offset after the last record of each partition, dropped records included."""
+        """Takes the offset after the last polled record of each partition, dropped records included."""
         if self.batch and ends:
             raise IllegalState("records were polled while a batch is being redelivered")
         self.pending.update({tp: OffsetAndMetadata(offset) for tp, offset in ends.items()})
 
     def lag_max(self) -> int:
-        """By how many records the task is behind what was read of a partition, at most."""
+        """Returns the largest number of records of a partition that were read but not yet delivered."""
         behind = (end.offset - self.current[tp].offset for tp, end in self.pending.items() if tp in self.current)
         return max(behind, default=0)
 
     def delivered(self) -> Partitions:
-        """`put` has returned; gives what to resume: all partitions after a redelivery, save those the task paused."""
+        """Reports that `put` has returned. Returns the partitions to resume after a redelivery, except the task's
+        pauses."""
         self.current.update({tp: offset for tp, offset in self.pending.items() if tp in self.assigned})
         self.pending.clear()
         self.batch.clear()
@@ -194,27 +199,28 @@ class SinkTaskState:
         return self.resumable()
 
     def delivery_failed(self) -> Partitions:
-        """`put` raised RetriableError; gives what to pause: everything, while polls go on and the batch is kept."""
+        """Reports that `put` raised RetriableError. Returns all partitions, to pause while polls go on and the batch is
+        kept."""
         self.paused_for_redelivery = True
         return frozenset(self.assigned)
 
     def resumable(self) -> Partitions:
-        """What may be read as far as the task is concerned."""
+        """Returns the partitions that the task has not paused."""
         return frozenset(self.assigned) - self.paused_by_task
 
     # Rebalances
 
     def is_still_ours(self, tp: TopicPartition, since: int) -> bool:
-        """Whether a partition has been ours without a break since that many assignments."""
+        """Returns whether a partition has been assigned without a break since that number of assignments."""
         return self.assigned.get(tp, since + 1) <= since
 
     @property
     def assignments(self) -> int:
-        """How many assignments there were."""
+        """The number of assignments so far."""
         return self._assignments
 
     def opened(self, positions: Mapping[TopicPartition, int]) -> Partitions:
-        """Partitions are ours now, at these positions; gives what to pause, all or none."""
+        """Takes new partitions at these positions. Returns the partitions to pause."""
         self._assignments += 1
         for tp, position in positions.items():
             self.assigned[tp] = self._assignments
@@ -225,7 +231,7 @@ class SinkTaskState:
         return frozenset(self.assigned) if self.paused_for_redelivery else frozenset(self.paused_by_task)
 
     def closed(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions are not ours any more: whatever was read of them will be read again by another."""
+        """Removes partitions. Their new owner reads the uncommitted records again."""
         gone = set(partitions)
         for offsets in (self.assigned, self.current, self.last_committed, self.pending, self.rewinds):
             for tp in gone:

@@ -1,4 +1,4 @@
-"""A source task's view of the offset store: what it asks, and what is written for it."""
+"""A source task's access to the offset store: the offsets that it reads, and those written for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.shared.connect.runtime.submitted_records import PartitionOffset
 
 
 class StoredOffsetReader:
-    """Reads one connector's offsets, as `OffsetStorageReader` says."""
+    """Reads one connector's offsets; see `OffsetStorageReader`."""
 
     def __init__(self, store: OffsetBackingStore, connector: str) -> None:
         self._store, self._connector = store, connector
@@ -30,5 +30,5 @@ class StoredOffsetReader:
 
 
 def encoded(connector: str, offsets: Iterable[PartitionOffset]) -> dict[bytes, bytes | None]:
-    """Offsets as the store keeps them; DataError where one is no JSON."""
+    """Returns offsets in the store's encoding. Raises DataError if one is not JSON."""
     return {offset_key(connector, partition): offset_value(offset, connector) for partition, offset in offsets}

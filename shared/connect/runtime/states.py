@@ -1,4 +1,4 @@
-"""The life of a connector or task, as one table.
+"""The lifecycle of a connector or task, as one table.
 
     UNASSIGNED ── startup ──> RUNNING <── resume ──> PAUSED
         │                        │  \\──── stop ──> STOPPED (connectors only)
@@ -6,8 +6,8 @@
     any ── restart ──> RESTARTING ── startup ──> RUNNING
     any ── shutdown ──> UNASSIGNED; any ── deletion ──> DESTROYED
 
-The names are those of Kafka Connect's status topic and REST. The target state is what a person wants; the state is what
-is so.
+The names are those of Kafka Connect's status topic and REST. The target state is the requested state; the state is the
+actual one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.shared.common.errors import IllegalState
 
 
 class State(Enum):
-    """What a connector or task is doing."""
+    """The actual state of a connector or task."""
 
     UNASSIGNED = "UNASSIGNED"
     RUNNING = "RUNNING"
@@ -31,7 +31,7 @@ class State(Enum):
 
 
 class TargetState(Enum):
-    """What a connector is to do: run, pause (its tasks keep what they hold), or stop (it has no tasks then)."""
+    """The requested state: run, pause (its tasks keep their resources), or stop (it has no tasks then)."""
 
     STARTED = "STARTED"
     PAUSED = "PAUSED"
@@ -39,7 +39,7 @@ class TargetState(Enum):
 
 
 class Event(Enum):
-    """What happens to a connector or task; each is a method of the status listener."""
+    """An event of a connector or task. Each is a method of the status listener."""
 
     STARTUP = "startup"
     RUNNING = "running"
@@ -64,11 +64,11 @@ TRANSITIONS: dict[Event, tuple[tuple[State, ...], State]] = {
     Event.RESTART: (ALL, State.RESTARTING),
     Event.DELETION: (ALL, State.DESTROYED),
 }
-"""For each event, the states in which it may happen, and the one that follows."""
+"""For each event, the states in which it may happen, and the state that follows."""
 
 
 def after(state: State, event: Event) -> State:
-    """The state that follows; IllegalState where the event cannot happen.
+    """Returns the state that follows. Raises IllegalState if the event cannot happen.
 
     >>> after(State.PAUSED, Event.RUNNING)
     <State.RUNNING: 'RUNNING'>

@@ -1,6 +1,6 @@
-"""What a worker reports of the connectors and tasks it runs; a herder writes it down.
+"""The interface for a worker's reports on its connectors and tasks. A herder records them.
 
-Every method is called on the worker's event loop and must not wait: what takes time is put in a queue there.
+Every method is called on the worker's event loop and must not wait. Work that takes time is put in a queue.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ Id = str | ConnectorTaskId
 
 
 class StatusListener(Protocol):
-    """Hears of each change; `id` is a connector's name or a task's id."""
+    """Is called at each change. `id` is a connector's name or a task's id."""
 
     def on_startup(self, id: Id) -> None:
-        """It runs now, for the first time or after a restart."""
+        """It runs, for the first time or after a restart."""
         ...
 
     def on_running(self, id: Id) -> None:
-        """It goes on after a pause or a stop."""
+        """It continues after a pause or a stop."""
         ...
 
     def on_paused(self, id: Id) -> None:
-        """It is paused now."""
+        """It is paused."""
         ...
 
     def on_stopped(self, id: Id) -> None:
-        """The connector is stopped now."""
+        """The connector is stopped."""
         ...
 
     def on_failure(self, id: Id, trace: str) -> None:
-        """It has failed; `trace` is the error with where it came from."""
+        """It has failed. `trace` is the error with its traceback."""
         ...
 
     def on_shutdown(self, id: Id) -> None:
-        """It was ended here in order and may be started elsewhere."""
+        """It ended here in order and may be started elsewhere."""
         ...
 
     def on_restart(self, id: Id) -> None:
-        """It is being restarted by the worker itself, after a failure."""
+        """The worker restarts it after a failure."""
         ...
 
     def on_deletion(self, id: Id) -> None:
-        """It is gone for good."""
+        """It is deleted."""
         ...
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """The task read from or wrote to the topic; said with every batch, so make little of it."""
+        """The task read from or wrote to the topic. Called with every batch, so it must be cheap."""
         ...

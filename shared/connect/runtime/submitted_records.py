@@ -1,4 +1,6 @@
-"""Which source offsets may be stored: those up to which every record of the same source partition is in Kafka.
+"""The records that are not yet in Kafka, and the source offsets that may be stored.
+
+An offset may be stored if every record of its source partition up to it is in Kafka.
 
 >>> submitted = SubmittedRecords()
 >>> first = submitted.submit({"file": "a"}, {"position": 1})
@@ -27,7 +29,7 @@ Key = tuple[tuple[str, Any], ...] | bytes
 
 
 class PartitionOffset(NamedTuple):
-    """A source partition with how far it may be said to be read."""
+    """A source partition with the offset that may be stored for it."""
 
     partition: Partition
     offset: Offset
@@ -35,7 +37,7 @@ class PartitionOffset(NamedTuple):
 
 @dataclass
 class Committable:
-    """What may be stored, and how much is still under way."""
+    """The offsets that may be stored, and the number of records that are still pending."""
 
     offsets: dict[Key, PartitionOffset] = field(default_factory=dict)
     acked: int = 0
@@ -56,7 +58,7 @@ class Committable:
         return self.pending > 0
 
     def updated_with(self, newer: Committable) -> Committable:
-        """This, and over it what came later."""
+        """Returns this, updated with a later result."""
         return Committable(
             self.offsets | newer.offsets,
             self.acked + newer.acked,
@@ -68,7 +70,7 @@ class Committable:
 
 
 class SubmittedRecord:
-    """One record under way."""
+    """One pending record."""
 
     __slots__ = ("_owner", "_settled", "acked", "key", "offset", "partition")
 
@@ -80,13 +82,13 @@ class SubmittedRecord:
         return f"<SubmittedRecord {self.offset} {'acked' if self.acked else 'pending'}>"
 
     def ack(self) -> None:
-        """Kafka has it."""
+        """Reports that Kafka has the record."""
         if not self._settled:
             self._settled = self.acked = True
             self._owner.pending -= 1
 
     def drop(self) -> bool:
-        """It was never sent: forget it; False where that was done before, or it was acknowledged."""
+        """Removes a record that was never sent. Returns False if it was removed or acknowledged before."""
         if self._settled:
             return False
         self._settled = True
@@ -96,7 +98,7 @@ class SubmittedRecord:
 
 
 class SubmittedRecords:
-    """The records under way, in order, for each source partition."""
+    """The pending records, in order, for each source partition."""
 
     def __init__(self) -> None:
         self.queues: dict[Key, deque[SubmittedRecord]] = {}
@@ -107,7 +109,7 @@ class SubmittedRecords:
         return f"<SubmittedRecords {self.pending} pending of {len(self.queues)} partitions>"
 
     def submit(self, partition: Partition, offset: Offset) -> SubmittedRecord:
-        """A record is about to be sent."""
+        """Adds a record that is about to be sent."""
         key = self._key(partition)
         record = SubmittedRecord(self, key, partition, offset)
         queue = self.queues.get(key)
@@ -118,7 +120,7 @@ class SubmittedRecords:
         return record
 
     def committable(self) -> Committable:
-        """Take the offsets up to which all is acknowledged; what was taken is not given again."""
+        """Takes the offsets up to which all records are acknowledged. Offsets taken once are not returned again."""
         result = Committable()
         for key, queue in list(self.queues.items()):
             last = None
@@ -137,7 +139,8 @@ class SubmittedRecords:
         return result
 
     def forget(self, record: SubmittedRecord) -> None:
-        """Used by the record itself, from the end: what was never sent was submitted last."""
+        """Removes a record; used by the record alone. The search starts at the end: an unsent record was submitted
+        last."""
         queue = self.queues.get(record.key)
         if queue is None:
             return
@@ -158,7 +161,7 @@ class SubmittedRecords:
 
 
 def key_of(partition: Mapping[str, Any]) -> Key:
-    """Equal for equal partitions, whatever the order of their names."""
+    """Returns a key that is equal for equal partitions, whatever the order of their names."""
     try:
         key = tuple(sorted(partition.items()))
         hash(key)

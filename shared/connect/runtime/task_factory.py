@@ -1,8 +1,8 @@
-"""From a task's configuration to a task ready to start: its classes, converters, clients and limits.
+"""Makes a task from its configuration: its classes, converters, clients and limits.
 
-Converters are the connector's or else the worker's, each with the settings under its own prefix. A client's settings
-are the worker's, over them `consumer.*`, `producer.*` or `admin.*` of the worker, over them what the connector
-overrides under `connector.client.config.override.policy`.
+Converters are the connector's, or else the worker's. Each takes the settings under its own prefix. A client's settings
+have three layers. The worker's settings come first; `consumer.*`, `producer.*` or `admin.*` of the worker override
+them. The connector's overrides come last, as far as `connector.client.config.override.policy` allows them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from penstock.shared.connect.task import SinkTask, SourceTask
 Props = Mapping[str, str]
 INT_MAX = 2**31 - 1
 SINK_POLL_RECORDS = 2_000
-"""How many records `put` gets at most, unless consumer.override.max.poll.records says otherwise."""
+"""The maximum number of records for `put`, unless consumer.override.max.poll.records sets another."""
 
 
 class TaskFactory:
-    """Makes tasks for one worker; `factory(spec, listener)` is what the worker takes."""
+    """Makes tasks for one worker. The worker takes `factory(spec, listener)`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TaskFactory:
         group_id: str = "connect",
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`group_id` is the cluster's, which transactional ids begin with."""
+        """`group_id` is the cluster's. Transactional ids begin with it."""
         self._config, self._plugins, self._offsets = config, plugins, offsets
         self._group_id, self._clock = group_id, clock
         self._files = AllowedFiles(config[FILES_ALLOWED])
@@ -89,14 +89,14 @@ class TaskFactory:
         return made
 
     def client_props(self, id: ConnectorTaskId, kind: str, connector: Props) -> dict[str, Any]:
-        """One client's properties, `kind` being consumer, producer or admin."""
+        """Returns one client's properties. `kind` is consumer, producer or admin."""
         overrides = with_prefix(connector, f"{kind}.override.")
         check_overrides(self._config["connector.client.config.override.policy"], kind, overrides)
         client_id = {"client.id": f"connector-{kind}-{id}"}
         return {**client_id, **self._config.client_props(f"{kind}."), **overrides}
 
     def converter(self, which: str, kind: str, connector: Props) -> Any:
-        """The connector's converter, or else the worker's, configured."""
+        """Returns the connector's converter, or else the worker's, configured."""
         name = f"{which}.converter"
         props = connector if name in connector else self._config.props
         made = self._plugins.make(kind, props.get(name) or self._config[name])
@@ -109,7 +109,7 @@ class TaskFactory:
 
 
 class _Build:
-    """One task in the making."""
+    """Makes one task."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _Build:
             merged["group.id"] = defaults["group.id"]  # a distributed worker's own group.id is not its sinks'
         listener_ms = int(
             merged.get("max.poll.interval.ms", 300_000)
-        )  # as long as a connector may take for its last put
+        )  # the longest time that a connector may take for its last put
         return Consumer(
             kafka_settings(props)[0],
             consumer_settings(merged, commit_strategy="none", listener_timeout_ms=listener_ms),

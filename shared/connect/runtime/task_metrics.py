@@ -1,4 +1,4 @@
-"""What a task counts, under the names of Kafka Connect's metrics with underscores for hyphens.
+"""A task's metrics, under the names of Kafka Connect's metrics with underscores for hyphens.
 
 >>> metrics = TaskMetrics("sink")
 >>> metrics.add("sink_record_read_total", 5)
@@ -8,7 +8,7 @@
 >>> values["sink_record_read_total"], values["put_batch_avg_time_ms"], values["put_batch_max_time_ms"]
 (5.0, 6.0, 8.0)
 
-A rate is of the last `RATE_WINDOW_MS` at least, or since the task was made where that is shorter.
+A rate covers at least the last `RATE_WINDOW_MS`, or the time since the task was made if that is shorter.
 
 >>> values["sink_record_read_rate"]
 5.0
@@ -21,9 +21,9 @@ from collections import deque
 from penstock.shared.connect.runtime.states import State
 
 RATE_WINDOW_MS = 30_000
-"""Over how long a rate is taken at least, as Kafka's are."""
+"""The minimum window of a rate, as in Kafka."""
 SAMPLES_MAX = 64
-"""Earlier readings kept for rates; who asks more often has rates of a shorter time."""
+"""The number of earlier readings kept for rates. More frequent readings shorten the window of the rates."""
 RATED = (
     "sink_record_read",
     "sink_record_send",
@@ -32,7 +32,7 @@ RATED = (
     "source_record_poll",
     "source_record_write",
 )
-"""What has a rate beside its total."""
+"""The metrics that have a rate beside their total."""
 ERROR_METRICS = (
     "total_record_failures",
     "total_record_errors",
@@ -71,10 +71,10 @@ TIMED = {"sink": ("put_batch", "offset_commit"), "source": ("poll_batch", "offse
 
 
 class TaskMetrics:
-    """Counters, gauges and durations of one task; totals are since its start."""
+    """Counters, gauges and durations of one task. Totals count from its start."""
 
     def __init__(self, kind: str, now_ms: int = 0) -> None:
-        """`kind` is `sink` or `source`; the task is made at `now_ms`, monotonic."""
+        """`kind` is `sink` or `source`. The task is made at `now_ms`, monotonic."""
         self.kind = kind
         names = SINK_METRICS if kind == "sink" else SOURCE_METRICS
         self._values = dict.fromkeys((*TASK_METRICS, *names, *ERROR_METRICS), 0.0)
@@ -95,14 +95,14 @@ class TaskMetrics:
         self._values[name] = value
 
     def timed(self, what: str, ms: float) -> None:
-        """One call took so long."""
+        """Records the duration of one call."""
         entry = self._times[what]
         entry[0] += 1
         entry[1] += ms
         entry[2] = max(entry[2], ms)
 
     def sized(self, what: str, count: int) -> None:
-        """One batch or transaction had so many records."""
+        """Records the number of records of one batch or transaction."""
         entry = self._sizes[what]
         entry[0] += 1
         entry[1] += count
@@ -112,17 +112,17 @@ class TaskMetrics:
             self._values[f"{what}_min"] = count if entry[0] == 1 else min(self._values[f"{what}_min"], count)
 
     def active(self, count: int) -> None:
-        """So many records are read and not yet dealt with."""
+        """Sets the number of records that are read and not yet processed."""
         self.set(f"{self.kind}_record_active_count", count)
         self.sized(f"{self.kind}_record_active_count", count)
 
     def moved(self, state: State, now_ms: int) -> None:
-        """The task is in another state from now on."""
+        """Records that the task enters another state."""
         self._state_ms[self._state] = self._state_ms.get(self._state, 0) + now_ms - self._state_since_ms
         self._state, self._state_since_ms = state, now_ms
 
     def values(self, now_ms: int) -> dict[str, float]:
-        """All of them as they are now."""
+        """Returns the current values of all metrics."""
         times = {}
         for what, (count, total, highest) in self._times.items():
             times[f"{what}_avg_time_ms"] = total / count if count else 0.0
@@ -137,7 +137,7 @@ class TaskMetrics:
         return {**self._values, **times, **shares, **self._rates(now_ms)}
 
     def _share_of(self, state: State, now_ms: int) -> float:
-        """The part of its time that the task was in a state."""
+        """Returns the fraction of its time that the task was in a state."""
         spent = self._state_ms.get(state, 0) + (now_ms - self._state_since_ms if state is self._state else 0)
         return spent / (now_ms - self._since_ms) if now_ms > self._since_ms else 0.0
 

@@ -1,8 +1,8 @@
 """The thread of one task: its `def` methods run there, as all methods do in Kafka Connect (an edge).
 
-A method that blocks then holds up its own task and nothing else. `async def` methods run on the worker's event loop.
+A blocking method then delays only its own task. `async def` methods run on the worker's event loop.
 
-It is a daemon thread, and not a ThreadPoolExecutor, whose threads the interpreter joins at its end: a call that never
+It is a daemon thread. The interpreter joins the threads of a ThreadPoolExecutor at its end, and a call that never
 returns must not keep the process from ending.
 """
 
@@ -24,21 +24,21 @@ T = TypeVar("T")
 
 
 class TaskThread:
-    """Calls the methods of one task, one after another; the thread starts with the first `def` method."""
+    """Calls the methods of one task, one after another. The thread starts with the first `def` method."""
 
     def __init__(self, name: str = "task") -> None:
         self._name = name
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._submitted = self._ended = 0  # each is written by one thread alone
+        self._submitted = self._ended = 0  # only one thread writes each of them
 
     def __repr__(self) -> str:
         return f"<TaskThread {self._name}, {self._submitted - self._ended} calls>"
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call has not returned yet. Its caller may have been cancelled."""
+        """Returns whether a call has not returned yet. Its caller may have been cancelled."""
         return self._submitted != self._ended
 
     async def call(
@@ -65,7 +65,7 @@ class TaskThread:
         return value
 
     def on_loop(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function of the worker on its event loop, from either thread, and return its result."""
+        """Calls a function of the worker on its event loop, from either thread, and returns its result."""
         if self._loop is None or threading.current_thread() is not self._thread:
             return function(*args)
 
@@ -75,7 +75,7 @@ class TaskThread:
         return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
 
     def wait_for(self, awaitable: Awaitable[T]) -> T:
-        """Await this on the event loop and return its result; IllegalState outside the task's thread."""
+        """Awaits this on the event loop and returns its result. Raises IllegalState outside the task's thread."""
         if self._loop is None or threading.current_thread() is not self._thread:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
@@ -87,7 +87,7 @@ class TaskThread:
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
 
     def close(self) -> None:
-        """End the thread when its calls have returned; nobody waits for it."""
+        """Ends the thread when its calls have returned, without waiting for it."""
         self._calls.put(None)
 
     def _submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -111,10 +111,10 @@ class TaskThread:
         if wanted:
             try:
                 result = function()
-            except StopIteration as e:  # a future cannot have it; a coroutine makes the same of it
+            except StopIteration as e:  # a future cannot hold it; a coroutine converts it in the same way
                 error = RuntimeError("the task raised StopIteration")
                 error.__cause__ = e
-            except BaseException as e:  # whatever it is: the caller gets it
+            except BaseException as e:  # any error: the caller gets it
                 error = e
         self._ended += 1
         if wanted and error is None:
@@ -124,7 +124,7 @@ class TaskThread:
 
 
 def runs_in_thread(method: Callable[..., Any]) -> bool:
-    """Whether a method of a task runs in the task's thread; the default `pre_commit` runs where its `flush` does."""
+    """Returns whether a method runs in the task's thread. The default `pre_commit` runs where `flush` does."""
     if _is_default(method):
         return False
     task = getattr(method, "__self__", None)
@@ -134,7 +134,7 @@ def runs_in_thread(method: Callable[..., Any]) -> bool:
 
 
 def _is_default(method: Callable[..., Any]) -> bool:
-    """Whether a method is one of `Task`, `SourceTask` and `SinkTask` that does nothing."""
+    """Returns whether a method is one of the default methods of `Task`, `SourceTask` and `SinkTask` that do nothing."""
     return getattr(method, "__module__", None) == Task.__module__ and not _is_default_pre_commit(method)
 
 

@@ -1,4 +1,4 @@
-"""With which settings a source's new topics are made: `topic.creation.*`.
+"""The settings of a source's new topics: `topic.creation.*`.
 
 >>> groups = TopicCreationGroups.of({
 ...     "topic.creation.groups": "compacted", "topic.creation.compacted.include": "state-.*",
@@ -27,7 +27,7 @@ BROKERS_DEFAULT = -1
 
 @dataclass(frozen=True)
 class TopicCreationGroup:
-    """Topics by name, with what they are made with."""
+    """A group of topics by name, with the settings to create them."""
 
     name: str
     include: tuple[re.Pattern[str], ...]
@@ -41,7 +41,7 @@ class TopicCreationGroup:
 
 
 class TopicCreationGroups:
-    """A connector's groups; the first that matches a topic counts, the group default comes last."""
+    """A connector's groups. The first group that matches a topic applies; the group default comes last."""
 
     def __init__(self, groups: list[TopicCreationGroup]) -> None:
         self.groups = groups
@@ -51,7 +51,7 @@ class TopicCreationGroups:
 
     @classmethod
     def of(cls, props: Mapping[str, str]) -> TopicCreationGroups | None:
-        """From a connector's validated configuration; None: topics are not made by the worker."""
+        """Returns the groups of a validated configuration, or None if the worker does not create topics."""
         names = [name.strip() for name in props.get("topic.creation.groups", "").split(",") if name.strip()]
         fallback = with_prefix(props, f"topic.creation.{DEFAULT_GROUP}.")
         if "partitions" not in fallback or "replication.factor" not in fallback:
@@ -72,7 +72,7 @@ class TopicCreationGroups:
         return cls(groups)
 
     def topic(self, name: str) -> NewTopic:
-        """How a topic is made."""
+        """Returns the definition of a new topic."""
         group = next(group for group in self.groups if group.matches(name) or group.name == DEFAULT_GROUP)
         return NewTopic(name, group.partitions, group.replication_factor, dict(group.configs))
 

@@ -1,4 +1,4 @@
-"""Where an exactly-once source task's transactions end: after each poll, by time, or where the task says.
+"""The ends of an exactly-once source task's transactions: after each poll, by time, or as the task requests.
 
 >>> boundaries = IntervalBoundary(1_000, now_ms=0)
 >>> boundaries.after_batch(999), boundaries.after_batch(1_000), boundaries.after_batch(1_500)
@@ -15,7 +15,7 @@ from penstock.shared.connect.record import SourceRecord
 
 
 class Ending(Enum):
-    """Whether a transaction ends here."""
+    """Whether and how a transaction ends."""
 
     NOT = "not"
     COMMIT = "commit"
@@ -24,15 +24,15 @@ class Ending(Enum):
 
 class TransactionBoundary(Protocol):
     def after_record(self, record: SourceRecord) -> Ending:
-        """The record was sent or dropped."""
+        """Returns the ending after a record was sent or dropped."""
         ...
 
     def after_batch(self, now_ms: int) -> Ending:
-        """Everything that a poll returned was sent or dropped."""
+        """Returns the ending after all records of a poll were sent or dropped."""
         ...
 
     def at_end(self, *, is_whole: bool) -> Ending:
-        """The task pauses or stops; `is_whole`: nothing is left to send of what a poll returned."""
+        """Returns the ending at a pause or stop. `is_whole` is True if no record of a poll is left to send."""
         ...
 
 
@@ -69,9 +69,9 @@ class IntervalBoundary:
 
 
 class ConnectorBoundary:
-    """Where the connector's task says; also the context that it says it to.
+    """Ends transactions as the connector's task requests. It is also the context that takes the requests.
 
-    A record is meant by its identity: say it of the very record that `poll` returns.
+    Records are compared by identity: pass the same object that `poll` returns.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class ConnectorBoundary:
 
 
 def boundary_of(kind: str, interval_ms: Callable[[], int], now_ms: int) -> TransactionBoundary:
-    """The boundary that `transaction.boundary` names."""
+    """Returns the boundary that `transaction.boundary` names."""
     if kind == "connector":
         return ConnectorBoundary()
     return IntervalBoundary(interval_ms(), now_ms) if kind == "interval" else PollBoundary()

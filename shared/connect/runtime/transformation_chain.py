@@ -1,4 +1,4 @@
-"""The transforms of a connector, in order, each perhaps bound to a predicate."""
+"""The transforms of a connector, in order, each with an optional predicate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ R = TypeVar("R", bound=ConnectRecord)
 
 @dataclass(frozen=True)
 class TransformationStage:
-    """One transform; with a predicate it concerns only records of which that is true (`negate`: false)."""
+    """One transform. With a predicate, it applies only to records that match (`negate`: that do not match)."""
 
     transformation: Transformation
     predicate: Predicate | None = None
@@ -32,7 +32,7 @@ class TransformationStage:
 
 
 class TransformationChain:
-    """Stages that a record goes through until one of them drops it."""
+    """The stages that a record passes until one of them drops it."""
 
     def __init__(self, stages: list[TransformationStage]) -> None:
         self.stages = stages
@@ -44,7 +44,7 @@ class TransformationChain:
         return f"<TransformationChain {' -> '.join(type(stage.transformation).__name__ for stage in self.stages)}>"
 
     def apply(self, record: R, run: Callable[[TransformationStage, R], R | None] | None = None) -> R | None:
-        """The record as it comes out; None: it was dropped."""
+        """Returns the transformed record, or None if it was dropped."""
         current: R | None = record
         for stage in self.stages:
             if current is None:
@@ -53,7 +53,7 @@ class TransformationChain:
         return current
 
     def close(self) -> None:
-        """Close every transform and predicate."""
+        """Closes every transform and predicate."""
         for stage in self.stages:
             stage.transformation.close()
             if stage.predicate is not None:
@@ -61,7 +61,7 @@ class TransformationChain:
 
     @classmethod
     def of(cls, plugins: Plugins, props: Mapping[str, str]) -> TransformationChain:
-        """Those that a connector's configuration names; ConfigError."""
+        """Returns the transforms that a connector's configuration names. Raises ConfigError."""
         stages = []
         for alias in _aliases(props, "transforms"):
             own = with_prefix(props, f"transforms.{alias}.")

@@ -1,7 +1,7 @@
-"""Validation of a whole connector configuration, as Kafka Connect answers it.
+"""Validation of a whole connector configuration, in Kafka Connect's form.
 
-First what every connector has, then the transforms, predicates and topic creation groups that the configuration names,
-then the connector's own settings. Nothing is started and nothing outside is asked, unless the connector's own
+It checks the common settings first, then the transforms, predicates and topic creation groups that the configuration
+names, then the connector's own settings. It starts nothing and connects to nothing, unless the connector's own
 `validate` does.
 """
 
@@ -32,7 +32,7 @@ CHAINS = {"transforms": "transformation", "predicates": "predicate"}
 
 @dataclass
 class ConfigInfos:
-    """What validation found; `as_json()` is REST's body."""
+    """The result of a validation. `as_json()` returns REST's body."""
 
     name: str
     groups: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ class ConfigInfos:
         }
 
     def refusal(self) -> str:
-        """Why a connector with this configuration is not created, in Kafka Connect's words."""
+        """Returns why a connector with this configuration is not created, in Kafka Connect's words."""
         errors = "".join(f"\n{error}" for error in self.errors)
         return (
             f"Connector configuration is invalid and contains the following {self.error_count} error(s):{errors}\n"
@@ -65,7 +65,7 @@ class ConfigInfos:
 
 
 def class_given(props: Mapping[str, str]) -> str:
-    """The connector's class; ConfigError with the configuration where it names none."""
+    """Returns the connector's class. Raises ConfigError with the configuration if it names none."""
     given = props.get("connector.class")
     if given is None:
         shown = ", ".join(f"{name}={hidden(name, value)}" for name, value in sorted(props.items()))
@@ -74,9 +74,9 @@ def class_given(props: Mapping[str, str]) -> str:
 
 
 def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]) -> ConfigInfos:
-    """Validate a configuration whose `${…}` are resolved; `worker` gives the worker's own settings.
+    """Validates a configuration with resolved `${…}`. `worker` contains the worker's own settings.
 
-    Raises ConfigError where it names no connector class, or one that does not exist.
+    Raises ConfigError if it names no connector class, or one that does not exist.
     """
     given = class_given(props)
     plugin = plugins.connector_class(given)
@@ -106,7 +106,7 @@ def validate_connector(plugins: Plugins, props: Mapping[str, str], worker: Mappi
 def _with_files_checked(
     plugin: type[Connector], values: list[ConfigValue], props: Mapping[str, str], worker: Mapping[str, Any]
 ) -> list[ConfigValue]:
-    """The values, with an error at each that names a file which the worker does not allow."""
+    """Returns the values, with an error at each that names a file which the worker does not allow."""
     files = AllowedFiles(worker.get(FILES_ALLOWED, ()))
     for value in values:
         if value.name in plugin.file_settings:
@@ -118,7 +118,7 @@ def _with_files_checked(
 
 
 def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: Mapping[str, Any]) -> list[ConfigValue]:
-    """Client settings of the connector that the worker's policy does not allow, or that are none."""
+    """Returns the connector's client settings that are invalid, or that the worker's policy does not allow."""
     policy, found = str(worker.get("connector.client.config.override.policy", "All")), []
     is_sink = issubclass(plugin, SinkConnector)
     makers = {"producer": producer_settings, **({"consumer": consumer_settings} if is_sink else {}), "admin": None}
@@ -141,7 +141,7 @@ def _wrong_overrides(plugin: type[Connector], props: Mapping[str, str], worker: 
 
 
 def _wrong_converters(plugins: Plugins, props: Mapping[str, str]) -> list[ConfigValue]:
-    """Settings of the connector's own converters that are wrong."""
+    """Returns the invalid settings of the connector's own converters."""
     found = []
     for name, kind in CONVERTER_KINDS.items():
         converter = plugins.find(kind, props.get(name, ""))
@@ -156,7 +156,7 @@ def _wrong_converters(plugins: Plugins, props: Mapping[str, str]) -> list[Config
 
 
 def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:
-    """The settings of any plugin; of a connector its own and then the common ones, which it may override."""
+    """Returns a plugin's settings: of a connector, its own and then the common ones that it does not override."""
     own: ConfigDef = cast(Any, plugin).config()
     shown = own.definitions()
     if kind in ("sink", "source"):
@@ -169,7 +169,7 @@ def plugin_definitions(plugin: type, kind: str) -> list[dict[str, Any]]:
 def common_definition(
     plugin: type[Connector], plugins: Plugins, props: Mapping[str, str], worker: Mapping[str, Any]
 ) -> ConfigDef:
-    """What every connector has, with the worker's converters as defaults and what the configuration itself names."""
+    """Returns the common settings, with the worker's converters as defaults and the settings of named plugins."""
     base = sink_config() if issubclass(plugin, SinkConnector) else source_config(props)
     defaults: dict[str, Any] = {"connector.plugin.version": plugin.version(object.__new__(plugin))}
     fallback = {"header.converter": SIMPLE_HEADER_CONVERTER}
@@ -199,7 +199,7 @@ def _recommending(values: list[Any]) -> Recommender:
 
 
 def _enrich(definition: ConfigDef, chain: str, kind: str, plugins: Plugins, props: Mapping[str, str]) -> None:
-    """The settings of each transform or predicate that the configuration names, in a group of its own."""
+    """Adds the settings of each transform or predicate that the configuration names, in a group of its own."""
     singular = chain.removesuffix("s").capitalize()
     for alias in dict.fromkeys(name.strip() for name in props.get(chain, "").split(",") if name.strip()):
         prefix, group = f"{chain}.{alias}.", f"{chain.capitalize()}: {alias}"
@@ -269,7 +269,7 @@ def _check_exactly_once(
 
 
 def _shown(definition: ConfigDef, value: ConfigValue) -> dict[str, Any]:
-    if value.name not in definition:  # the connector's own validation may say something of what it did not define
+    if value.name not in definition:  # the connector's own validation may report on a setting that it did not define
         definition = ConfigDef().define(value.name, Type.STRING, None, Importance.LOW, "")
         value.value = hidden(value.name, value.value)
     key = definition[value.name]

@@ -1,7 +1,7 @@
-"""The worker: runs connectors and tasks and knows nothing of who decided that it should.
+"""The worker: runs connectors and tasks, and does not know why they were assigned to it.
 
-A herder tells it what to start and stop, and hears through a StatusListener what becomes of each. Connectors and tasks
-are kept apart by name: one that fails or hangs ends by itself, and the worker goes on.
+A herder starts and stops them, and learns their outcomes through a StatusListener. Connectors and tasks are isolated
+from each other: if one fails or hangs, it ends alone, and the worker continues.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 log = get_logger(__name__)
 
 STALL_LOOKS, STALL_LOOK_MS_MIN = 10, 50
-"""How often within `task.stall.timeout.ms` it is looked which tasks are stalled, and how soon again at the earliest."""
+"""The number of checks for stalled tasks within `task.stall.timeout.ms`, and the minimum interval between them."""
 
 TaskMaker = Callable[[TaskSpec, StatusListener], WorkerTask]
-"""Makes a task ready to start; ConfigError and ConnectError where the configuration does not allow it."""
+"""Makes a task ready to start. Raises ConfigError and ConnectError if the configuration does not allow it."""
 
 
 class Worker:
@@ -51,7 +51,7 @@ class Worker:
         processes: Processes | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """`processes` makes those of connectors; by default with the log's own settings."""
+        """`processes` makes the processes of connectors. The default uses the log's own settings."""
         self.config, self.plugins, self.offsets = config, plugins, offsets
         self._processes = processes or Processes(config)
         self.transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
@@ -71,12 +71,12 @@ class Worker:
         return f"<Worker {len(self._connectors)} connectors, {len(self._tasks)} tasks>"
 
     async def startup(self) -> None:
-        """Open the offset store."""
+        """Opens the offset store."""
         await self.offsets.start()
         self._stall_watch = asyncio.create_task(self._watch_stalls(), name="stalled tasks")
 
     async def shutdown(self) -> None:
-        """Stop all tasks, then all connectors, then the offset store."""
+        """Stops all tasks, then all connectors, then the offset store."""
         if self._stall_watch is not None:
             self._stall_watch.cancel()
         await self.stop_tasks(tuple(self._tasks))
@@ -89,23 +89,23 @@ class Worker:
         return timeout_ms
 
     def connector_names(self) -> frozenset[str]:
-        """The connectors here, running or not."""
+        """Returns the names of the connectors on this worker, running or not."""
         return frozenset(self._connectors)
 
     def task_ids(self) -> frozenset[ConnectorTaskId]:
-        """The tasks here, running or not."""
+        """Returns the tasks on this worker, running or not."""
         return frozenset(self._tasks)
 
     def state(self, id: Id) -> State | None:
-        """What a connector or task here is doing; None where it is not here."""
+        """Returns the state of a connector or task on this worker, or None if it is not here."""
         found = self._connectors.get(id) if isinstance(id, str) else self._tasks.get(id)
         return None if found is None else found.state
 
     def task_metrics(self) -> list[tuple[ConnectorTaskId, State, dict[str, float]]]:
-        """Each task here with its state and what it counts, by Kafka Connect's names with underscores.
+        """Returns each task on this worker with its state and its metrics, by Kafka Connect's names with underscores.
 
-        Beyond those, `call_duration_ms`: for how long it has been inside one call of the connector's code, and
-        `stalled`: whether that is longer than `task.stall.timeout.ms`.
+        Two metrics are added. `call_duration_ms` is the time since the current call of the connector's code began.
+        `stalled` is 1 if that is at least `task.stall.timeout.ms`, else 0.
         """
         now_ms, limit_ms = self._clock.monotonic_ms(), self.config["task.stall.timeout.ms"]
         found = []
@@ -116,7 +116,7 @@ class Worker:
         return found
 
     async def _watch_stalls(self) -> None:
-        """Say once of each task that it has been inside one call for too long, and once that it goes on."""
+        """Logs once for each task that it is stalled inside one call, and once that it continues."""
         limit_ms = self.config["task.stall.timeout.ms"]
         while True:
             await asyncio.sleep(max(limit_ms / STALL_LOOKS, STALL_LOOK_MS_MIN) / 1000)
@@ -132,7 +132,7 @@ class Worker:
             self._stalled = stalled
 
     def stalled_ms(self, id: ConnectorTaskId) -> int:
-        """For how long a task has been inside one call of its connector's code; 0 where it is not."""
+        """Returns how long a task has been inside one call of its connector's code, in ms; 0 if it is in none."""
         task = self._tasks.get(id)
         return 0 if task is None else task.stalled_ms(self._clock.monotonic_ms())
 
@@ -144,10 +144,10 @@ class Worker:
         listener: StatusListener,
         on_reconfiguration: Callable[[str], None] = lambda _name: None,
     ) -> State:
-        """Start a connector and bring it to its target state; gives the state it came to.
+        """Starts a connector and brings it to its target state. Returns the state that it reached.
 
-        `config` is as it is kept, with its `${…}`. What goes wrong is reported as its failure and not raised.
-        `on_reconfiguration` is called when the connector asks for its tasks to be configured anew.
+        `config` is the stored one, with its `${…}`. An error is reported as the connector's failure and not raised.
+        `on_reconfiguration` is called when the connector requests a reconfiguration of its tasks.
         """
         if name in self._connectors:
             raise ConnectError(f"Connector with name {name} already exists")
@@ -157,7 +157,7 @@ class Worker:
             self.check_files(props)
             made = self._make_connector(name, props)
             connector = WorkerConnector(name, made, props, listener, on_reconfiguration, mask=mask)
-        except Exception as e:  # of the connector's constructor too
+        except Exception as e:  # also an error of the connector's constructor
             log.error("connector cannot be made", connector=name, error=mask(said_of(e)))
             listener.on_failure(name, mask(trace_of(e)))
             return State.FAILED
@@ -166,19 +166,19 @@ class Worker:
         return await connector.transition_to(target)
 
     def _make_connector(self, name: str, props: Props) -> Connector:
-        """One here or in a process of its own, as worker and connector say."""
+        """Returns a connector in this process or in one of its own, as worker and connector configure."""
         plugin = self.plugins.connector_class(props.get("connector.class", ""))
         if runs_apart(props, self.config):
             return ProcessConnector(name, plugin, self._processes, self.graceful_timeout_ms)
         return plugin()
 
     def check_files(self, props: Props) -> None:
-        """ConfigError if a connector's configuration names a file that the worker does not allow."""
+        """Raises ConfigError if a connector's configuration names a file that the worker does not allow."""
         self._files.check(self.plugins.connector_class(props.get("connector.class", "")).file_settings, props)
 
     @asynccontextmanager
     async def connector_to_ask(self, props: Props) -> AsyncIterator[Connector]:
-        """A connector that is asked something and never started."""
+        """Yields a connector for questions. It is never started."""
         connector = self._make_connector(props.get("name", ""), props)
         try:
             yield connector
@@ -187,9 +187,10 @@ class Worker:
                 await connector.close(0)
 
     async def validate(self, config: Props) -> ConfigInfos:
-        """What is wrong with a configuration, which may have `${…}`; what the connector raises.
+        """Returns the errors of a configuration, which may have `${…}`. Raises what the connector raises.
 
-        Where the connector has no process of its own it is asked on a thread, since it may look at what it connects to.
+        A connector without a process of its own is validated on a thread, since it may read from the system that it
+        connects to.
         """
         props = await in_thread(lambda: self.resolve(config))
         if props.get(ISOLATION, self.config[ISOLATION]) == "process":
@@ -199,20 +200,20 @@ class Worker:
         return await in_thread(lambda: validate_connector(self.plugins, props, self.config.values))
 
     async def stop_connector(self, name: str) -> None:
-        """Stop a connector, for at most the graceful timeout; nothing where it is not here."""
+        """Stops a connector within the graceful timeout. Does nothing if it is not on this worker."""
         connector = self._connectors.pop(name, None)
         if connector is not None:
             await connector.shutdown(self.graceful_timeout_ms)
 
     async def stop_connectors(self, names: Iterable[str]) -> None:
-        """Stop connectors, all at once."""
+        """Stops connectors, all at once."""
         await asyncio.gather(*(self.stop_connector(name) for name in names))
 
     async def connector_task_configs(self, name: str, config: Props) -> list[dict[str, str]]:
-        """The tasks that a running connector divides its work into, as they are to be kept: with `${…}` unresolved.
+        """Returns the task configurations of a running connector in the stored form, with `${…}` unresolved.
 
-        Raises ConnectorNotFound, also where it is stopped meanwhile, ConnectError where there are more than tasks.max,
-        and what the connector raises.
+        Raises ConnectorNotFound, also if it is stopped meanwhile, ConnectError if there are more than tasks.max, and
+        what the connector raises.
         """
         connector = self._connectors.get(name)
         if connector is None:
@@ -221,7 +222,7 @@ class Worker:
         tasks_max = int(props.get("tasks.max", "1"))
         try:
             made = await connector.task_configs(tasks_max)
-        except Exception:  # of the connector
+        except Exception:  # any error of the connector
             if self._connectors.get(name) is not connector:
                 raise ConnectorNotFound(f"Connector {name} was stopped") from None
             raise
@@ -237,9 +238,9 @@ class Worker:
         return [self.transformer.unresolve({**task, **added}, config) for task in made]
 
     async def start_task(self, spec: TaskSpec, target: TargetState, listener: StatusListener) -> bool:
-        """Start a task; False, reported as its failure, where it cannot even be made.
+        """Starts a task. Returns False, and reports a failure, if it cannot be made.
 
-        A task that fails later is restarted by itself, after a back-off, where `task.restart.enable` says so.
+        A task that fails later is restarted after a backoff if `task.restart.enable` is set.
         """
         if spec.id in self._tasks:
             raise ConnectError(f"Task already exists in this worker: {spec.id}")
@@ -254,7 +255,7 @@ class Worker:
         try:
             self._check_tasks_max(spec)
             task = self._make_task(spec, listener)
-        except Exception as e:  # of the connector's constructor too
+        except Exception as e:  # also an error of the connector's constructor
             mask = self.transformer.masking({**spec.connector_config, **spec.task_config})
             log.error("task cannot be made", task=str(spec.id), error=mask(str(e)))
             listener.on_failure(spec.id, mask(trace_of(e)))
@@ -274,7 +275,7 @@ class Worker:
             )
 
     async def _watch(self, task: WorkerTask, running: asyncio.Task[None]) -> None:
-        """Restart a task that failed, again and again where it cannot even be made."""
+        """Restarts a task that failed. Tries again with a backoff if it cannot be made."""
         await asyncio.wait([running])
         id, begun = task.id, task.state is not State.FAILED or task.stopping
         while not begun and (wait_ms := self._restarts.failed(id, self._clock.monotonic_ms())) is not None:
@@ -286,7 +287,7 @@ class Worker:
             begun = self._begin(spec, listener, self._targets[id.connector])
 
     async def stop_tasks(self, ids: Iterable[ConnectorTaskId]) -> None:
-        """Stop tasks, all at once; those that run on after the graceful timeout are cancelled and abandoned."""
+        """Stops tasks, all at once. Tasks that still run after the graceful timeout are cancelled and abandoned."""
         for id in (ids := tuple(ids)):
             self._specs.pop(id, None)
             self._restarts.forget(id)
@@ -303,7 +304,7 @@ class Worker:
             task.cancel()
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
-        """Bring a connector and its tasks here to a target state."""
+        """Brings a connector and its tasks on this worker to a target state."""
         self._targets[name] = target
         for id, task in self._tasks.items():
             if id.connector == name:
@@ -312,11 +313,11 @@ class Worker:
             await connector.transition_to(target)
 
     def resolve(self, config: Mapping[str, str]) -> dict[str, str]:
-        """A configuration with its `${…}` resolved, to be validated and never kept."""
+        """Returns a configuration with its `${…}` resolved, for validation only. It must not be stored."""
         return self.transformer.resolve(config)
 
     def masking(self, config: Mapping[str, str]) -> Mask:
-        """What takes the values of a configuration's `${…}` out of a text."""
+        """Returns a mask that takes the values of a configuration's `${…}` out of a text."""
         return self.transformer.masking(config)
 
 
@@ -325,7 +326,7 @@ class RestartSettings(Protocol):
 
 
 class Restarts:
-    """When failed tasks are restarted: after a backoff that doubles with each failure.
+    """Schedules the restarts of failed tasks: after a backoff that doubles with each failure.
 
     >>> backoff = {"task.restart.backoff.ms": 10, "task.restart.backoff.max.ms": 35}
     >>> restarts = Restarts({"task.restart.enable": True, **backoff})
@@ -348,11 +349,11 @@ class Restarts:
         self._started_ms: dict[ConnectorTaskId, int] = {}
 
     def started(self, id: ConnectorTaskId, now_ms: int) -> None:
-        """The task was started."""
+        """Records that the task was started."""
         self._started_ms[id] = now_ms
 
     def failed(self, id: ConnectorTaskId, now_ms: int) -> int | None:
-        """How long to wait before it is started again, in ms; None: not at all."""
+        """Returns the delay in ms before it is started again, or None if it is not restarted."""
         if not self._enabled:
             return None
         ran_ms = now_ms - self._started_ms.get(id, now_ms)
@@ -361,6 +362,6 @@ class Restarts:
         return min(self._first_ms << min(failures, 32), self._max_ms)
 
     def forget(self, id: ConnectorTaskId) -> None:
-        """The task is not here any more."""
+        """Forgets a task that is no longer on this worker."""
         self._failures.pop(id, None)
         self._started_ms.pop(id, None)

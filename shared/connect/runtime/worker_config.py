@@ -1,4 +1,4 @@
-"""A worker's settings: Kafka Connect's names and defaults, and those beyond it."""
+"""A worker's settings: Kafka Connect's names and defaults, and additional ones."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WORKER_ONLY = (
     "topic.wait.timeout.ms",
     FILES_ALLOWED,
 )
-"""Settings beyond Kafka Connect's that the worker alone has: in a connector's configuration they are refused, since
-there they would change nothing."""
+"""Additional settings of the worker alone. A connector's configuration that contains one is rejected, since it would
+have no effect there."""
 JSON_CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 SIMPLE_HEADER_CONVERTER = "org.apache.kafka.connect.storage.SimpleHeaderConverter"
 
 
 def worker_config() -> ConfigDef:
-    """What standalone and distributed workers share (org.apache.kafka.connect.runtime.WorkerConfig)."""
+    """The settings of standalone and distributed workers (org.apache.kafka.connect.runtime.WorkerConfig)."""
     return (
         ConfigDef()
         .define("bootstrap.servers", Type.STRING, "localhost:9092", HIGH, "host:port, comma-separated.")
@@ -89,9 +89,9 @@ def worker_config() -> ConfigDef:
 
 
 class WorkerConfig:
-    """A worker's settings, parsed, beside the properties as they were given.
+    """A worker's parsed settings, beside the properties as they were given.
 
-    `config[name]` is a setting's value. Raises ConfigError that says all that is wrong.
+    `config[name]` is a setting's value. Raises one ConfigError that lists all errors.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class WorkerConfig:
         return self.values[name]
 
     def client_props(self, prefix: str = "") -> dict[str, str]:
-        """The properties that Kafka's clients take: the worker's own, over which go those with `prefix`."""
+        """Returns the properties for Kafka's clients: the worker's own, overridden by those with `prefix`."""
         own = {name: value for name, value in self.props.items() if name not in self.definition}
         own["bootstrap.servers"] = self.values["bootstrap.servers"]
         return own | with_prefix(self.props, prefix) if prefix else own

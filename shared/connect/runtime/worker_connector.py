@@ -1,6 +1,7 @@
-"""A connector as the worker runs it: started, paused, resumed and stopped, one change at a time, in a task of its own.
+"""A connector as the worker runs it. An asyncio task of its own starts, pauses, resumes and stops it, one change at a
+time.
 
-Pausing and stopping both stop the connector itself (it watches nothing then); only a resume starts it again.
+Pausing and stopping both stop the connector itself, which then watches nothing. Only a resume starts it again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ EVENT_OF = {TargetState.PAUSED: Event.PAUSED, TargetState.STOPPED: Event.STOPPED
 
 
 class WorkerConnector:
-    """One connector's life; also its context."""
+    """Runs one connector. It is also the connector's context."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class WorkerConnector:
         *,
         mask: Mask = unmasked,
     ) -> None:
-        """`mask` takes secrets out of what the connector raises."""
+        """`mask` takes secrets out of the connector's errors."""
         self.name, self.connector, self.props = name, connector, props
         self._mask = mask
         self.state = State.UNASSIGNED
@@ -56,11 +57,11 @@ class WorkerConnector:
         self._fail(error)
 
     async def transition_to(self, target: TargetState) -> State:
-        """Come to the target state; gives the state it came to, FAILED where the connector raised."""
+        """Brings the connector to the target state. Returns the state reached: FAILED if the connector raised."""
         return await self._ask(target)
 
     async def shutdown(self, timeout_ms: float) -> None:
-        """Stop; a connector that takes longer is cancelled and abandoned."""
+        """Stops the connector. It is cancelled and abandoned if it takes longer than `timeout_ms`."""
         end_ms = END_MS
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -74,7 +75,7 @@ class WorkerConnector:
             await self.connector.close(end_ms)
 
     async def task_configs(self, tasks_max: int) -> list[dict[str, str]]:
-        """How the connector divides its work; what it raises."""
+        """Returns the connector's task configurations. Raises what the connector raises."""
         return await self.connector.task_configs(tasks_max)
 
     async def _ask(self, target: TargetState | None) -> State:
@@ -89,7 +90,7 @@ class WorkerConnector:
             target, done = await self._wanted.get()
             try:
                 await (self._end() if target is None else self._change(target))
-            except Exception as e:  # of the connector: whatever it is, it fails this connector alone
+            except Exception as e:  # any error of the connector fails this connector alone
                 self._fail(e)
             finally:
                 if not done.done():
@@ -111,7 +112,7 @@ class WorkerConnector:
             self.connector.initialize(self)
             await self.connector.start(self.props)
             self._started = True
-            if not self._has_failed():  # by itself, meanwhile
+            if not self._has_failed():  # the connector failed meanwhile, outside a transition
                 self._move(Event.STARTUP if first else Event.RUNNING)
 
     async def _suspend(self) -> None:

@@ -43,13 +43,13 @@ Polled = dict[TopicPartition, Columns]
 CLOSE_TIMEOUT_MS = 30_000
 """How long the last commit and leaving the group may take together."""
 CONVERSION_PATIENCE_MS = 1_000
-"""How long a conversion may wait, for a schema, say, before polls go on beside it."""
+"""How long a conversion may wait, for example for a schema, before polls continue beside it."""
 LEAVE_TIMEOUT_MS = 1_000
-"""How long a cancelled task may take to leave the group: else its partitions wait for the session to time out."""
+"""How long a cancelled task may take to leave the group. Otherwise its partitions wait for the session timeout."""
 
 
 class WorkerSinkTask(WorkerTask, RebalanceListener):
-    """One sink task's life; also its consumer's rebalance listener."""
+    """Runs one sink task. It is also its consumer's rebalance listener."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await self.iteration()
 
     async def iteration(self) -> None:
-        """One turn: commit if it is due, count out a commit that takes too long, read and deliver."""
+        """Runs one turn: commits if it is due, ends a commit that takes too long, reads and delivers."""
         now_ms = self._clock.monotonic_ms()
         async with self._turn:
             self._follow_target()
@@ -119,11 +119,11 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
     @property
     def holds_all(self) -> bool:
-        """Whether everything is to stay paused, whatever the connector's task resumes."""
+        """Returns whether all partitions must stay paused, whatever the connector's task resumes."""
         return self.should_pause or self._is_converting
 
     def _follow_target(self) -> None:
-        """Pause or go on, where that is newly wanted."""
+        """Pauses or resumes if the target state has changed."""
         if not self._changed.is_set() or self.stopping:
             return
         self._changed.clear()
@@ -139,14 +139,17 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.moved(Event.RUNNING)
 
     async def _take(self, timeout_ms: int) -> tuple[Polled, int]:
-        """Records, with the count of assignments that they were taken under."""
+        """Returns records, with the number of assignments at the time of the poll."""
         return await self._consumer.poll(timeout_ms), self.sink_state.assignments
 
     async def _poll(self, timeout_ms: int) -> tuple[Polled, int] | None:
-        """Records; empty after the timeout, or when a commit is due; None where the target state has changed."""
+        """Returns records. They are empty after the timeout, or when a commit is due.
+
+        Returns None if the target state has changed.
+        """
         taken = await self._take(0)
         if taken[0] or timeout_ms <= 0:
-            await asyncio.sleep(0)  # neither need have waited for anything, and others must have their turn
+            await asyncio.sleep(0)  # neither branch need have waited, and other asyncio tasks must run
             return taken
         poll = asyncio.ensure_future(self._take(timeout_ms))
         changed = asyncio.ensure_future(self._changed.wait())
@@ -154,7 +157,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             await asyncio.wait((poll, changed, answered), return_when=asyncio.FIRST_COMPLETED)
             if not poll.done() and not changed.done():
-                # The poll was to last for as long as the answer might: the next commit may be due before.
+                # The poll timeout covered the wait for the commit's answer. The next commit may be due before.
                 due_ms = self.sink_state.next_commit_in_ms(self._clock.monotonic_ms())
                 await asyncio.wait((poll, changed), timeout=due_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
             if poll.done():
@@ -167,7 +170,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             await asyncio.gather(poll, changed, answered, return_exceptions=True)
 
     async def _convert_beside_polls(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
-        """Without the turn: it may wait for a registry as long as that is down."""
+        """Converts without holding the lock: it may wait as long as a schema registry is down."""
         converting = asyncio.ensure_future(self._convert(polled))
         try:
             await asyncio.wait({converting}, timeout=CONVERSION_PATIENCE_MS / 1000)
@@ -195,7 +198,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 await asyncio.wait({converting})
 
     async def _convert(self, polled: Polled) -> dict[TopicPartition, list[SinkRecord]] | None:
-        """The records of each partition; None where the task is to stop or pause, and a conversion waited."""
+        """Returns the records of each partition, or None if the task is to stop or pause while a conversion waits."""
         try:
             return {tp: await self._conversion.sink_records(columns) for tp, columns in polled.items()}
         except Interrupted:
@@ -237,7 +240,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self._consumer.seek(tp, offset)
 
     async def _commit(self, now_ms: int) -> None:
-        """Begin a commit beside the loop."""
+        """Begins a commit beside the loop."""
         await self._reporters.flush()
         begun = self.sink_state.begin_commit(now_ms)
         if begun is None:
@@ -246,7 +249,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self._commit_answered.clear()
         try:
             provided = await self._call(self.task.pre_commit, dict(wanted))
-        except Exception as e:  # of the connector: nothing since the last commit counts
+        except Exception as e:  # an error of the connector: everything since the last commit is read again
             log.error(
                 "offset commit failed, reading again", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}")
             )
@@ -254,7 +257,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self._consumer.seek(tp, offset)
             self._committed(seqno, e, None)
             return
-        await self._reporters.flush()  # of what was reported in it
+        await self._reporters.flush()  # waits for the errors reported in `pre_commit`
         offsets = self.sink_state.committable(provided or {})
         if not offsets:
             self._committed(seqno, None, None)
@@ -265,7 +268,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         self, seqno: int, error: Exception | None, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None
     ) -> None:
         took_ms = self.sink_state.commit_completed(seqno, error, offsets, self._clock.monotonic_ms())
-        if not self.sink_state.committing:  # and not a late answer to one before
+        if not self.sink_state.committing:  # not a late answer to an earlier commit
             self._commit_answered.set()
         self.metrics.set("offset_commit_seq_no", self.sink_state.commit_seqno)
         if took_ms is None:
@@ -280,7 +283,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
             self.metrics.add("offset_commit_completion_total")
 
     async def on_partitions_assigned(self, partitions: Partitions) -> None:
-        """Take new partitions up where the group's offsets are, and have the task open them."""
+        """Takes the positions of new partitions from the consumer, and lets the task open them."""
         async with self._turn:
             positions = {tp: await self._consumer.position(tp) for tp in sorted(partitions)}
             paused = self.sink_state.opened(positions)
@@ -291,12 +294,12 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self._rewind()
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
-        """Have the task finish them, and commit."""
+        """Lets the task finish the partitions, and commits."""
         async with self._turn:
             await self._close_partitions(partitions, lost=False)
 
     async def on_partitions_lost(self, partitions: Partitions) -> None:
-        """Have the task let go of them; a commit would be refused."""
+        """Lets the task close the partitions, without a commit: it would be rejected."""
         async with self._turn:
             await self._close_partitions(partitions, lost=True)
 
@@ -316,7 +319,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
                 self.metrics.set("partition_count", len(self.sink_state.assigned))
 
     async def _last_commit(self, partitions: Partitions) -> None:
-        """Commit before partitions are given away; a task that cannot flush has them read again by the next owner."""
+        """Commits before partitions are given up. If the task cannot flush, the next owner reads again."""
         begun = self.sink_state.begin_commit(self._clock.monotonic_ms(), partitions)
         if begun is None:
             return
@@ -325,10 +328,10 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
         try:
             await self._reporters.flush()
             provided = await self._call(self.task.pre_commit, dict(wanted))
-            await self._reporters.flush()  # of what was reported in it
+            await self._reporters.flush()  # waits for the errors reported in `pre_commit`
             if offsets := self.sink_state.committable(provided or {}):
                 await self._consumer.commit(offsets)
-        except Exception as e:  # of the connector, or the commit: what is not committed is read again
+        except Exception as e:  # an error of the connector or the commit: the next owner reads what is not committed
             self._committed(seqno, e, None)
         else:
             self._committed(seqno, None, offsets)
@@ -346,7 +349,7 @@ class WorkerSinkTask(WorkerTask, RebalanceListener):
 
 
 class WorkerSinkTaskContext:
-    """What a sink task may ask, as `SinkTaskContext` says."""
+    """The context of a sink task; see `SinkTaskContext`."""
 
     def __init__(self, task: WorkerSinkTask, props: Mapping[str, str], files: AllowedFiles, consumer: Consumer) -> None:
         self._task, self._state, self._consumer = task, task.sink_state, consumer

@@ -1,7 +1,8 @@
 """A source task under at-least-once: records first, offsets later.
 
-Offsets are stored every `offset.flush.interval.ms`, those up to which every record is in Kafka. What a flush could not
-store is stored with the next. After the last poll the task waits, for `offset.flush.timeout.ms`, for what is under way.
+Offsets up to which every record is in Kafka are stored every `offset.flush.interval.ms`. Offsets that a flush cannot
+store are stored with the next one. After the last poll the task waits up to `offset.flush.timeout.ms` for pending
+records.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = get_logger(__name__)
 
 
 class WorkerSourceTask(AbstractWorkerSourceTask):
-    """At-least-once."""
+    """A source task under at-least-once."""
 
     def __init__(
         self,
@@ -86,21 +87,21 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
         self.metrics.active(self.submitted.pending)
 
     async def _tell(self) -> None:
-        """Tell the connector's task of records whose fate is known."""
+        """Calls the connector's task for records whose outcome is known."""
         told, self._to_tell = self._to_tell, []
         for record, metadata in told:
             try:
                 await self.thread.call(self.task.commit_record, record, metadata)
-            except Exception as e:  # of the connector: the record is in Kafka whatever it thinks of that
+            except Exception as e:  # any error of the connector: the record is in Kafka in either case
                 log.error("commit_record failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
 
     async def commit_offsets(self) -> bool:
-        """Store what may be stored; False where it could not be, to be tried with the next."""
+        """Stores the offsets that may be stored. Returns False if that failed; the next call tries again."""
         await self._tell()
         async with self._flushing:
             self.committable = self.committable.updated_with(self.submitted.committable())
             if self.send_error is not None:
-                return False  # the task is about to fail: what it could store, its last commit stores
+                return False  # the task is about to fail: its last commit stores what it can
             started_ms = self._clock.monotonic_ms()
             taken = self.committable
             if taken.offsets:
@@ -119,7 +120,7 @@ class WorkerSourceTask(AbstractWorkerSourceTask):
             self.metrics.add("offset_commit_success_total")
         try:
             await self.thread.call(self.task.commit)
-        except Exception as e:  # of the connector: the offsets are stored whatever it thinks of that
+        except Exception as e:  # any error of the connector: the offsets are stored in either case
             log.error("the task's commit failed", task=str(self.id), error=self.mask(f"{type(e).__name__}: {e}"))
         return True
 

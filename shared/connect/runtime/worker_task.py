@@ -1,7 +1,7 @@
-"""A task as the worker runs it: what source and sink tasks have in common.
+"""The common base of source and sink tasks, as the worker runs them.
 
-It runs in an asyncio task of its own: start, execute until told to stop, close. Whatever the connector's code raises
-ends it as FAILED; being cancelled ends it at once, without a last commit.
+A task runs in an asyncio task of its own: it starts, executes until it is stopped, and closes. Any error of the
+connector's code ends it as FAILED. Cancellation ends it at once, without a last commit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a task is to do; the configurations as they are kept, with their `${…}` unresolved."""
+    """A task to run. Its configurations are the stored ones, with their `${…}` unresolved."""
 
     id: ConnectorTaskId
     connector_config: Mapping[str, str]
@@ -39,7 +39,7 @@ class TaskSpec:
 
 
 class WorkerTask(ABC):
-    """One task's life."""
+    """Runs one task."""
 
     def __init__(self, id: ConnectorTaskId, listener: StatusListener, metrics: TaskMetrics, clock: Clock) -> None:
         self.id = id
@@ -64,33 +64,36 @@ class WorkerTask(ABC):
 
     @abstractmethod
     async def _start(self) -> None:
-        """Open what is needed and start the connector's task."""
+        """Opens resources and starts the connector's task."""
 
     @abstractmethod
     async def _execute(self) -> None:
-        """Work until `stopping`."""
+        """Works until `stopping`."""
 
     @abstractmethod
     async def _close(self) -> None:
-        """Stop the connector's task and let go of everything; called once, after whatever came before."""
+        """Stops the connector's task and releases everything. Called once, whatever happened before."""
 
     def stalled_ms(self, now_ms: int) -> int:
-        """For how long it has been inside one call of the connector's code, or one record's conversion has been tried
-        again, in ms; 0 where neither is so."""
+        """Returns for how long, in ms, one call of the connector's code or the retries of one record's conversion have
+        lasted.
+
+        Returns 0 if neither is in progress.
+        """
         waiting_ms = None if self._waits is None else self._waits.since_ms
         return max(
             (now_ms - since_ms for since_ms in (self._entered_ms, waiting_ms) if since_ms is not None), default=0
         )
 
     def _attend(self, waits: RetryWaits) -> None:
-        """These are the task's: its stop or pause ends them."""
+        """Binds waits to this task: its stop or pause ends them."""
         self._waits, waits.is_over = waits, lambda: self.stopping or self.should_pause
         waits.mask = lambda text: self.mask(text)
 
     async def _call(
         self, method: Callable[..., Awaitable[T] | T], *args: Any, like: Callable[..., Any] | None = None
     ) -> T:
-        """Call the connector's code, as `TaskThread.call` says, and remember since when."""
+        """Calls the connector's code, as `TaskThread.call` does, and records the start of the call."""
         self._entered_ms = self._clock.monotonic_ms()
         try:
             return await self.thread.call(method, *args, like=like)
@@ -98,7 +101,7 @@ class WorkerTask(ABC):
             self._entered_ms = None
 
     async def _call_stop(self, stop: Callable[[], Awaitable[None] | None]) -> None:
-        """Call the connector's `stop`, after the last of all other calls, and let the thread end.
+        """Calls the connector's `stop`, after all other calls, and lets the thread end.
 
         A task that is cancelled while a call blocks does not wait: `stop` follows when that call returns.
         """
@@ -114,30 +117,30 @@ class WorkerTask(ABC):
             raise
 
     def start(self, target: TargetState) -> asyncio.Task[None]:
-        """Begin; the asyncio task ends when the task has."""
+        """Starts the task. The returned asyncio task ends when the task ends."""
         self.target = target
         self._runner = asyncio.create_task(self._run(), name=f"task-{self.id}")
         return self._runner
 
     def transition_to(self, target: TargetState) -> None:
-        """Have it pause or go on; a stopped connector's tasks are ended instead."""
+        """Requests a pause or resume. The tasks of a stopped connector are ended instead."""
         self.target = target
         self._changed.set()
 
     def stop(self) -> None:
-        """Have it end in order: what was delivered is committed."""
+        """Requests an orderly end, which commits what was delivered."""
         self.stopping = True
         self._changed.set()
 
     async def until_stopped(self, timeout_ms: float) -> bool:
-        """Wait for its end; False where it still runs after `timeout_ms`."""
+        """Waits for the end. Returns False if it still runs after `timeout_ms`."""
         if self._runner is None:
             return True
         done, _ = await asyncio.wait([self._runner], timeout=timeout_ms / 1000)
         return bool(done)
 
     def cancel(self) -> None:
-        """End it now: what runs is cancelled and not waited for, and nothing more is committed or reported."""
+        """Ends it now: running work is cancelled and not awaited, and nothing more is committed or reported."""
         self.stopping = self.cancelled = True
         if self._runner is not None:
             self._runner.cancel()
@@ -157,13 +160,13 @@ class WorkerTask(ABC):
         except asyncio.CancelledError:
             log.warning("task was cancelled", task=str(self.id))
             raise
-        except Exception as e:  # of the connector: whatever it is, it fails this task alone
+        except Exception as e:  # any error of the connector fails this task alone
             self._fail(e)
         else:
             self.moved(Event.SHUTDOWN)
 
     def moved(self, event: Event) -> None:
-        """Note and report a change."""
+        """Records and reports a change."""
         self.state = after(self.state, event)
         self.metrics.moved(self.state, self._clock.monotonic_ms())
         call = {
