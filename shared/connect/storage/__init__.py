@@ -1,1 +1,1 @@
-"""What a Connect cluster remembers: configs, statuses and offsets, in three compacted topics or one process."""
+"""The stored state of a Connect cluster: configs, statuses and offsets, in three compacted topics or one process."""

@@ -1,8 +1,8 @@
-"""The records of the config topic: what each key means, and its value as JSON, as Kafka Connect writes them.
+"""The records of the config topic, with their keys and JSON values, as Kafka Connect writes them.
 
     connector-<name>          {"properties": {…}}; a tombstone removes the connector
     task-<name>-<n>           {"properties": {…}}; counts only from the next commit on
-    commit-<name>             {"tasks": n}: the n task configs written before it are whole
+    commit-<name>             {"tasks": n}: the n task configs written before it are complete
     target-state-<name>       {"state": …, "state.v2": …}; the first has no STOPPED, for workers that do not know it
     tasks-fencing-<name>      {"task-count": n}: producers of n tasks have been fenced
     restart-connector-<name>  {"include-tasks": …, "only-failed": …}
@@ -38,7 +38,7 @@ FENCING, RESTART, LOGGER = "tasks-fencing-", "restart-connector-", "logger-clust
 
 @dataclass(frozen=True, slots=True)
 class ConnectorRecord:
-    """A connector's config; None where the connector is removed."""
+    """A connector's config, or None if the connector is removed."""
 
     connector: str
     config: Config | None
@@ -46,7 +46,7 @@ class ConnectorRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """One task's config, to count from the next commit on."""
+    """One task's config. It takes effect with the next commit."""
 
     task: ConnectorTaskId
     config: Config
@@ -54,7 +54,7 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskCommitRecord:
-    """The connector has so many tasks, whose configs stand before this."""
+    """The number of the connector's tasks, whose configs precede this record."""
 
     connector: str
     tasks: int
@@ -62,7 +62,7 @@ class TaskCommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class TargetStateRecord:
-    """What a connector is to do; None where that is forgotten."""
+    """A connector's target state, or None if it is removed."""
 
     connector: str
     state: TargetState | None
@@ -70,7 +70,7 @@ class TargetStateRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskCountRecord:
-    """The transactional producers of so many tasks of the connector were fenced; None: forgotten."""
+    """The number of tasks whose transactional producers were fenced, or None if the record is removed."""
 
     connector: str
     tasks: int | None
@@ -78,7 +78,7 @@ class TaskCountRecord:
 
 @dataclass(frozen=True, slots=True)
 class RestartRequest:
-    """Somebody asked for a restart of a connector, perhaps with its tasks, perhaps of what failed alone."""
+    """A request to restart a connector, optionally with its tasks, or only those that failed."""
 
     connector: str
     only_failed: bool
@@ -87,7 +87,7 @@ class RestartRequest:
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """What workers sign their requests to each other with; `created_ms` is the epoch's."""
+    """The key with which workers sign requests to each other. `created_ms` is ms since the epoch."""
 
     key: bytes
     algorithm: str
@@ -118,7 +118,7 @@ ConfigRecord = (
 
 
 def parse_task(text: str) -> ConnectorTaskId:
-    """The task in `<connector>-<number>`; SerializationError where there is none.
+    """Returns the task in `<connector>-<number>`. Raises SerializationError if the text has another form.
 
     >>> parse_task("two-part-name-7")
     ConnectorTaskId(connector='two-part-name', task=7)
@@ -130,7 +130,7 @@ def parse_task(text: str) -> ConnectorTaskId:
 
 
 def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
-    """A record's key and value; the value is None for a tombstone."""
+    """Returns a record's key and value. The value of a tombstone is None."""
     match record:
         case ConnectorRecord(connector, config):
             return _pair(f"{CONNECTOR}{connector}", None if config is None else {"properties": dict(config)})
@@ -139,7 +139,7 @@ def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
         case TaskCommitRecord(connector, tasks):
             return _pair(f"{COMMIT}{connector}", {"tasks": tasks})
         case TargetStateRecord(connector, state):
-            # Workers that know no STOPPED keep such a connector paused.
+            # Workers that do not know STOPPED pause such a connector.
             older = TargetState.PAUSED if state is TargetState.STOPPED else state
             return _pair(f"{TARGET_STATE}{connector}", state and {"state": older, "state.v2": state})
         case TaskCountRecord(connector, count):
@@ -154,7 +154,10 @@ def encode(record: ConfigRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> ConfigRecord | None:
-    """What a record says; None for a key that is not known here, SerializationError for a value that cannot be."""
+    """Returns the record of a key and value, or None if the key is unknown.
+
+    Raises SerializationError if the value is invalid.
+    """
     name = (key or b"").decode(errors="replace")
     if name == SESSION_KEY:
         return _session_key(_fields(name, value)) if value is not None else None
@@ -173,7 +176,7 @@ def _connector(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord:
 
 
 def _task(name: str, fields: Mapping[str, Any] | None) -> ConfigRecord | None:
-    # A task's config goes with its connector's; a tombstone of its own says nothing more.
+    # A task's config is removed with its connector's. A tombstone of its own adds nothing.
     return None if fields is None else TaskRecord(parse_task(name), _properties(fields))
 
 
@@ -217,7 +220,7 @@ def _session_key(fields: Mapping[str, Any]) -> SessionKey:
         key = base64.b64decode(str(fields["key"]), validate=True)
         return SessionKey(key, str(fields["algorithm"]), int(fields["creation-timestamp"]))
     except (KeyError, TypeError, ValueError, binascii.Error) as e:
-        raise SerializationError(f"{SESSION_KEY}: {type(e).__name__}") from None  # its text would show the key
+        raise SerializationError(f"{SESSION_KEY}: {type(e).__name__}") from None  # the error's text would show the key
 
 
 def _properties(fields: Mapping[str, Any]) -> Config:

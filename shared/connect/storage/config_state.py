@@ -1,11 +1,11 @@
-"""What the config topic says: the configs in force, read record by record.
+"""The configs in force, read from the config topic record by record.
 
-A connector's task configs are several records, and compaction or a crash may leave only some of them. So they are
-kept aside until the commit record that says how many there are: if as many are there they count, all together; if not,
-the connector is `inconsistent`, has no tasks, and whoever runs it writes them anew.
+A connector's task configs are several records, and compaction or a crash may leave only some of them. They are
+therefore kept aside until the commit record with their number. If all of them are there, they take effect together. If
+not, the connector is `inconsistent` and has no tasks, and the worker that runs it writes them again.
 
-`apply` gives what others may want to know of a record (`ConfigChange`): who reads the topic from its start passes
-these over, who follows it acts on them.
+`apply` returns the change that a record makes (`ConfigChange`). A reader ignores the changes while it reads the topic
+from its start, and acts on them while it follows the topic.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class ConnectorChanged:
-    """A connector's config is new or other than before."""
+    """A connector's config is new or has changed."""
 
     connector: str
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorRemoved:
-    """A connector is gone."""
+    """A connector is removed."""
 
     connector: str
 
 
 @dataclass(frozen=True, slots=True)
 class TasksChanged:
-    """A connector's tasks are committed; `tasks` are those it has now."""
+    """A connector's tasks are committed. `tasks` are its current ones."""
 
     connector: str
     tasks: tuple[ConnectorTaskId, ...]
@@ -54,7 +54,7 @@ class TasksChanged:
 
 @dataclass(frozen=True, slots=True)
 class TargetStateChanged:
-    """A connector is to do something else."""
+    """A connector's target state has changed."""
 
     connector: str
 
@@ -66,7 +66,7 @@ ConfigChange = (
 
 @dataclass(frozen=True, slots=True)
 class ConfigSnapshot:
-    """The cluster's configs up to `offset`, that of the last record read."""
+    """The cluster's configs up to `offset`, the offset of the last record read."""
 
     offset: int = NO_OFFSET
     session_key: SessionKey | None = None
@@ -76,7 +76,7 @@ class ConfigSnapshot:
     task_configs: Mapping[ConnectorTaskId, Config] = field(default_factory=dict)
     task_count_records: Mapping[str, int] = field(default_factory=dict)
     task_generations: Mapping[str, int] = field(default_factory=dict)
-    """How often each connector's tasks were committed: a task of an older one must not start."""
+    """How often each connector's tasks were committed. A task of an older generation must not start."""
     applied_configs: Mapping[str, Config] = field(default_factory=dict)
     """The connector's config that its tasks were made from."""
     pending_fencing: frozenset[str] = frozenset()
@@ -87,26 +87,26 @@ class ConfigSnapshot:
         return f"<ConfigSnapshot at {self.offset}: {len(self.configs)} connectors, {tasks} tasks>"
 
     def connectors(self) -> list[str]:
-        """All connectors' names, sorted."""
+        """Returns all connectors' names, sorted."""
         return sorted(self.configs)
 
     def target_state(self, connector: str) -> TargetState:
-        """What the connector is to do: STARTED unless something else is said."""
+        """Returns the connector's target state; the default is STARTED."""
         return self.target_states.get(connector, TargetState.STARTED)
 
     def tasks(self, connector: str) -> tuple[ConnectorTaskId, ...]:
-        """The connector's tasks; none where their configs are not whole."""
+        """Returns the connector's tasks, or none if their configs are incomplete."""
         if connector in self.inconsistent or connector not in self.configs:
             return ()
         return tuple(ConnectorTaskId(connector, n) for n in range(self.task_counts.get(connector, 0)))
 
     def all_task_configs(self, connector: str) -> list[Config]:
-        """The configs of the connector's tasks, by number."""
+        """Returns the configs of the connector's tasks, by number."""
         return [self.task_configs[task] for task in self.tasks(connector)]
 
 
 class ConfigState:
-    """The reader of the config topic: feed it every record in order, ask it for a snapshot."""
+    """Reads the config topic: takes every record in order and returns snapshots."""
 
     def __init__(self) -> None:
         self._offset = NO_OFFSET
@@ -127,7 +127,7 @@ class ConfigState:
         return repr(self.snapshot())
 
     def snapshot(self) -> ConfigSnapshot:
-        """What holds now; the same value until another record is applied."""
+        """Returns the configs in force. The value is the same until another record is applied."""
         if self._snapshot is None:
             self._snapshot = ConfigSnapshot(
                 self._offset,
@@ -145,13 +145,13 @@ class ConfigState:
         return self._snapshot
 
     def passed(self, offset: int) -> None:
-        """A record at this offset was read that says nothing."""
+        """Records the offset of a record that has no effect."""
         self._offset = offset
         if self._snapshot is not None:
             self._snapshot = replace(self._snapshot, offset=offset)
 
     def apply(self, record: ConfigRecord, offset: int) -> ConfigChange | None:
-        """Take one record; gives the change that it makes, if any."""
+        """Takes one record. Returns the change that it makes, if any."""
         self._offset, self._snapshot = offset, None
         match record:
             case ConnectorRecord(connector, None):
@@ -196,12 +196,12 @@ class ConfigState:
             self._targets.pop(connector, None)
             return None
         self._targets[connector] = state
-        # Of a connector that is not there yet (made stopped, say) nothing changes: its config comes next.
+        # A connector without a config yet (created as stopped, for example) does not change: its config comes next.
         return TargetStateChanged(connector) if before is not state and connector in self._configs else None
 
     def _commit(self, connector: str, count: int) -> ConfigChange | None:
         deferred = self._deferred.pop(connector, {})
-        if connector not in self._configs:  # removed meanwhile: its tasks are nobody's
+        if connector not in self._configs:  # removed meanwhile: its tasks are not used
             return None
         self._counts[connector] = count
         if not all(number in deferred for number in range(count)):
@@ -210,7 +210,8 @@ class ConfigState:
         self._inconsistent.discard(connector)
         for task in [task for task in self._tasks if task.connector == connector]:
             del self._tasks[task]
-        # More than the commit says may be left of an older set; compaction decides which, so they do not count.
+        # Task configs of an older set may remain beyond the committed number. Compaction decides which, so they do not
+        # count.
         self._tasks |= {ConnectorTaskId(connector, number): deferred[number] for number in range(count)}
         self._generations[connector] = self._generations.get(connector, 0) + 1
         self._applied[connector] = self._configs[connector]

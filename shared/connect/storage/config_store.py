@@ -1,10 +1,10 @@
-"""The configs of a Connect cluster, to be read and changed (an edge).
+"""The store of a Connect cluster's configs (an edge).
 
-`ConfigStore` says what is written for each change and in which order; where it goes is the subclass's: the config
-topic, or this process's memory. Every change has been read back when its call returns.
+`ConfigStore` decides which records a change writes and in which order. A subclass writes them: to the config topic, or
+to this process's memory. Every change has been read back when its call returns.
 
-With `transactional_id` the leader's changes are written by a transactional producer, so that a former leader is
-fenced: `claim` takes the id over, and what a fenced leader writes ends in ProducerFenced.
+With `transactional_id`, a transactional producer writes the leader's changes, so that a former leader is fenced.
+`claim` takes the id over. A write of a fenced leader raises ProducerFenced.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OnChange = Callable[[ConfigChange], None]
 
 
 class ConfigStore:
-    """What is written for each change; `on_change` hears of each one once the store is started."""
+    """Writes the records of each change. `on_change` gets each change once the store is started."""
 
     def __init__(self, on_change: OnChange) -> None:
         self._on_change = on_change
@@ -53,67 +53,67 @@ class ConfigStore:
         return f"<{type(self).__name__} {self._state!r}>"
 
     def snapshot(self) -> ConfigSnapshot:
-        """The configs as far as they were read."""
+        """Returns the configs as far as they were read."""
         return self._state.snapshot()
 
     async def start(self) -> None:
-        """Read what there is; nothing of it is told to `on_change`."""
+        """Reads the existing records, without calls of `on_change`."""
         self._started = True
 
     async def stop(self) -> None:
-        """Read no longer."""
+        """Stops reading."""
         self._started = False
 
     async def refresh(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Read all that others have written up to now; KafkaTimeout."""
+        """Reads all that others have written up to now. Raises KafkaTimeout."""
 
     @property
     def is_claimed(self) -> bool:
-        """Whether a leader's changes may be made from here."""
+        """Returns whether this process may make a leader's changes."""
         return True
 
     async def claim(self) -> None:
-        """Become the one that may make a leader's changes; others that did so before are fenced."""
+        """Claims the right to make a leader's changes, and fences earlier claims."""
 
     async def release(self) -> None:
-        """Lead no longer."""
+        """Gives up the right to make a leader's changes."""
 
     async def put_connector(self, name: str, config: Config, target: TargetState | None = None) -> None:
-        """A connector's config; `target` where it is not to start as usual, before anyone starts it."""
+        """Stores a connector's config. `target` is its target state unless it starts normally, and is written first."""
         records: list[ConfigRecord] = [] if target is None else [TargetStateRecord(name, target)]
         await self._write([*records, ConnectorRecord(name, config)], privileged=True)
 
     async def remove_connector(self, name: str) -> None:
-        """Forget a connector, its tasks and what it was to do."""
+        """Removes a connector, its tasks and its target state."""
         await self._write([ConnectorRecord(name, None), TargetStateRecord(name, None)], privileged=True)
 
     async def put_tasks(self, name: str, configs: Sequence[Config]) -> None:
-        """A connector's tasks, all of them."""
+        """Stores all of a connector's task configs."""
         tasks = [TaskRecord(ConnectorTaskId(name, n), config) for n, config in enumerate(configs)]
         await self._write([*tasks, TaskCommitRecord(name, len(configs))], privileged=True)
 
     async def put_target_state(self, name: str, state: TargetState) -> None:
-        """What a connector is to do."""
+        """Stores a connector's target state."""
         await self._write([TargetStateRecord(name, state)])
 
     async def put_task_count(self, name: str, count: int) -> None:
-        """The producers of all tasks were fenced, and so many may start."""
+        """Records that the producers of all tasks were fenced, and the number of tasks that may start."""
         await self._write([TaskCountRecord(name, count)], privileged=True)
 
     async def put_session_key(self, key: SessionKey) -> None:
-        """What workers sign with from now on."""
+        """Stores the key with which workers sign from now on."""
         await self._write([key], privileged=True)
 
     async def put_restart(self, request: RestartRequest) -> None:
-        """Have every worker restart what it has of a connector."""
+        """Requests that every worker restarts its part of a connector."""
         await self._write([request], privileged=True)
 
     async def put_logger_level(self, level: LoggerLevel) -> None:
-        """Have every worker set a logger's level."""
+        """Requests that every worker sets a logger's level."""
         await self._write([level])
 
     async def _write(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
-        """Write them in order, and read to the end; `privileged`: only the leader may."""
+        """Writes the records in order, and reads to the end. Only the leader may make `privileged` writes."""
         raise AssertionError("a subclass writes")
 
     def _apply(self, record: ConfigRecord, offset: int) -> None:
@@ -123,7 +123,7 @@ class ConfigStore:
 
 
 class MemoryConfigStore(ConfigStore):
-    """The configs of one process, gone with it."""
+    """Stores the configs in memory. They end with the process."""
 
     async def _write(self, records: Sequence[ConfigRecord], privileged: bool = False) -> None:
         for record in records:
@@ -131,7 +131,7 @@ class MemoryConfigStore(ConfigStore):
 
 
 class KafkaConfigStore(ConfigStore):
-    """The configs in the config topic."""
+    """Stores the configs in the config topic."""
 
     def __init__(
         self,

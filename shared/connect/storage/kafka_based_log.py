@@ -1,8 +1,8 @@
 """A compacted topic that every worker reads from its start and follows to its end (an edge).
 
-`start` makes the topic where it is missing, and returns when everything in it was read once. From then on records are
-handed to `on_record` as they come, one after another. `read_to_end` returns when all that was in the topic at the time
-of the call has been handed over: who has written something and then calls it sees its own write.
+`start` creates the topic if it is missing, and returns when everything in it was read once. From then on `on_record`
+gets each record as it arrives, one after another. `read_to_end` returns when all records that the topic held at the
+time of the call have been handed over. A caller that writes a record and then calls it sees its own write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 POLL_MS = 1_000
 WAITED_FOR_POLL_MS = 50
-"""How long one poll takes while somebody waits for the end: a transaction's marks wake nobody."""
+"""The duration of one poll while a caller waits for the end: a transaction's markers wake no poll."""
 READ_TO_END_MS = 60_000
 TOPIC_KNOWN_MS = 30_000
 RETRY_MS = 1_000
@@ -40,18 +40,18 @@ RETRY_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class LogTopic:
-    """The topic behind a log; `partitions` None leaves an existing one unchecked."""
+    """The topic behind a log. If `partitions` is None, an existing topic's partitions are not checked."""
 
     name: str
     partitions: int
     replication_factor: int = -1
     configs: Mapping[str, str] = field(default_factory=dict)
     is_single: bool = False
-    """Whether it must have one partition, since its records are one sequence."""
+    """Whether the topic must have one partition, since its records are one sequence."""
 
 
 class KafkaBasedLog:
-    """One topic, read by this process; `producer` is shared with others and not closed here."""
+    """One topic, read by this process. `producer` is shared with others and not closed here."""
 
     def __init__(
         self,
@@ -74,10 +74,10 @@ class KafkaBasedLog:
         return f"<KafkaBasedLog {self._topic.name}, {'following' if self._following else 'closed'}>"
 
     async def start(self) -> None:
-        """Make the topic unless it is there, and read it to its end.
+        """Creates the topic if it is missing, and reads it to its end.
 
-        Raises ConfigError where the topic is compacted in no way or has other than one partition where it must have
-        one, and what reaching Kafka raises.
+        Raises ConfigError if the topic is not compacted, or has other than one partition where it must have one. Also
+        raises the errors of a connection to Kafka.
         """
         await self._make_topic()
         self._consumer = Consumer(
@@ -90,7 +90,7 @@ class KafkaBasedLog:
         await self.read_to_end()
 
     async def stop(self) -> None:
-        """Follow no longer."""
+        """Stops following the topic."""
         following, self._following = self._following, None
         if following is not None:
             following.cancel()
@@ -101,20 +101,20 @@ class KafkaBasedLog:
 
     @property
     def partitions(self) -> int:
-        """How many partitions the topic has, once it is started."""
+        """The number of partitions of the topic, once it is started."""
         return len(self._partitions)
 
     async def send(self, key: bytes, value: bytes | None, producer: Producer | None = None) -> RecordMetadata:
-        """Write one record and wait until Kafka has it; raises what the producer raises."""
+        """Writes one record and waits until Kafka has it. Raises what the producer raises."""
         return await (await (producer or self._producer).send(self._topic.name, value, key=key))
 
     async def send_all(self, records: Sequence[tuple[bytes, bytes | None]]) -> list[RecordMetadata]:
-        """Write records together, and wait until Kafka has all of them."""
+        """Writes records together, and waits until Kafka has all of them."""
         deliveries = [await self._producer.send(self._topic.name, value, key=key) for key, value in records]
         return [await delivery for delivery in deliveries]
 
     async def read_past(self, written: Iterable[RecordMetadata], timeout_ms: int = READ_TO_END_MS) -> None:
-        """Return when these records of ours were handed over; of a transaction that is some time after its end."""
+        """Returns when these written records were handed over. For a transaction that is some time after its end."""
         ends: dict[TopicPartition, int] = {}
         for record in written:
             tp = TopicPartition(record.topic, record.partition)
@@ -122,8 +122,8 @@ class KafkaBasedLog:
         await self._wait_until(ends, timeout_ms)
 
     async def read_to_end(self, timeout_ms: int = READ_TO_END_MS) -> None:
-        """Return when all that is in the topic now was handed over; KafkaTimeout, or what ended the reading."""
-        # Over the admin's connection: on the consumer's own a lookup waits behind a fetch for records to come.
+        """Returns when all current records were handed over. Raises KafkaTimeout, or the reader's error."""
+        # Over the admin's connection: on the consumer's own, a lookup waits behind a fetch for new records.
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(self._partitions, "latest")
         await self._wait_until(
             await self._admin.list_offsets(specs, "read_committed", timeout_ms=timeout_ms), timeout_ms
@@ -163,7 +163,7 @@ class KafkaBasedLog:
         self._partitions = [TopicPartition(topic.name, partition) for partition in found]
 
     async def _described(self) -> tuple[str | None, list[int]]:
-        """The topic's cleanup policy and partitions; one that was made just now may not be known everywhere yet."""
+        """Returns the topic's cleanup policy and partitions. A new topic may not be known to all brokers yet."""
         name, deadline_ms = self._topic.name, SYSTEM_CLOCK.monotonic_ms() + TOPIC_KNOWN_MS
         while True:
             try:

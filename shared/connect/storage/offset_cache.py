@@ -1,8 +1,8 @@
-"""Where source connectors are, by connector and source partition.
+"""The offsets of source connectors, by connector and source partition.
 
-A record's key is the JSON array of the connector's name and the source partition. A partition is the same whatever the
-order of its members; the key under which it stands in the topic is kept, so that what is written about it next replaces
-it there, also under a compaction that compares bytes.
+A record's key is the JSON array of the connector's name and the source partition. The order of a partition's members
+does not matter. The cache keeps the key that is in the topic. The next record of the partition uses it, and so replaces
+the earlier one even under a compaction that compares bytes.
 
 >>> cache = OffsetCache()
 >>> cache.apply(b'["files",{"b":1,"a":2}]', b'{"position":17}')
@@ -23,18 +23,18 @@ _NULL = b"null"
 
 
 class OffsetCache:
-    """The newest offset of each partition; feed it every record in order."""
+    """The newest offset of each partition. It must get every record in order."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[bytes, bytes]] = {}
         self._keys: dict[bytes, bytes] = {}
-        """The key as it stands in the topic, by the same key with its members in order."""
+        """The key in the topic, by the same key with its members in order."""
 
     def __repr__(self) -> str:
         return f"<OffsetCache of {sum(map(len, self._values.values()))} partitions>"
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
-        """Take one record; SerializationError where it is none."""
+        """Takes one record. Raises SerializationError if it is invalid."""
         connector, name = _read_key(key or b"")
         self._keys[name] = key or b""
         if value is None or value == _NULL:
@@ -44,29 +44,29 @@ class OffsetCache:
             self._values.setdefault(connector, {})[name] = value
 
     def key_for(self, key: bytes) -> bytes:
-        """The key under which the partition stands already, or else the one given."""
+        """Returns the partition's key in the topic, or the given key if there is none."""
         return self._keys.get(_read_key(key)[1], key)
 
     def value(self, key: bytes) -> bytes | None:
-        """The offset of the partition that a key names."""
+        """Returns the offset of the partition that a key names."""
         connector, name = _read_key(key)
         return self._values.get(connector, {}).get(name)
 
     def of_connector(self, connector: str) -> dict[bytes, bytes]:
-        """Every offset of a connector by its key."""
+        """Returns every offset of a connector by its key."""
         return {self._keys[name]: value for name, value in self._values.get(connector, {}).items()}
 
     def connectors(self) -> list[str]:
-        """Every connector that has an offset."""
+        """Returns every connector that has an offset."""
         return sorted(connector for connector, values in self._values.items() if values)
 
     def raw(self) -> dict[bytes, bytes]:
-        """Every record that stands."""
+        """Returns every current record."""
         return {key: value for connector in self._values for key, value in self.of_connector(connector).items()}
 
 
 def _read_key(key: bytes) -> tuple[str, bytes]:
-    """Whose key it is, and the same key for every order of its members."""
+    """Returns the connector of a key, and the same key for every order of its members."""
     parts = _decoded(key, "offset key")
     if not isinstance(parts, list) or len(parts) != 2 or not isinstance(parts[0], str):
         raise SerializationError(f"offset key {key!r}: no array of connector and partition")

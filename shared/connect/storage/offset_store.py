@@ -1,7 +1,7 @@
-"""Where source connectors are, to be read and changed (an edge): in memory, in a file, or in the offset topic.
+"""The stores of source offsets (an edge): in memory, in a file, or in the offset topic.
 
-Each is an `OffsetBackingStore`. Keys are compared by what they say and not by their bytes, since an object's members
-have no order; what is written about a partition again goes under the key that stands already.
+Each is an `OffsetBackingStore`. Keys are compared by content and not by bytes, since an object's members have no order.
+A later write of a partition uses the existing key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = get_logger(__name__)
 
 
 class MemoryOffsetStore:
-    """Offsets of one process, gone with it."""
+    """Stores the offsets in memory. They end with the process."""
 
     def __init__(self) -> None:
         self.cache = OffsetCache()
@@ -41,10 +41,10 @@ class MemoryOffsetStore:
         return None
 
     async def start(self) -> None:
-        """Read what there is."""
+        """Reads the existing offsets."""
 
     async def stop(self) -> None:
-        """Read no longer."""
+        """Stops reading."""
 
     async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
         await self._refresh()
@@ -58,7 +58,7 @@ class MemoryOffsetStore:
         return self.cache.of_connector(connector)
 
     async def _refresh(self) -> None:
-        """Read all that was written up to now."""
+        """Reads all that was written up to now."""
 
     async def _write(self, values: Mapping[bytes, bytes | None]) -> None:
         for key, value in values.items():
@@ -66,14 +66,14 @@ class MemoryOffsetStore:
 
 
 class FileOffsetStore(MemoryOffsetStore):
-    """Offsets of a standalone worker in one JSON file, which is replaced as a whole."""
+    """Stores the offsets of a standalone worker in one JSON file, which is replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
 
     async def start(self) -> None:
-        """Read the file; ConfigError where it is not one of ours, or cannot be read."""
+        """Reads the file. Raises ConfigError if it has another format, or cannot be read."""
         try:
             data = await asyncio.to_thread(self._path.read_bytes)
         except FileNotFoundError:
@@ -108,7 +108,7 @@ class FileOffsetStore(MemoryOffsetStore):
 
 
 class KafkaOffsetStore(MemoryOffsetStore):
-    """Offsets in the offset topic."""
+    """Stores the offsets in the offset topic."""
 
     def __init__(self, kafka: KafkaSettings, admin: Admin, producer: Producer, topic: LogTopic) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What the status topic says now, and which status a worker may still write.
+"""The statuses in the status topic, and the check whether a worker may still write one.
 
-A worker that has lost a connector or task may report about it after the new owner has: a status that is `safe` is
-written only where the one that stands is the same worker's, or of no later generation.
+A worker that has lost a connector or task may report on it after the new owner has. A `safe` status is therefore
+written only if the current status is the same worker's, or of no later generation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.shared.connect.storage.status_records import (
 
 
 class StatusCache:
-    """The newest status of each connector, task and topic; feed it every record in order."""
+    """The newest status of each connector, task and topic. It must get every record in order."""
 
     def __init__(self) -> None:
         self._connectors: dict[str, ConnectorStatus] = {}
@@ -29,7 +29,7 @@ class StatusCache:
         return f"<StatusCache of {len(self._connectors)} connectors, {tasks} tasks>"
 
     def apply(self, record: StatusRecord) -> None:
-        """Take one record."""
+        """Takes one record."""
         match record:
             case ConnectorStatus(connector, State.DESTROYED) | Forgotten(str() as connector):
                 self._connectors.pop(connector, None)
@@ -51,36 +51,36 @@ class StatusCache:
                     self._topics.pop(connector, None)
 
     def connector(self, connector: str) -> ConnectorStatus | None:
-        """The connector's newest status."""
+        """Returns the connector's newest status."""
         return self._connectors.get(connector)
 
     def task(self, task: ConnectorTaskId) -> TaskStatus | None:
-        """The task's newest status."""
+        """Returns the task's newest status."""
         return self._tasks.get(task.connector, {}).get(task.task)
 
     def tasks(self, connector: str) -> list[TaskStatus]:
-        """The newest status of each of the connector's tasks, by number."""
+        """Returns the newest status of each of the connector's tasks, by number."""
         found = self._tasks.get(connector, {})
         return [found[number] for number in sorted(found)]
 
     def topic(self, connector: str, topic: str) -> TopicStatus | None:
-        """What is known of a topic that the connector uses."""
+        """Returns the status of a topic that the connector uses."""
         return self._topics.get(connector, {}).get(topic)
 
     def topics(self, connector: str) -> list[TopicStatus]:
-        """The topics that the connector has used, by name."""
+        """Returns the topics that the connector has used, by name."""
         found = self._topics.get(connector, {})
         return [found[topic] for topic in sorted(found)]
 
     def connectors(self) -> list[str]:
-        """Every connector of which there is a status."""
+        """Returns every connector that has a status."""
         return sorted(self._connectors)
 
     def connectors_with_tasks(self) -> list[str]:
-        """Every connector of a task of which there is a status."""
+        """Returns every connector with a task that has a status."""
         return sorted(self._tasks)
 
     def may_write(self, status: ConnectorStatus | TaskStatus) -> bool:
-        """Whether a safe status may follow what stands."""
+        """Returns whether a safe status may replace the current one."""
         stands = self.connector(status.connector) if isinstance(status, ConnectorStatus) else self.task(status.task)
         return stands is None or stands.worker_id == status.worker_id or stands.generation <= status.generation

@@ -26,7 +26,7 @@ CONNECTOR, TASK, TOPIC, TOPIC_SEPARATOR = "status-connector-", "status-task-", "
 
 @dataclass(frozen=True, slots=True)
 class ConnectorStatus:
-    """What a connector was doing on a worker in a generation of the group; `trace` says why it failed."""
+    """The state of a connector on a worker in a generation of the group. `trace` is the error of a failure."""
 
     connector: str
     state: State
@@ -42,7 +42,7 @@ class ConnectorStatus:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """What a task was doing on a worker in a generation of the group; `trace` says why it failed."""
+    """The state of a task on a worker in a generation of the group. `trace` is the error of a failure."""
 
     task: ConnectorTaskId
     state: State
@@ -58,7 +58,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """A topic that a connector has used, and which of its tasks saw it first."""
+    """A topic that a connector has used, and the first of its tasks to use it."""
 
     topic: str
     connector: str
@@ -68,7 +68,7 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A tombstone of a connector's, a task's, or a connector's topic's status."""
+    """A tombstone of a status: of a connector, a task, or a connector's topic."""
 
     what: str | ConnectorTaskId | tuple[str, str]
     """The connector, the task, or (topic, connector)."""
@@ -78,22 +78,22 @@ StatusRecord = ConnectorStatus | TaskStatus | TopicStatus | Forgotten
 
 
 def connector_key(connector: str) -> bytes:
-    """The key of a connector's status."""
+    """Returns the key of a connector's status."""
     return f"{CONNECTOR}{connector}".encode()
 
 
 def task_key(task: ConnectorTaskId) -> bytes:
-    """The key of a task's status."""
+    """Returns the key of a task's status."""
     return f"{TASK}{task}".encode()
 
 
 def topic_key(topic: str, connector: str) -> bytes:
-    """The key of a topic that a connector uses."""
+    """Returns the key of a topic that a connector uses."""
     return f"{TOPIC}{topic}{TOPIC_SEPARATOR}{connector}".encode()
 
 
 def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
-    """A record's key and value; a status DESTROYED is a tombstone."""
+    """Returns a record's key and value. A status DESTROYED is a tombstone."""
     match record:
         case ConnectorStatus(connector):
             return connector_key(connector), _status(record)
@@ -112,7 +112,10 @@ def encode(record: StatusRecord) -> tuple[bytes, bytes | None]:
 
 
 def decode(key: bytes | None, value: bytes | None) -> StatusRecord | None:
-    """What a record says; None for a key that is not known here, SerializationError for one that cannot be."""
+    """Returns the record of a key and value, or None if the key is unknown.
+
+    Raises SerializationError if the record is invalid.
+    """
     name = (key or b"").decode(errors="replace")
     try:
         if name.startswith(TOPIC):

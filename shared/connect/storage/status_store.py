@@ -1,7 +1,7 @@
-"""The statuses of connectors and tasks, to be read and reported (an edge).
+"""The store of the statuses of connectors and tasks (an edge).
 
-Who reports does not wait: statuses are written one after another in the background, in the order in which they were
-reported. A report of which the newest state is not safe any more when its turn comes is left out.
+A caller that reports does not wait. Statuses are written one after another in the background, in the order of the
+reports. A safe report is left out if it is not safe any more when its turn comes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from penstock.shared.connect.storage.status_records import (
 log = get_logger(__name__)
 
 REPORTS_WAITING_MAX = 100_000
-"""Reports that wait to be written; beyond it the oldest is given up, with a warning."""
+"""The maximum number of reports that wait to be written. Beyond it the oldest is dropped, with a warning."""
 FLUSH_MS = 5_000
-"""How long `stop` waits for what was reported."""
+"""How long `stop` waits for pending reports."""
 
 
 class StatusStore:
-    """The statuses in one process's memory; base of the one in Kafka."""
+    """Stores the statuses in one process's memory. Base of the store in Kafka."""
 
     def __init__(self) -> None:
         self.cache = StatusCache()
@@ -45,29 +45,29 @@ class StatusStore:
         return f"<{type(self).__name__} {self.cache!r}>"
 
     async def start(self) -> None:
-        """Read what there is."""
+        """Reads the existing statuses."""
 
     async def stop(self) -> None:
-        """Write what was reported, then read no longer."""
+        """Writes the pending reports, then stops reading."""
 
     async def flush(self) -> None:
-        """Return when all that was reported up to now is written; after `FLUSH_MS` in any case."""
+        """Returns when all reports up to now are written, after `FLUSH_MS` at the latest."""
 
     async def refresh(self) -> None:
-        """Read all that others have written up to now; KafkaTimeout."""
+        """Reads all that others have written up to now. Raises KafkaTimeout."""
 
     def put(self, status: StatusRecord) -> None:
-        """Report, whatever stands."""
+        """Reports a status, whatever the current one is."""
         self.cache.apply(status)
 
     def put_safe(self, status: ConnectorStatus | TaskStatus) -> None:
-        """Report, unless a later generation of another worker has."""
+        """Reports a status, unless another worker has reported one in a later generation."""
         if self.cache.may_write(status):
             self.cache.apply(status)
 
 
 class KafkaStatusStore(StatusStore):
-    """The statuses in the status topic."""
+    """Stores the statuses in the status topic."""
 
     def __init__(self, kafka: KafkaSettings, admin: Admin, producer: Producer, topic: LogTopic) -> None:
         super().__init__()
@@ -115,8 +115,8 @@ class KafkaStatusStore(StatusStore):
             try:
                 if not safe or isinstance(status, TopicStatus | Forgotten) or self.cache.may_write(status):
                     await self._log.send(*encode(status))
-                    # Also at once, so that a worker sees its own reports before it has read them back. The topic may
-                    # hold something newer of another worker; then that is read next.
+                    # Applied at once, so that a worker sees its own reports before it has read them back. The topic may
+                    # hold something newer of another worker, which is then read next.
                     self.cache.apply(status)
             except PenstockError as e:
                 log.error("a status could not be written", status=repr(status), reason=str(e))
