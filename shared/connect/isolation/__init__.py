@@ -1,1 +1,1 @@
-"""Tasks in processes of their own, so that one that blocks or dies takes nothing else with it."""
+"""Tasks and connectors in processes of their own. One that blocks or dies affects nothing else."""

@@ -1,8 +1,8 @@
-"""A process of its own, as it is from within: what one that runs a task and one that runs a connector share (an edge).
+"""The child's side of a process of its own: the common base for tasks and connectors (an edge).
 
-It is started as `python -m MODULE FD`, where FD is its end of a socket pair. What the worker says is read by a thread,
-so that the end of the worker is noticed also where code blocks: it then has its graceful time, and the process ends.
-Signals for the whole group are the worker's to answer.
+The worker starts it as `python -m MODULE FD`, where FD is its end of a socket pair. A thread reads the worker's
+messages, so that the end of the worker is noticed even if code blocks. The code then has its graceful time, and the
+process ends. The process ignores SIGINT and SIGTERM: signals to the process group are the worker's to handle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.shared.connect.runtime.plugins import Plugins
 from penstock.shared.connect.runtime.worker_config import WorkerConfig
 
 ORPHANED = 70
-"""The exit status of a process whose worker has gone and whose task or connector did not end."""
+"""The exit status of a process whose worker has ended and whose task or connector did not end."""
 
 
 class Link:
@@ -38,7 +38,7 @@ class Link:
         self._lock = threading.Lock()
 
     def say(self, message: Message) -> None:
-        """Tell the worker; nothing where it has gone."""
+        """Sends a message to the worker. Does nothing if the worker has ended."""
         try:
             with self._lock:
                 self._connection.sendall(pack(message))
@@ -46,7 +46,7 @@ class Link:
             return
 
     def read(self, on_message: Callable[[Message], None], on_end: Callable[[], None], grace_ms: int) -> None:
-        """Until the worker has gone, and what runs here has had its time: of a thread, which ends the process then."""
+        """Reads messages on a thread until the worker ends. The thread then waits `grace_ms` and ends the process."""
         loop = asyncio.get_running_loop()
 
         def run() -> None:
@@ -54,7 +54,7 @@ class Link:
                 loop.call_soon_threadsafe(on_message, unpack(line))
             try:
                 loop.call_soon_threadsafe(on_end)
-            except RuntimeError:  # the loop is closed: all is over
+            except RuntimeError:  # the loop is closed: the process is ending
                 return
             time.sleep(grace_ms / 1000)
             os._exit(ORPHANED)
@@ -63,7 +63,7 @@ class Link:
 
 
 def config_of(start: Message, plugins: Plugins) -> WorkerConfig:
-    """The worker's settings, of its kind."""
+    """Returns the worker's settings, of its kind."""
     props = start["worker"]
     if start["config"] == "distributed":
         return DistributedConfig(props)
@@ -71,7 +71,7 @@ def config_of(start: Message, plugins: Plugins) -> WorkerConfig:
 
 
 def loggers_of(start: Message) -> Loggers:
-    """The process' loggers, at the levels that the worker's have."""
+    """Returns the process' loggers, at the worker's levels."""
     loggers = Loggers(SYSTEM_CLOCK)
     for name, level in start["levels"]:
         loggers.set_level(name, level)
@@ -79,7 +79,7 @@ def loggers_of(start: Message) -> Loggers:
 
 
 def run(drive: Callable[[Message, Link], Awaitable[None]]) -> NoReturn:
-    """The process, from the first message on to its end."""
+    """Runs the process, from the first message on to its end."""
     for own in (signal.SIGINT, signal.SIGTERM):
         signal.signal(own, signal.SIG_IGN)
     status = 0
@@ -89,11 +89,11 @@ def run(drive: Callable[[Message, Link], Awaitable[None]]) -> NoReturn:
         start = unpack(first)
         configure(LogSettings.model_validate(start["log"]), "connect")
         asyncio.run(_driven(drive, start, Link(connection, lines)))
-    else:  # the worker has gone already
+    else:  # the worker has ended already
         status = ORPHANED
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # and not by an ordinary end, which the thread that reads would hold up
+    os._exit(status)  # not by an ordinary end, which the thread that reads would delay
 
 
 async def _driven(drive: Callable[[Message, Link], Awaitable[None]], start: Message, link: Link) -> None:

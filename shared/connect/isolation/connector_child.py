@@ -1,4 +1,4 @@
-"""A connector's process: it makes the connector when first asked, and does what it is asked (an edge)."""
+"""A connector's process: it makes the connector at the first question, and answers questions about it (an edge)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 class ServedConnector:
-    """Answers questions about one connector; `say` tells the worker. Also the connector's context."""
+    """Answers questions about one connector. `say` sends messages to the worker. It is also the connector's context."""
 
     def __init__(
         self, make: Callable[[], Connector], validate: Callable[[Json], Json], say: Callable[[Message], None]
@@ -38,20 +38,21 @@ class ServedConnector:
         self._say({"failed": error_message(error)})
 
     def on_question(self, asked: Message) -> None:
-        """Do what is asked, beside whatever else is being done."""
+        """Answers a question, beside others in progress."""
         answering = asyncio.create_task(self._answer(asked))
         self._answering.add(answering)
         answering.add_done_callback(self._answering.discard)
 
     async def close(self) -> None:
-        """Stop the connector, where that was not done."""
+        """Stops the connector if it is not stopped yet."""
         if self._started and self._connector is not None:
             await self._connector.stop()
 
     async def _answer(self, asked: Message) -> None:
         try:
             self._say({"answer": asked["ask"], "value": await self._do(asked)})
-        except Exception as e:  # of the connector's code, or of a value that is no JSON: the worker's to judge
+        # an error of the connector's code, or of a value that is not JSON: the worker handles it
+        except Exception as e:
             self._say({"answer": asked["ask"], **error_message(e)})
 
     async def _do(self, asked: Message) -> Any:
@@ -76,12 +77,12 @@ class ServedConnector:
 
 
 def class_at(module: str, name: str) -> type[Connector]:
-    """A connector's class by its place."""
+    """Returns a connector's class by its module and name."""
     return cast(type[Connector], attrgetter(name)(importlib.import_module(module)))
 
 
 async def drive(start: Message, link: Link) -> None:
-    """Serve the connector until the worker lets go of it, or has gone."""
+    """Serves the connector until the worker closes the link, or has ended."""
     loggers, over = loggers_of(start), asyncio.Event()
 
     def validate(props: Json) -> Json:

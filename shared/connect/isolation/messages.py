@@ -1,33 +1,33 @@
-"""What a worker and a process of its own say to each other: JSON objects, one a line.
+"""The messages between a worker and its processes: JSON objects, one a line.
 
-Either side asks with a number under `ask`; the other's `answer` has that number, and what came of it or an error:
-`error` with its `kind`, `class` and `trace`.
+Either side sends a question with a number under `ask`. The other side's `answer` has that number, with the result or an
+error: `error` with its `kind`, `class` and `trace`.
 
 | to either process | |
 |---|---|
 | (the first) | the worker's settings, its log's, and the task's or the connector's |
-| `level` | a logger's name, and the level that it has from now on |
+| `level` | a logger's name, and its new level |
 
 | to a task's process | |
 |---|---|
-| `target` | pause, or go on |
+| `target` | pause or resume |
 | `stop` | end in order |
 
 | from a task's process | |
 |---|---|
-| `event` | of the task's life, by `Event`'s names; `failure` with its `trace` |
+| `event` | an event of the task, by `Event`'s names; `failure` with its `trace` |
 | `topic` | a topic that the task uses |
-| `stats` | every metric, with `call_ms`: how long it has been inside one call |
-| `ask` | with `get`, `set` or `of`: the offset store is the worker's |
+| `stats` | every metric, with `call_ms`: the duration of the current call |
+| `ask` | with `get`, `set` or `of`: a question to the worker's offset store |
 
 | to a connector's process | |
 |---|---|
-| `ask` | with `do`: a method of the connector's, or `validate`, beside what the method takes |
+| `ask` | with `do`: a method of the connector, or `validate`, and the method's arguments |
 
 | from a connector's process | |
 |---|---|
-| `reconfigure` | have the tasks configured anew |
-| `failed` | the connector has failed by itself: an error |
+| `reconfigure` | reconfigure the tasks |
+| `failed` | the connector has failed outside a question: an error |
 
 >>> unpack(pack({"ask": 1, "set": to_pairs({b"k": None})}))
 {'ask': 1, 'set': [['aw==', None]]}
@@ -59,19 +59,19 @@ from penstock.shared.connect.errors import (
 LINE_BYTES_MAX = 16 * 1024 * 1024
 """A longer message ends the connection: traces and offsets are far below."""
 STATS_MS = 500
-"""How often a process says its metrics; a worker that hears nothing for much longer knows that it is held up."""
+"""How often a process sends its metrics. If none arrive for much longer, the worker counts the process as stalled."""
 
 Message = dict[str, Any]
 Pairs = list[list[str | None]]
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """A message as a line."""
+    """Returns a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def unpack(line: bytes) -> Message:
-    """The message of a line; DataError where it is none."""
+    """Returns the message of a line. Raises DataError if it is invalid."""
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError as e:
@@ -79,12 +79,12 @@ def unpack(line: bytes) -> Message:
 
 
 def to_pairs(values: Mapping[bytes, bytes | None]) -> Pairs:
-    """Bytes that JSON can have."""
+    """Returns bytes in a form that JSON can contain."""
     return [[encoded(key), None if value is None else encoded(value)] for key, value in values.items()]
 
 
 def from_pairs(pairs: Iterable[Iterable[str | None]]) -> dict[bytes, bytes | None]:
-    """What they were."""
+    """Returns the bytes again."""
     return {
         base64.b64decode(key or ""): None if value is None else base64.b64decode(value)
         for key, value in ((*pair,) for pair in pairs)
@@ -92,7 +92,7 @@ def from_pairs(pairs: Iterable[Iterable[str | None]]) -> dict[bytes, bytes | Non
 
 
 def encoded(data: bytes) -> str:
-    """Bytes as text."""
+    """Returns bytes as text."""
     return base64.b64encode(data).decode()
 
 
@@ -102,17 +102,17 @@ KINDS: dict[str, tuple[type[Exception], type[FailedThere]]] = {
     "connect": (ConnectError, ConnectErrorThere),
     "other": (Exception, FailedThere),
 }
-"""What of an error's class matters on the other side; the first that it is of."""
+"""The error classes that the other side distinguishes. The first match applies."""
 
 
 def error_message(error: Exception) -> Message:
-    """An error as a message has it."""
+    """Returns an error as a message."""
     kind = next(name for name, (here, _) in KINDS.items() if isinstance(error, here))
     return {"error": str(error), "kind": kind, "class": type(error).__name__, "trace": trace_of(error)}
 
 
 def error_of(message: Message) -> FailedThere:
-    """The error again.
+    """Returns the error of a message.
 
     >>> error_of(error_message(ConfigError("no such column")))
     ConfigErrorThere('no such column')
@@ -121,7 +121,7 @@ def error_of(message: Message) -> FailedThere:
 
 
 def to_rows(offsets: Mapping[TopicPartition, int | None]) -> list[list[Any]]:
-    """A sink's offsets as JSON can have them.
+    """Returns a sink's offsets in a form that JSON can contain.
 
     >>> to_rows({TopicPartition("t", 0): 7})
     [['t', 0, 7]]
@@ -130,5 +130,5 @@ def to_rows(offsets: Mapping[TopicPartition, int | None]) -> list[list[Any]]:
 
 
 def from_rows(rows: Iterable[list[Any]]) -> dict[TopicPartition, int | None]:
-    """What they were."""
+    """Returns the offsets again."""
     return {TopicPartition(topic, partition): at for topic, partition, at in rows}

@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run what may block on a thread of its own; nobody waits for it at the end of the process."""
+    """Runs blocking work on a thread of its own. The end of the process does not wait for the thread."""
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as e:  # whatever it is: who waits gets it
+        except BaseException as e:  # any error: the caller gets it
             done.set_exception(e)
 
     threading.Thread(target=run, daemon=True).start()

@@ -1,7 +1,8 @@
-"""The worker's end of a process that runs a task or a connector: started, heard, told, ended or killed (an edge).
+"""The worker's end of a process that runs a task or a connector (an edge).
 
-The process is a child with one end of a socket pair, and ends with the other end, so with the worker too. One that ends
-without a word (killed, out of memory, a crash of the interpreter) is an error with its exit status.
+The worker starts the process, exchanges messages with it, and ends or kills it. The process is a child with one end of
+a socket pair. It ends when the other end is closed, and so with the worker too. A process that ends without a message
+(killed, out of memory, a crash of the interpreter) is an error with its exit status.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from penstock.shared.connect.runtime.worker_config import ISOLATION, WorkerConfi
 log = get_logger(__name__)
 
 END_MS = 5_000
-"""How long a process may take to end once what it runs has."""
+"""How long a process may take to end after its task or connector has ended."""
 
 
 class ProcessEnded(ConnectError):
-    """A process has ended by itself, or was ended while something was asked of it."""
+    """A process has ended unexpectedly, or was ended while a question was open."""
 
 
 def runs_apart(props: Mapping[str, str], config: WorkerConfig) -> bool:
-    """Whether a connector and its tasks have processes of their own; ConfigError where it says neither."""
+    """Returns whether a connector and its tasks have processes of their own. Raises ConfigError if the value is
+    invalid."""
     where = props.get(ISOLATION) or config[ISOLATION]
     if where not in ("asyncio", "process"):
         raise ConfigError(f"Invalid value {where} for configuration {ISOLATION}: String must be asyncio or process")
@@ -42,7 +44,7 @@ def runs_apart(props: Mapping[str, str], config: WorkerConfig) -> bool:
 
 
 class Processes:
-    """Makes the processes of one worker: what they are told first, and the levels of their loggers."""
+    """Makes the processes of one worker, with their first message and the levels of their loggers."""
 
     def __init__(self, config: WorkerConfig, log_settings: LogSettings | None = None) -> None:
         self._config, self._log = config, log_settings or LogSettings()
@@ -53,14 +55,14 @@ class Processes:
         return f"<Processes, {len(self._made)} made>"
 
     def set_level(self, name: str, level: str) -> None:
-        """Set a logger's level in every process, also in those that come."""
+        """Sets a logger's level in every process, also in future ones."""
         self._levels.pop(name, None)
         self._levels[name] = level
         for process in list(self._made):
             process.say({"level": [name, level]})
 
     def make(self, module: str, whose: str) -> ChildProcess:
-        """A process yet to be started that runs a module, for a task or a connector."""
+        """Returns a process, not yet started, that runs a module for a task or a connector."""
         made = ChildProcess(module, whose, self._first)
         self._made.add(made)
         return made
@@ -76,7 +78,7 @@ class Processes:
 
 
 class ChildProcess:
-    """One process; `first` gives what every process is told."""
+    """One process. `first` returns the first message of every process."""
 
     def __init__(self, module: str, whose: str, first: Callable[[], Message]) -> None:
         self._module, self._whose, self._first = module, whose, first
@@ -89,11 +91,11 @@ class ChildProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process' id, once it has been started."""
+        """The process' id, or None before it is started."""
         return None if self._process is None else self._process.pid
 
     async def start(self, more: Mapping[str, Any]) -> None:
-        """Start it, and tell it what it is for."""
+        """Starts the process, and sends it its first message with `more`."""
         ours, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         try:
@@ -104,19 +106,19 @@ class ChildProcess:
             log.info("a process was started", of=self._whose, pid=self._process.pid)
             self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=LINE_BYTES_MAX)
         except BaseException:
-            ours.close()  # the process, where there is one, finds nobody and ends
+            ours.close()  # a process that was started finds the socket closed and ends
             raise
         finally:
             theirs.close()
         self.say({**self._first(), **more})
 
     def say(self, message: Message) -> None:
-        """Tell it; nothing where it has not started or has ended."""
+        """Sends a message. Does nothing if the process has not started or has ended."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(pack(message))
 
     async def hear(self) -> Message:
-        """What it says next; ProcessEnded when it says no more, or what is no message."""
+        """Returns the next message. Raises ProcessEnded if there is no more, or if it is invalid."""
         try:
             if line := await self._reader.readline():
                 return unpack(line)
@@ -127,14 +129,14 @@ class ChildProcess:
         raise ProcessEnded(f"the process of {self._whose} (pid {self.pid}) {how}")
 
     async def end(self, timeout_ms: int = END_MS) -> None:
-        """Let go of it: it is killed where it runs on for longer."""
+        """Closes the link. Kills the process if it still runs after `timeout_ms`."""
         if self._writer is not None:
             self._writer.close()
         if self._process is not None and self._process.returncode is None:
             await self._ended_within(timeout_ms)
 
     async def _ended_within(self, timeout_ms: int) -> int:
-        """The process' exit status; it is killed where it runs on for longer."""
+        """Returns the process' exit status. Kills the process if it still runs after `timeout_ms`."""
         process = self._process
         assert process is not None
         with contextlib.suppress(TimeoutError):

@@ -1,7 +1,7 @@
-"""A connector in a process of its own, as the worker sees it: a connector like every other (an edge).
+"""The worker's side of a connector in a process of its own: a connector like every other (an edge).
 
-What the worker asks of it is a question over the link. The process is started with the first question and stays until
-it is closed; one that ends by itself is the connector's failure.
+Each call of the worker is a question over the link. The process is started with the first question and stays until it
+is closed. If it ends unexpectedly, the connector has failed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ CHILD = "penstock.shared.connect.isolation.connector_child"
 
 
 class ProcessConnector(Connector):
-    """The worker's side."""
+    """The worker's side of the connector."""
 
     def __init__(self, name: str, plugin: type[Connector], processes: Processes, grace_ms: int) -> None:
-        """`grace_ms` is what the connector has to stop where the worker has gone."""
+        """`grace_ms` is the time that the connector has to stop if the worker has ended."""
         self._name, self._plugin, self._grace_ms = name, plugin, grace_ms
         self._process = processes.make(CHILD, f"connector {name}")
         self._questions = Questions(self._process.say)
@@ -40,19 +40,19 @@ class ProcessConnector(Connector):
 
     @property
     def pid(self) -> int | None:
-        """The process' id, once it has been started."""
+        """The process' id, or None before it is started."""
         return self._process.pid
 
     @classmethod
     def config(cls) -> ConfigDef:
-        """The class in the process has settings; this one has none."""
+        """Returns no settings: the class in the process has them."""
         return ConfigDef()
 
     async def start(self, props: Props) -> None:
         await self._ask("start", props=dict(props))
 
     async def stop(self) -> None:
-        """Nothing where the process has ended."""
+        """Stops the connector. Does nothing if the process has ended."""
         if self._hearing is not None and not self._hearing.done():
             await self._ask("stop")
 
@@ -61,18 +61,18 @@ class ProcessConnector(Connector):
         return made
 
     async def validated(self, props: Props) -> ConfigInfos:
-        """As `validate_connector`, there."""
+        """Runs `validate_connector` in the process."""
         return ConfigInfos(**await self._ask("validate", props=dict(props)))
 
     async def alter_offsets(self, props: Props, offsets: Any) -> bool:
-        """As a source's or a sink's, whichever it is."""
+        """Calls `alter_offsets` of the source or sink in the process."""
         is_sink = issubclass(self._plugin, SinkConnector)
         wanted: Mapping[TopicPartition, int | None] = offsets if is_sink else {}
         rows = to_rows(wanted) if is_sink else [list(row) for row in offsets]
         return bool(await self._ask("alter_offsets", props=dict(props), rows=rows, sink=is_sink))
 
     async def close(self, timeout_ms: int = END_MS) -> None:
-        """End the process; one that runs on for longer is killed."""
+        """Ends the process. Kills it if it still runs after `timeout_ms`."""
         self._questions.end(ProcessEnded(f"connector {self._name} was stopped"))
         if self._hearing is not None:
             self._hearing.cancel()
@@ -101,6 +101,6 @@ class ProcessConnector(Connector):
                 self._fail(error_of(message["failed"]))
 
     def _fail(self, error: Exception) -> None:
-        """The context's to know, where there is one: who only asks something hears it as the answer."""
+        """Reports the error to the context, if there is one. Otherwise the caller gets it as the answer."""
         if hasattr(self, "context"):
             self.context.raise_error(error)

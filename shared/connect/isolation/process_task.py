@@ -1,8 +1,7 @@
-"""A task in a process of its own, as the worker sees it: a task like every other (an edge).
+"""The worker's side of a task in a process of its own: a task like every other (an edge).
 
-The worker's listener hears what the process says of its task's life. A process that ends without a word is a failure,
-which is restarted after a back-off as any other. A task that is stopped and does not end in time is killed with its
-process.
+The process reports the events of its task to the worker's listener. If a process ends without a message, its task has
+failed, and is restarted after a backoff like any other. If a stopped task does not end in time, its process is killed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CHILD = "penstock.shared.connect.isolation.task_child"
 
 
 class ReportedMetrics(TaskMetrics):
-    """What the process said last."""
+    """The metrics that the process sent last."""
 
     reported: Mapping[str, float] | None = None
 
@@ -40,7 +39,7 @@ class ReportedMetrics(TaskMetrics):
 
 
 class IsolatedTasks:
-    """Makes tasks here or in processes of their own, as worker and connector say (`penstock.task.isolation`)."""
+    """Makes tasks here or in processes of their own, as worker and connector configure (`penstock.task.isolation`)."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class IsolatedTasks:
 
 
 class ProcessTask(WorkerTask):
-    """The worker's side."""
+    """The worker's side of the task."""
 
     def __init__(
         self,
@@ -102,11 +101,11 @@ class ProcessTask(WorkerTask):
 
     @property
     def pid(self) -> int | None:
-        """The process' id, once it has been started."""
+        """The process' id, or None before it is started."""
         return self._process.pid
 
     def stalled_ms(self, now_ms: int) -> int:
-        """As of any task; a process that says nothing is held up inside a call."""
+        """As of any task. A process that sends no metrics counts as blocked inside a call."""
         silent_ms = max(0, now_ms - self._heard_ms)
         if not self._heard_ms or (not self._call_ms and silent_ms < 2 * STATS_MS):
             return 0
@@ -159,7 +158,7 @@ class ProcessTask(WorkerTask):
             self.moved(event)
 
     async def _answer(self, asked: Message) -> None:
-        """Ask the offset store for the process."""
+        """Answers a question of the process from the offset store."""
         answer: dict[str, Any] = {"answer": asked["ask"]}
         try:
             if "set" in asked:

@@ -1,4 +1,4 @@
-"""Questions to the other side of a link, each with its number, and who waits for the answers (an edge)."""
+"""Questions to the other side of a link, each with its number, and the callers that wait for answers (an edge)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.shared.connect.isolation.messages import Message, error_of
 
 
 class Questions:
-    """Those that are open."""
+    """The open questions."""
 
     def __init__(self, say: Callable[[Message], None]) -> None:
         self._say = say
@@ -22,7 +22,8 @@ class Questions:
         return f"<Questions, {len(self._open)} open>"
 
     async def ask(self, question: Mapping[str, Any]) -> Message:
-        """Ask, and wait for the answer; the other side's error, or that which the questions ended with."""
+        """Sends a question and returns the answer. Raises the other side's error, or the error that ended the
+        questions."""
         if self._ended is not None:
             raise self._ended
         self._number += 1
@@ -36,7 +37,7 @@ class Questions:
             self._open.pop(number, None)
 
     def on_answer(self, message: Message) -> None:
-        """The other side's answer; one that nobody waits for is let go."""
+        """Takes the other side's answer. An answer without a waiting caller is dropped."""
         asked = self._open.get(message["answer"])
         if asked is None or asked.done():
             return
@@ -46,7 +47,7 @@ class Questions:
             asked.set_result(message)
 
     def end(self, error: Exception) -> None:
-        """There will be no more answers: who waits gets the error, and who asks from now on."""
+        """Ends all questions: waiting and later callers get the error."""
         self._ended = error
         for asked in self._open.values():
             if not asked.done():

@@ -1,4 +1,4 @@
-"""The worker's offset store as a task's process has it: each question goes over the link (an edge)."""
+"""The worker's offset store, as a task's process uses it: each call is a question over the link (an edge)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.shared.connect.isolation.questions import Questions
 
 
 class RemoteOffsets:
-    """See `OffsetBackingStore`; it is the worker that starts and stops the store."""
+    """See `OffsetBackingStore`. The worker starts and stops the store."""
 
     def __init__(self, questions: Questions, topic: str | None) -> None:
         self._questions, self._topic = questions, topic
@@ -22,10 +22,10 @@ class RemoteOffsets:
         return self._topic
 
     async def start(self) -> None:
-        """The worker's is open."""
+        """Does nothing: the worker's store is open."""
 
     async def stop(self) -> None:
-        """The worker's stays open."""
+        """Does nothing: the worker's store stays open."""
 
     async def get(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
         return from_pairs((await self._questions.ask({"get": [encoded(key) for key in keys]}))["values"])

@@ -1,4 +1,4 @@
-"""A task's process: it makes the task as the worker would have, and drives it (an edge)."""
+"""A task's process: it makes the task as the worker would have, and runs it (an edge)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.shared.connect.runtime.worker_task import TaskSpec, WorkerTask
 
 
 class Telling:
-    """A status listener that tells the worker."""
+    """A status listener that sends each event to the worker."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -54,7 +54,7 @@ class Telling:
 
 
 async def drive(start: Message, link: Link) -> None:
-    """Make the task, and run it to its end."""
+    """Makes the task, and runs it to its end."""
     plugins, listener, loggers = Plugins.installed(), Telling(link), loggers_of(start)
     id = ConnectorTaskId(start["connector"], start["task"])
     spec = TaskSpec(id, start["connector_config"], start["task_config"], start["generation"], start["tasks"])
@@ -66,7 +66,7 @@ async def drive(start: Message, link: Link) -> None:
         transformer = ConfigTransformer.of_worker(config["config.providers"], config.props)
         mask = transformer.masking({**spec.connector_config, **spec.task_config})
         task = TaskFactory(config, plugins, store, group_id=start["group_id"])(spec, listener)
-    except Exception as e:  # of the connector's constructor too
+    except Exception as e:  # also an error of the connector's constructor
         listener.on_failure(id, mask(trace_of(e)))
         return
 
@@ -90,7 +90,7 @@ async def drive(start: Message, link: Link) -> None:
 
 
 async def tell_stats(task: WorkerTask, link: Link) -> None:
-    """Every now and then; a loop that is held up says nothing."""
+    """Sends the metrics at intervals. A blocked loop sends nothing."""
     while True:
         say_stats(task, link)
         await asyncio.sleep(STATS_MS / 1000)
