@@ -1,1 +1,1 @@
-"""Who decides what a worker runs: the herder, standalone or one of a group, and what REST may ask of it."""
+"""The herder, standalone or one of a group: it decides what a worker runs, and executes REST's requests."""

@@ -1,7 +1,7 @@
-"""What both herders have in common: everything that reads, validates, and asks plugins (an edge).
+"""The common base of both herders: reads, validation, and calls of plugins (an edge).
 
-Reads are answered from what this worker has read of the configs and statuses: they neither wait for a rebalance nor
-need the leader. What changes something is each herder's own.
+Reads are answered from the configs and statuses that this worker has read. They neither wait for a rebalance nor need
+the leader. Each herder implements the changes itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where a herder keeps what it knows."""
+    """The stores of a herder."""
 
     configs: ConfigStore
     statuses: StatusStore
@@ -57,7 +57,7 @@ class Stores:
 
 
 class BaseHerder(ABC):
-    """Reads, validation, offsets; `generation` is the group's."""
+    """Reads, validation, offsets. `generation` is the group's."""
 
     generation = 0
     _runner: WorkRunner
@@ -81,11 +81,11 @@ class BaseHerder(ABC):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the worker has started up."""
+        """Returns whether the worker has started up."""
         return True
 
     def snapshot(self) -> ConfigSnapshot:
-        """The configs as far as they were read."""
+        """Returns the configs as far as they were read."""
         return self._stores.configs.snapshot()
 
     def _version_of(self, connector: str) -> str | None:
@@ -96,7 +96,7 @@ class BaseHerder(ABC):
             return None
 
     def startup_metrics(self) -> dict[str, float]:
-        """How often connectors and tasks were started, under Kafka Connect's names."""
+        """Returns how often connectors and tasks were started, under Kafka Connect's names."""
         found: dict[str, float] = {}
         for kind in ("connector", "task"):
             good, bad = float(self._runner.startups[kind, True]), float(self._runner.startups[kind, False])
@@ -108,35 +108,35 @@ class BaseHerder(ABC):
         return found
 
     def rebalance_metrics(self) -> dict[str, float]:
-        """How often the group has assigned, under Kafka Connect's names; nothing where there is no group."""
+        """Returns the group's rebalance metrics, under Kafka Connect's names; empty if there is no group."""
         return {}
 
     def rebalance_texts(self) -> dict[str, str]:
-        """What of it is a text: the leader, and the protocol."""
+        """Returns the rebalance metrics that are texts: the leader, and the protocol."""
         return {}
 
-    # --- what REST reads ---
+    # --- reads of REST ---
 
     async def server_info(self) -> Json:
-        """The runtime's version and the cluster's id."""
+        """Returns the runtime's version and the cluster's id."""
         cluster = await self._admin.cluster()
         return {"version": CONNECT_VERSION, "commit": "penstock", "kafka_cluster_id": cluster.cluster_id}
 
     def connectors(self) -> list[str]:
-        """All connectors' names, sorted."""
+        """Returns all connectors' names, sorted."""
         return self.snapshot().connectors()
 
     def connector_info(self, name: str) -> Json:
-        """See `views.connector_info`; secrets are hidden."""
+        """See `views.connector_info`. Secrets are hidden."""
         info = views.connector_info(self.snapshot(), self.plugins, name)
         return {**info, "config": self.shown_config(name)}
 
     def connector_config(self, name: str) -> Config:
-        """A connector's config as it is kept, with its `${…}` unresolved; ConnectorNotFound."""
+        """Returns a connector's stored config, with its `${…}` unresolved. Raises ConnectorNotFound."""
         return views.config_of(self.snapshot(), name)
 
     def shown_config(self, name: str) -> dict[str, str]:
-        """A connector's config as REST shows it, secrets hidden; ConnectorNotFound."""
+        """Returns a connector's config as REST shows it, with secrets hidden. Raises ConnectorNotFound."""
         config = self.connector_config(name)
         return redaction.redacted(config, self._plugin_of(config))
 
@@ -144,11 +144,11 @@ class BaseHerder(ABC):
         return self.plugins.any_kind(config.get("connector.class", ""))
 
     def _kept(self, name: str, config: Config) -> dict[str, str]:
-        """A config that was sent, with the secrets that are kept where it says that they were hidden."""
+        """Returns a config from a request, with each hidden secret replaced by the stored one."""
         return redaction.restored(config, self.snapshot().configs.get(name, {}), self._plugin_of(config))
 
     def task_infos(self, name: str) -> list[Json]:
-        """See `views.task_infos`; secrets are hidden."""
+        """See `views.task_infos`. Secrets are hidden."""
         plugin = self._plugin_of(self.connector_config(name))
         return [
             {**info, "config": redaction.redacted(info["config"], plugin)}
@@ -164,13 +164,13 @@ class BaseHerder(ABC):
         return views.task_status(self._stores.statuses.cache, task)
 
     def active_topics(self, name: str) -> Json:
-        """The topics that a connector has used; Forbidden where they are not tracked."""
+        """Returns the topics that a connector has used. Raises Forbidden if they are not tracked."""
         if not self.worker.config["topic.tracking.enable"]:
             raise Forbidden("Topic tracking is disabled.")
         return views.active_topics(self._stores.statuses.cache, name)
 
     def reset_active_topics(self, name: str) -> None:
-        """Empty that list; Forbidden where the settings do not allow it."""
+        """Empties that list. Raises Forbidden if the settings do not allow it."""
         if not self.worker.config["topic.tracking.enable"]:
             raise Forbidden("Topic tracking is disabled.")
         if not self.worker.config["topic.tracking.allow.reset"]:
@@ -178,15 +178,15 @@ class BaseHerder(ABC):
         self._reporter.forget_topics(name)
 
     def plugin_list(self, *, connectors_only: bool) -> list[dict[str, str]]:
-        """The plugins that are installed."""
+        """Returns the installed plugins."""
         return self.plugins.listed(connectors_only=connectors_only)
 
     def plugin_config(self, name: str) -> list[Json]:
-        """A plugin's settings; ConnectorNotFound."""
+        """Returns a plugin's settings. Raises ConnectorNotFound."""
         return plugin_definitions(*self.plugins.config_of(name))
 
     async def connector_offsets(self, name: str) -> Json:
-        """Where a connector is; ConnectorNotFound."""
+        """Returns a connector's offsets. Raises ConnectorNotFound."""
         config = self.connector_config(name)
         is_sink = views.kind_of_connector(self.plugins, config) == "sink"
         return await self._offsets.read(name, config, is_sink=is_sink)
@@ -194,9 +194,9 @@ class BaseHerder(ABC):
     # --- validation ---
 
     async def validate(self, config: Mapping[str, str], plugin: str | None = None) -> Json:
-        """What is wrong with a config, setting by setting; secrets that it refers to are not shown.
+        """Returns the errors of a config, setting by setting. The secrets of its variables are not shown.
 
-        `plugin` is the class that the request is about. Raises ConfigError where there is no such class.
+        `plugin` is the class that the request is about. Raises ConfigError if there is no such class.
         """
         given = config.get("connector.class")
         if plugin is not None and given is not None and not self._is_same_plugin(plugin, given):
@@ -219,7 +219,7 @@ class BaseHerder(ABC):
             raise RequestTimedOut("The connector takes too long to validate its configuration") from None
         except ConfigError as e:
             raise ConfigError(mask(str(e))) from None
-        except Exception as e:  # of the connector
+        except Exception as e:  # any error of the connector
             said = mask(said_of(e))
             raise ConnectError(f"{config['connector.class']} cannot validate its configuration: {said}") from None
         for row in infos.configs:
@@ -231,7 +231,7 @@ class BaseHerder(ABC):
         return infos
 
     async def _check_config(self, name: str, config: Mapping[str, str]) -> None:
-        """BadRequest in Kafka Connect's words where a connector with this config cannot be made."""
+        """Raises BadRequest, in Kafka Connect's words, if a connector with this config cannot be created."""
         infos = await self._validated(config)
         if infos.error_count:
             raise BadRequest(infos.refusal())
@@ -248,20 +248,21 @@ class BaseHerder(ABC):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """Make a connector, or with `replace` change it; gives whether it is new, and what REST shows of it.
+        """Creates a connector, or with `replace` changes it. Returns whether it is new, and what REST shows of it.
 
-        Raises BadRequest, AlreadyExists, and StaleConfig where it is to be changed `instead_of` a config that it has no
-        longer. What its validation takes holds up nothing else.
+        Raises BadRequest, AlreadyExists, and StaleConfig if the config to change is no longer `instead_of`. The
+        validation does not delay other requests.
         """
 
     @abstractmethod
     async def _in_turn(self, run: Callable[[], Awaitable[T]]) -> T:
-        """Run a change as a command of the herder's loop, where changes are made."""
+        """Runs a change as a command of the herder's loop, which makes all changes."""
 
     async def patch_connector(self, name: str, patch: Mapping[str, str | None]) -> Json:
-        """Change some settings of a connector; None takes one away. As `put_connector`, and ConnectorNotFound.
+        """Changes some settings of a connector; None removes one. Raises as `put_connector` does, and
+        ConnectorNotFound.
 
-        A config that was changed while the merged one was validated is merged and validated anew.
+        If the config changes while the merged one is validated, it is merged and validated again.
         """
 
         async def current() -> Config:
@@ -275,7 +276,7 @@ class BaseHerder(ABC):
                 log.info("a patch is merged again", connector=name, reason=str(e))
 
     def _check_put(self, name: str, *, replace: bool, instead_of: Config | None) -> bool:
-        """Whether the connector to be made is there already; AlreadyExists, StaleConfig."""
+        """Returns whether the connector exists. Raises AlreadyExists, StaleConfig."""
         config = self.snapshot().configs.get(name)
         if config is not None and not replace:
             raise AlreadyExists(f"Connector {name} already exists")
@@ -286,7 +287,7 @@ class BaseHerder(ABC):
     # --- restarts ---
 
     async def _restarted(self, restarting: asyncio.Task[None]) -> None:
-        """Wait for a connector's restart, which goes on by itself when whoever asked has waited long enough."""
+        """Waits for a connector's restart, which continues if the request times out."""
         await asyncio.wait([restarting], timeout=REQUEST_TIMEOUT_MS / 1000)
         if not restarting.done():
             raise RequestTimedOut("The connector takes too long to start; its restart goes on")
@@ -304,7 +305,7 @@ class BaseHerder(ABC):
         return config
 
     async def _alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """The connector's own word is asked for beside the herder: it may take as long as a request may."""
+        """Alters a connector's offsets. The connector is called beside the loop, for at most a request's timeout."""
         config, wanted = await self._in_turn(lambda: self._offsets_to_alter(name, rows))
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000), self.worker.connector_to_ask(config) as connector:
@@ -319,7 +320,7 @@ class BaseHerder(ABC):
         return await self._in_turn(keep)
 
     async def _offsets_to_alter(self, name: str, rows: Sequence[Row] | None) -> tuple[dict[str, str], Wanted]:
-        """A stopped connector's resolved config, and which offsets it is to have."""
+        """Returns a stopped connector's resolved config, and the offsets that it is to have."""
         config = await self._check_offsets_fenced(name)
         resolved = self.worker.resolve(config)
         self.worker.check_files(resolved)
@@ -327,7 +328,7 @@ class BaseHerder(ABC):
         return resolved, await self._offsets.wanted(name, resolved, rows, is_sink=is_sink)
 
     async def _check_offsets_fenced(self, name: str) -> Config:
-        """The config of a connector of which nothing runs or writes any more; BadRequest while it is not stopped."""
+        """Returns the config of a connector after its tasks are fenced. Raises BadRequest if it is not stopped."""
         config = self._check_stopped(name)
         if views.kind_of_connector(self.plugins, config) == "source":
             await self._fence_for_offsets(name)
@@ -335,7 +336,7 @@ class BaseHerder(ABC):
 
     @abstractmethod
     async def _fence_for_offsets(self, name: str) -> None:
-        """Before a source's offsets are changed: make sure that no task of it writes any more."""
+        """Makes sure that no task of a source writes any more, before its offsets are changed."""
 
     @staticmethod
     def _patched(config: Config, patch: Mapping[str, str | None]) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""What the herder is asked to do, one after another in its own loop (an edge).
+"""The requests to a herder, executed one after another in its own loop (an edge).
 
-Whoever asks awaits the answer; the loop takes what is due, in the order in which it became due. A command may be put
-back until later (`delay_ms`), for a retry.
+A caller awaits the answer. The loop runs the commands that are due, in the order in which they became due. A command
+may be delayed (`delay_ms`), for a retry.
 
-The queue is closed with the herder: what waits then, and what comes after, ends in IllegalState.
+The queue is closed with the herder. Commands that wait then, and later ones, end in IllegalState.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from penstock.shared.connect.herder.errors import RequestTimedOut
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_MS = 90_000
-"""As Kafka Connect's REST: after this, who asked is told that it takes too long."""
+"""After this time a request ends in a timeout, as in Kafka Connect's REST."""
 HEALTH_MS = 10_000
-"""How long the loop may take to come to a request before the worker counts as unwell."""
+"""How long the loop may take to reach a request before the worker counts as unhealthy."""
 COMMANDS_MAX = 10_000
-"""Commands that wait; beyond it new ones are refused."""
+"""The maximum number of waiting commands. Beyond it new ones are rejected."""
 
 
 @dataclass(order=True)
@@ -39,7 +39,7 @@ class _Command:
 
 
 class CommandQueue:
-    """The commands that wait; `wake` is called when one comes."""
+    """The waiting commands. `wake` is called when one arrives."""
 
     def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
         self._clock, self._wake = clock, wake
@@ -54,7 +54,7 @@ class CommandQueue:
         return len(self._heap)
 
     async def ask(self, run: Callable[[], Awaitable[T]], timeout_ms: int = REQUEST_TIMEOUT_MS) -> T:
-        """Have the loop run it, and give what came of it; RequestTimedOut, IllegalState when closed."""
+        """Lets the loop run a command, and returns its result. Raises RequestTimedOut, IllegalState when closed."""
         done = self.put(run)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -63,7 +63,7 @@ class CommandQueue:
             raise RequestTimedOut("Request timed out: the worker is busy with a rebalance or an earlier one") from None
 
     async def is_attended(self) -> bool:
-        """Whether the loop comes to what it is asked, within HEALTH_MS."""
+        """Returns whether the loop reaches a request within HEALTH_MS."""
 
         async def nothing() -> None: ...
 
@@ -74,7 +74,7 @@ class CommandQueue:
         return True
 
     def put(self, run: Callable[[], Awaitable[T]], delay_ms: int = 0) -> asyncio.Future[T]:
-        """Have the loop run it, not before `delay_ms` have passed; the future has what came of it."""
+        """Adds a command that the loop runs after `delay_ms`. Returns a future of its result."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self._closed or len(self._heap) >= COMMANDS_MAX:
             done.set_exception(
@@ -87,25 +87,25 @@ class CommandQueue:
         return done
 
     def wait_ms(self) -> int | None:
-        """How long until one is due, 0 when one is; None while there is none."""
+        """Returns the ms until a command is due, 0 if one is due, or None if there is none."""
         return max(0, self._heap[0].due_ms - self._clock.monotonic_ms()) if self._heap else None
 
     async def run_due(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Run all that is due, or until `until` holds after one of them."""
+        """Runs all commands that are due. Stops early if `until` returns True after one of them."""
         now_ms = self._clock.monotonic_ms()
         while self._heap and self._heap[0].due_ms <= now_ms and not until():
             command = heapq.heappop(self._heap)
-            if not command.done.done():  # whoever asked may have gone
+            if not command.done.done():  # the caller may have given up
                 await _run(command)
 
     def close(self) -> None:
-        """Refuse what waits and what comes."""
+        """Rejects waiting and later commands."""
         self._closed = True
         waiting, self._heap = self._heap, []
         for command in waiting:
             if not command.done.done():
                 command.done.set_exception(IllegalState("the worker is shutting down"))
-                command.done.exception()  # nobody may be waiting
+                command.done.exception()  # there may be no caller that waits
 
 
 async def _run(command: _Command) -> None:
@@ -116,7 +116,7 @@ async def _run(command: _Command) -> None:
             command.done.set_exception(IllegalState("the worker is shutting down"))
             command.done.exception()
         raise
-    except Exception as e:  # whoever asked is told
+    except Exception as e:  # the caller gets the error
         if not command.done.done():
             command.done.set_exception(e)
             command.done.exception()

@@ -1,7 +1,8 @@
 """Reading, altering and resetting a connector's offsets (an edge): a source's in the store, a sink's in its group.
 
-Offsets are changed only while the connector is STOPPED, which the herder checks; a group that still has members, or a
-task that still writes, is fenced first. In between the connector itself is asked whether they make sense to it.
+Offsets are changed only while the connector is STOPPED, which the herder checks. A source's tasks that may still write
+are fenced first. The connector itself then checks the offsets before they are stored. A group that still has members is
+an error.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from penstock.shared.connect.storage.config_records import Config
 
 Json = dict[str, Any]
 Row = tuple[Json, Json | None]
-"""A partition and its offset, as REST has them."""
+"""A partition and its offset, in REST's form."""
 Wanted = dict[TopicPartition, int | None] | list[Row]
-"""Offsets that are to be: a sink's, or a source's."""
+"""The offsets to store: a sink's, or a source's."""
 
 TOPIC, PARTITION, OFFSET = "kafka_topic", "kafka_partition", "kafka_offset"
 SETTLE_TRIES, SETTLE_WAIT_MS = 25, 200
-"""How often a group without members that is not empty yet is asked again: longer than the brokers draw it out."""
+"""The number and interval of retries for a group that has no members but is not empty yet. Together they are longer
+than the brokers' delay."""
 ALTERED = "The offsets for this connector have been altered successfully"
 RESET = "The offsets for this connector have been reset successfully"
 MAYBE_ALTERED = (
@@ -43,7 +45,7 @@ MAYBE_RESET = MAYBE_ALTERED.replace("altered", "reset")
 
 
 def rows_of(body: object) -> list[Row]:
-    """The rows of a request to alter offsets; BadRequest where there are none or they are malformed."""
+    """Returns the rows of a request to alter offsets. Raises BadRequest if there are none or they are malformed."""
     rows = body.get("offsets") if isinstance(body, dict) else None
     if not rows:
         raise BadRequest("Partitions / offsets need to be provided for an alter offsets request")
@@ -59,7 +61,7 @@ def rows_of(body: object) -> list[Row]:
 
 
 def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
-    """A sink's offsets by partition; BadRequest in Kafka Connect's words where a row is none."""
+    """Returns a sink's offsets by partition. Raises BadRequest, in Kafka Connect's words, if a row is invalid."""
     found: dict[TopicPartition, int | None] = {}
     for partition, offset in rows:
         if partition.get(TOPIC) is None or partition.get(PARTITION) is None:
@@ -89,18 +91,18 @@ def sink_offsets(rows: Sequence[Row]) -> dict[TopicPartition, int | None]:
 
 
 def group_of_sink(name: str, config: Config) -> str:
-    """The group that a sink's tasks read in."""
+    """Returns the consumer group of a sink's tasks."""
     return config.get("consumer.override.group.id", f"connect-{name}")
 
 
 class ConnectorOffsets:
-    """Offsets of all connectors of a worker."""
+    """The offsets of all connectors of a worker."""
 
     def __init__(self, admin: Admin, offsets: OffsetBackingStore) -> None:
         self._admin, self._offsets = admin, offsets
 
     async def read(self, name: str, config: Config, *, is_sink: bool) -> Json:
-        """Where a connector is, as REST shows it."""
+        """Returns a connector's offsets as REST shows them."""
         if is_sink:
             committed = await self._admin.group_offsets(group_of_sink(name, config), require_stable=True)
             return {
@@ -116,7 +118,7 @@ class ConnectorOffsets:
         return {"offsets": rows}
 
     async def wanted(self, name: str, config: Config, rows: Sequence[Row] | None, *, is_sink: bool) -> Wanted:
-        """The offsets that a connector is asked about; `rows` being None, all that it has, to be forgotten."""
+        """Returns the offsets that the connector checks. If `rows` is None, all stored offsets are to be removed."""
         if is_sink:
             if rows is not None:
                 return sink_offsets(rows)
@@ -128,7 +130,7 @@ class ConnectorOffsets:
         return [(cast(Json, dict(partition)), None) for _, partition in parsed]
 
     async def keep(self, name: str, config: Config, rows: Sequence[Row] | None, wanted: Wanted, *, taken: bool) -> str:
-        """Change them; gives REST's message, `taken` being what the connector said of them."""
+        """Stores the offsets. Returns REST's message. `taken` is the result of the connector's `alter_offsets`."""
         if isinstance(wanted, dict):
             await self._keep_sink(name, config, rows, wanted)
         else:
@@ -145,7 +147,7 @@ class ConnectorOffsets:
             else:
                 await self._alter_group(group, wanted)
         except GroupNotFound:
-            pass  # nothing was ever committed: nothing is to be forgotten
+            pass  # no offset was ever committed, so none is removed
         except (GroupNotEmpty, UnknownMember) as e:
             raise ConnectError(
                 f"Failed to {'reset' if rows is None else 'alter'} the offsets of sink connector {name}: its consumer "
@@ -161,8 +163,11 @@ class ConnectorOffsets:
             await self._settled(group, lambda: self._admin.delete_group_offsets(group, known))
 
     async def _settled(self, group: str, change: Callable[[], Awaitable[object]]) -> None:
-        """Change a group whose members have left; one that the last left during its first rebalance, which the brokers
-        draw out (`group.initial.rebalance.delay.ms`), is not empty before that is over."""
+        """Changes a group whose members have left. Retries until the group is empty.
+
+        The brokers delay a group's first rebalance (`group.initial.rebalance.delay.ms`). If the last member leaves
+        during that delay, the group is not empty before it is over.
+        """
         for _ in range(SETTLE_TRIES):
             try:
                 await change()

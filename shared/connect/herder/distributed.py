@@ -62,13 +62,13 @@ T = TypeVar("T")
 
 RETRY_MS = 1_000
 IDLE_MS = 10_000
-"""How long the loop waits at most for something to do."""
+"""The maximum time that the loop waits for work."""
 REBALANCE_WAIT_MS = 10_000
 """How long a request waits for the end of a rebalance before it is rejected."""
 RETRY_FIRST_MS, RETRY_MAX_MS = 250, 60_000
 LEADER_TIMEOUT_MS = 30_000
 FENCED_AT_ONCE_MAX = 10
-"""Transactional ids fenced at a time: each needs a connection."""
+"""The number of transactional ids fenced at a time: each needs a connection."""
 
 
 class DistributedHerder(BaseHerder):
@@ -129,7 +129,7 @@ class DistributedHerder(BaseHerder):
         self._started = False
         self.rebalances = 0
         self._rebalance_ms: tuple[int | None, float, float] = (None, 0.0, 0.0)
-        """When the last rebalance ended, how long all of them took, and the longest."""
+        """The end of the last rebalance, the total time of all, and the longest time of one."""
 
     def __repr__(self) -> str:
         return f"<DistributedHerder {self.group}, {self._commands!r}>"
@@ -159,7 +159,7 @@ class DistributedHerder(BaseHerder):
     # --- lifecycle ---
 
     async def startup(self) -> None:
-        """Read the three topics; ConfigError where one is not what it must be."""
+        """Reads the three topics. Raises ConfigError if one of them is misconfigured."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._stores.configs.start())
             tasks.create_task(self._stores.statuses.start())
@@ -167,19 +167,19 @@ class DistributedHerder(BaseHerder):
         self.group.config_offset = self.snapshot().offset
 
     async def main_loop(self) -> None:
-        """Work until cancelled; what is passing, such as a Kafka that does not answer, is tried again."""
+        """Runs until cancelled. It retries after retriable errors, such as a Kafka that does not answer."""
         while True:
             try:
                 await self.run_once()
             except RetriableError as e:
                 log.warning("a turn of the herder failed, trying again", error=type(e).__name__, reason=str(e))
                 await asyncio.sleep(RETRY_MS / 1000)
-            except ProducerFenced as e:  # of a leader's write: nothing is lost but the lead
+            except ProducerFenced as e:  # by a leader's write: the worker loses only the lead
                 log.warning("another worker leads", reason=str(e))
                 self.group.rejoin("another worker leads")
 
     async def shutdown(self) -> None:
-        """Stop what runs, leave the group, close the stores."""
+        """Stops connectors and tasks, leaves the group, closes the stores."""
         self._commands.close()
         await self._runner.close()
         await self._stores.statuses.flush()
@@ -190,7 +190,7 @@ class DistributedHerder(BaseHerder):
         await self._leader_client.close()
 
     async def run_once(self) -> None:
-        """One turn: the group, the configs, the requests; then wait for something to do."""
+        """Runs one turn: the group, the configs, the requests. Then it waits for work."""
         self.group.config_offset = self.snapshot().offset
         await self._take_place()
         if not await self._rebalance_completed():
@@ -204,7 +204,7 @@ class DistributedHerder(BaseHerder):
         await self._follow_configs()
         if self.group.needs_to_join or not self._resolved:
             return
-        # Also while a change wants a rebalance: what waits together is written together, and assigned together.
+        # Also while a change requires a rebalance: waiting changes are written together, and assigned together.
         await self._commands.run_due(until=lambda: self.group.needs_to_join)
         if not self.group.needs_to_join and not self._pending:
             await self._wait()
@@ -219,7 +219,7 @@ class DistributedHerder(BaseHerder):
         self._rebalance_ms = (ended_ms, self._rebalance_ms[1] + took_ms, max(self._rebalance_ms[2], took_ms))
 
     def wake(self) -> None:
-        """There is something to do."""
+        """Wakes the loop because there is work."""
         self._wakeup.set()
 
     async def _wait(self) -> None:
@@ -255,7 +255,7 @@ class DistributedHerder(BaseHerder):
         return configured(snapshot), snapshot.offset
 
     async def _rebalance_completed(self) -> bool:
-        """Begin what is assigned, once per assignment; False where the group must be joined again first."""
+        """Starts the assigned work, once per assignment. Returns False if the group must be joined again first."""
         assignment = self.group.assignment
         if self._resolved or assignment is None:
             return True
@@ -288,7 +288,7 @@ class DistributedHerder(BaseHerder):
             await self._stores.configs.release()
 
     async def _forget_what_is_gone(self) -> None:
-        """The leader's: statuses of connectors and tasks that are configured no longer."""
+        """On the leader: removes the statuses of connectors and tasks that are no longer configured."""
         await self._stores.statuses.refresh()
         snapshot, cache = self.snapshot(), self._stores.statuses.cache
         for name in cache.connectors():
@@ -302,7 +302,7 @@ class DistributedHerder(BaseHerder):
     # --- the configs ---
 
     def on_config_change(self, change: ConfigChange) -> None:
-        """The config store's listener."""
+        """Takes a change from the config store."""
         self._pending.add(change, self.snapshot().offset, self._known)
         self._known = frozenset(self.snapshot().configs)
         self.wake()
@@ -314,7 +314,7 @@ class DistributedHerder(BaseHerder):
             with contextlib.suppress(PenstockError):
                 self.loggers.set_level(level.logger, level.level)
         here = self._runner.running()
-        # Stopped before the group assigns anew, so that none of an old set runs beside the new one.
+        # Stopped before the next assignment, so that no task of an old set runs beside the new set.
         outdated = self._runner.outdated(changes.tasks, whole_sets=self._config.exactly_once)
         if outdated:
             await self._runner.stop(Work((), outdated))
@@ -329,7 +329,7 @@ class DistributedHerder(BaseHerder):
             self.group.rejoin(reason)
 
     async def _keep_session_key(self) -> None:
-        """The leader's: a key where there is none, and a new one in time."""
+        """On the leader: creates the session key if there is none, and replaces it in time."""
         if not self.group.is_leader:
             return
         ttl_ms, now_ms = self._config["inter.worker.key.ttl.ms"], self._clock.now_ms()
@@ -338,7 +338,7 @@ class DistributedHerder(BaseHerder):
                 new_key(self._config["inter.worker.key.generation.algorithm"], now_ms)
             )
 
-    # --- what may be done now, and by whom ---
+    # --- the worker that may act now ---
 
     def _check_settled(self) -> None:
         if self.group.needs_to_join:
@@ -353,7 +353,7 @@ class DistributedHerder(BaseHerder):
             raise NotHere("Only the leader can do this.", assignment.leader_url if assignment else None)
 
     def _owner_url(self, owned: Callable[[str], bool]) -> str | None:
-        """On the leader: where the member's REST is of whom `owned` holds."""
+        """Returns, on the leader, the REST URL of the member that holds work for which `owned` is True."""
         owners, urls = self.group.owners or {}, self.group.urls or {}
         return next((urls.get(member) for member in owners if owned(member)), None)
 
@@ -372,7 +372,7 @@ class DistributedHerder(BaseHerder):
         return await self._ask(checked)
 
     async def _ask(self, run: Callable[[], Awaitable[T]]) -> T:
-        """As a command of the loop; while the group assigns anew it waits, but not for long (RebalanceNeeded)."""
+        """Runs a command in the loop. During a rebalance it waits only briefly (RebalanceNeeded)."""
         try:
             return await self._commands.ask(run, REBALANCE_WAIT_MS if self.group.needs_to_join else REQUEST_TIMEOUT_MS)
         except RequestTimedOut:
@@ -380,7 +380,7 @@ class DistributedHerder(BaseHerder):
             raise
 
     async def is_healthy(self) -> bool:
-        """Whether the loop comes to requests."""
+        """Returns whether the loop reaches requests."""
         return await self._commands.is_attended()
 
     # --- connectors ---
@@ -394,7 +394,7 @@ class DistributedHerder(BaseHerder):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """As every herder's; also NotHere, RebalanceNeeded."""
+        """As in every herder. Also raises NotHere, RebalanceNeeded."""
         await self._check_config(name, self._kept(name, config))
         self._check_group(name, config)
 
@@ -413,7 +413,7 @@ class DistributedHerder(BaseHerder):
             )
 
     async def delete_connector(self, name: str) -> None:
-        """Delete a connector; ConnectorNotFound."""
+        """Deletes a connector. Raises ConnectorNotFound."""
 
         async def delete() -> None:
             self.connector_config(name)
@@ -422,7 +422,10 @@ class DistributedHerder(BaseHerder):
         await self._as_leader(delete)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
-        """Have a connector run, pause or stop; ConnectorNotFound. To stop it is the leader's, since its tasks go."""
+        """Starts, pauses or stops a connector. Raises ConnectorNotFound.
+
+        Only the leader stops one, since that removes its tasks.
+        """
 
         async def put() -> None:
             if name not in self.snapshot().configs:
@@ -436,7 +439,7 @@ class DistributedHerder(BaseHerder):
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
-        """Restart a connector without its tasks, on the worker that runs it; ConnectorNotFound, NotHere."""
+        """Restarts a connector without its tasks, on its worker. Raises ConnectorNotFound, NotHere."""
 
         async def restart() -> asyncio.Task[None]:
             self._check_settled()
@@ -449,7 +452,7 @@ class DistributedHerder(BaseHerder):
         await self._restarted(await self._ask(restart))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restart a task, on the worker that runs it; ConnectorNotFound, NotHere."""
+        """Restarts a task, on its worker. Raises ConnectorNotFound, NotHere."""
 
         async def restart() -> None:
             self._check_settled()
@@ -470,7 +473,7 @@ class DistributedHerder(BaseHerder):
         raise NotHere(f"Cannot restart {what}: it is not assigned to this worker", self._owner_url(owned))
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Have all workers restart what they have of a connector; gives its status with what is being restarted."""
+        """Lets all workers restart their parts of a connector. Returns its status, with the pending restarts."""
 
         async def put() -> Json:
             name = request.connector
@@ -478,7 +481,7 @@ class DistributedHerder(BaseHerder):
                 raise self._unknown(name, ": ")
             plan = self._plan(request)
             shown = views.connector_status(self.snapshot(), self._stores.statuses.cache, self.plugins, name, plan)
-            # Said before it happens, so that who asks next does not take what was for what is.
+            # Announced before it happens, so that a later request does not get the old status.
             self._reporter.announce_restart(plan.tasks, name if plan.connector else None)
             await self._stores.statuses.flush()
             await self._stores.configs.put_restart(request)
@@ -508,7 +511,7 @@ class DistributedHerder(BaseHerder):
     # --- offsets and loggers ---
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Set a stopped connector's offsets, or forget all of them (None); BadRequest while it is not stopped."""
+        """Stores a stopped connector's offsets, or removes all (None). Raises BadRequest if it is not stopped."""
         return await self._alter_offsets(name, rows)
 
     async def _fence_for_offsets(self, name: str) -> None:
@@ -516,13 +519,13 @@ class DistributedHerder(BaseHerder):
             await self._fence(name)
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
-        """Set a logger's level on every worker."""
+        """Sets a logger's level on every worker."""
         await self._stores.configs.put_logger_level(LoggerLevel(logger, level))
 
     # --- task configs ---
 
     def _reconfigure(self, name: str, attempt: int = 0) -> None:
-        """Have a running connector divide its work, and keep what it says where that differs."""
+        """Gets a running connector's task configs, and stores them if they differ."""
         self._runner.beside(self._make_tasks(name, attempt))
 
     async def _make_tasks(self, name: str, attempt: int) -> None:
@@ -537,7 +540,7 @@ class DistributedHerder(BaseHerder):
         except ConnectError as e:
             self._reporter.on_failure(name, self.worker.masking(config)(trace_of(e)))
             return
-        except Exception as e:  # of the connector: it may do better next time
+        except Exception as e:  # an error of the connector: a retry may succeed
             self._again(name, attempt, e)
             return
         try:
@@ -602,17 +605,18 @@ class DistributedHerder(BaseHerder):
     async def put_task_configs(
         self, name: str, configs: Sequence[Config], body: bytes, headers: Mapping[str, str]
     ) -> None:
-        """From a worker that runs a connector: its tasks. Forbidden, BadRequest where it is not signed."""
+        """Stores the tasks of a connector that another worker runs. Raises Forbidden, BadRequest if the signature is
+        bad."""
         self._check_signed(body, headers)
         await self._as_leader(lambda: self._put_tasks(name, configs))
 
     async def fence(self, name: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """From a worker that is to start a source's tasks: fence the older ones."""
+        """Fences older tasks of a source, for another worker that is to start new ones."""
         self._check_signed(body, headers)
         await self._as_leader(lambda: self._fence(name))
 
     async def _before_task(self, task: ConnectorTaskId) -> bool:
-        """Exactly-once sources: whether the task may start, once all tasks of older sets are fenced."""
+        """Returns whether an exactly-once source's task may start, after all tasks of older sets are fenced."""
         snapshot = self.snapshot()
         if views.kind_of_connector(self.plugins, snapshot.configs.get(task.connector)) != "source":
             return True
@@ -626,7 +630,7 @@ class DistributedHerder(BaseHerder):
         return held is not None and task in held.tasks
 
     async def _fence(self, name: str) -> None:
-        """The leader's: end the producers of all tasks of older sets, and note how many there may be from now on."""
+        """On the leader: fences the producers of all tasks of older sets, and stores the new number of tasks."""
         snapshot = self.snapshot()
         config = views.config_of(snapshot, name)
         if views.kind_of_connector(self.plugins, config) != "source":
@@ -634,7 +638,7 @@ class DistributedHerder(BaseHerder):
         count, before = len(snapshot.tasks(name)), snapshot.task_count_records.get(name, 0)
         if name not in snapshot.pending_fencing and count:
             return
-        # One task after one task: the new producer has the old one's transactional id and fences it itself.
+        # If one task replaces one task, the new producer has the old one's transactional id and fences it itself.
         if before > 1 or (before == 1 and count != 1):
             ids = [self._config.source_transactional_id(name, task) for task in range(before)]
             await fence_producers(self.worker.config.kafka, ids)
@@ -643,7 +647,7 @@ class DistributedHerder(BaseHerder):
 
 
 def configured(snapshot: ConfigSnapshot) -> Work:
-    """All that is to run somewhere."""
+    """Returns all configured work."""
     return Work(snapshot.configs, (task for name in snapshot.configs for task in snapshot.tasks(name)))
 
 
@@ -664,8 +668,8 @@ class Changes:
 class PendingChanges:
     """Changes of the config topic that the herder has not handled yet.
 
-    Changes arrive one by one, also during a rebalance; the herder takes them together. `rejoin` is the reason why the
-    group must rebalance, or None.
+    Changes arrive one by one, also during a rebalance. The herder takes them together. `rejoin` is the reason for a
+    rebalance, or None.
 
     >>> pending = PendingChanges()
     >>> pending.add(ConnectorChanged("orders"), 7, known={"orders"})
@@ -686,7 +690,7 @@ class PendingChanges:
         return f"<PendingChanges {self._changes}, rejoin={self.rejoin!r}>"
 
     def add(self, change: ConfigChange, offset: int, known: Collection[str]) -> None:
-        """Take one, which the record at `offset` made; `known` are the connectors that were there before it."""
+        """Adds a change from the record at `offset`. `known` are the connectors that existed before it."""
         match change:
             case ConnectorChanged(connector) if connector in known:
                 self._changes.connectors.add(connector)
@@ -706,29 +710,29 @@ class PendingChanges:
             case LoggerLevel():
                 self._changes.loggers.append(change)
             case SessionKey():
-                pass  # whoever needs it finds it in the snapshot
+                pass  # readers find it in the snapshot
 
     def _wish(self, reason: str, offset: int) -> None:
         self.rejoin, self._rejoin_offset = reason, offset
 
     def assigned(self, offset: int) -> None:
-        """The group has assigned by the configs up to `offset`: what they say needs no further rebalance."""
+        """Reports an assignment by the configs up to `offset`. Earlier changes need no further rebalance."""
         if self._rejoin_offset <= offset:
             self.rejoin = None
 
     def take(self) -> Changes:
-        """All of them, once; the wish to rejoin is taken by itself."""
+        """Takes all changes, once. `take_rejoin` takes the reason for a rebalance."""
         taken, self._changes = self._changes, Changes()
         return taken
 
     def take_rejoin(self) -> str | None:
-        """Why the group is to assign anew; once."""
+        """Takes the reason for a rebalance, once."""
         taken, self.rejoin = self.rejoin, None
         return taken
 
 
 def _wider(first: RestartRequest | None, second: RestartRequest) -> RestartRequest:
-    """Of two requests that came together the one that restarts more."""
+    """Returns the one of two concurrent requests that restarts more."""
     if first is None:
         return second
     return RestartRequest(
@@ -737,11 +741,11 @@ def _wider(first: RestartRequest | None, second: RestartRequest) -> RestartReque
 
 
 class LeaderRefused(ConnectError):
-    """The leader rejected the request; the message is the leader's."""
+    """The leader rejected the request. The message is the leader's."""
 
 
 class LeaderNotReached(RetriableError, ConnectError):
-    """The leader did not answer, or cannot answer now: try again."""
+    """The leader did not answer, or cannot answer now. The request may be retried."""
 
 
 class LeaderClient:
@@ -755,15 +759,15 @@ class LeaderClient:
         self._client = httpx.AsyncClient(timeout=timeout_ms / 1000, trust_env=False, headers=headers, auth=auth)
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Closes its connections."""
         await self._client.aclose()
 
     async def put_tasks(self, url: str, connector: str, configs: Sequence[Config], key: SessionKey | None) -> None:
-        """Have the leader store a connector's task configs; LeaderNotReached, LeaderRefused."""
+        """Lets the leader store a connector's task configs. Raises LeaderNotReached, LeaderRefused."""
         await self._send("POST", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/tasks", list(configs), key)
 
     async def fence(self, url: str, connector: str, key: SessionKey | None) -> None:
-        """Have the leader fence a source connector's older tasks; LeaderNotReached, LeaderRefused."""
+        """Lets the leader fence a source connector's older tasks. Raises LeaderNotReached, LeaderRefused."""
         await self._send("PUT", f"{url.rstrip('/')}/connectors/{quote(connector, safe='')}/fence", None, key)
 
     async def _send(self, method: str, url: str, body: object, key: SessionKey | None) -> None:
@@ -780,7 +784,7 @@ class LeaderClient:
 
 
 async def fence_producers(kafka: KafkaSettings, transactional_ids: Iterable[str]) -> None:
-    """Fence the producers of these transactional ids: none can write any more, or has a transaction open.
+    """Fences the producers of these transactional ids: none can write any more, or has a transaction open.
 
     Raises KafkaTimeout, AuthorizationFailed.
     """

@@ -1,4 +1,4 @@
-"""What a herder answers when it does not do what was asked; each stands for one status of REST.
+"""The errors of a herder's requests. Each stands for one status of REST.
 
 ConnectorNotFound (404), BadRequest (400) and ConfigError (400) are in `penstock.shared.connect.errors`.
 """
@@ -9,21 +9,21 @@ from penstock.shared.connect.errors import ConnectError
 
 
 class AlreadyExists(ConnectError):
-    """There is a connector of that name (409)."""
+    """A connector of that name exists already (409)."""
 
 
 class RebalanceNeeded(ConnectError):
-    """The group is about to assign anew; ask again when that is done (409)."""
+    """The group is about to rebalance. The client retries when that is done (409)."""
 
 
 class StaleConfig(ConnectError):
-    """The configs changed under the request; ask again (409)."""
+    """The configs changed during the request. The client retries (409)."""
 
 
 class NotHere(ConnectError):
-    """Another worker is to be asked: the leader, or the one that runs the connector or task.
+    """Another worker must handle the request: the leader, or the one that runs the connector or task.
 
-    `url` is that worker's, None where it is not known.
+    `url` is that worker's, or None if it is not known.
     """
 
     def __init__(self, message: str, url: str | None) -> None:
@@ -32,8 +32,8 @@ class NotHere(ConnectError):
 
 
 class RequestTimedOut(ConnectError):
-    """The herder did not come to it in time (500)."""
+    """The herder did not reach the request in time (500)."""
 
 
 class Forbidden(ConnectError):
-    """A request between workers that is not signed as it must be (403)."""
+    """A request between workers without a valid signature, or an action that the settings forbid (403)."""

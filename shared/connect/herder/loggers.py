@@ -1,8 +1,8 @@
-"""Loggers' levels, to be read and set while the worker runs: Kafka Connect's `/admin/loggers`.
+"""The loggers' levels, which can be read and set while the worker runs: Kafka Connect's `/admin/loggers`.
 
-Names are Python's (dots between parts), and Java's as well: whoever sets `org.apache.kafka.connect` means the runtime,
-which here is `penstock.shared.connect`. A level set for a name holds for everything below it, also for what has a level
-of its own. `root` is everything.
+Names are Python's (dots between parts). Java's are accepted as well: `org.apache.kafka.connect` stands for the runtime,
+which here is `penstock.shared.connect`. A level set for a name also applies to everything below it, even to loggers
+with a level of their own. `root` stands for all loggers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEVELS = {
     "DEBUG": logging.DEBUG,
     "TRACE": logging.DEBUG - 5,
 }
-"""Log4j's levels by Python's numbers."""
+"""Python's level numbers by Log4j's names."""
 JAVA_NAMES = {"org.apache.kafka.connect": "penstock.shared.connect", "org.apache.kafka": "penstock.shared"}
 
 
@@ -36,10 +36,10 @@ class Loggers:
         self._clock = clock
         self._modified: dict[str, int] = {}
         self.on_level: Callable[[str, str], None] = lambda _name, _level: None
-        """Called with each level that is set: tasks' processes have loggers of their own."""
+        """Called with each level that is set: the processes of tasks have their own loggers."""
 
     def levels(self) -> dict[str, dict[str, Any]]:
-        """Every logger that has a level of its own, and the root, by name."""
+        """Returns the levels of the root and of every logger with a level of its own, by name."""
         named = {
             name: logger
             for name, logger in logging.Logger.manager.loggerDict.items()
@@ -49,14 +49,14 @@ class Loggers:
         return found | {name: self._shown(name, named[name]) for name in sorted(named)}
 
     def level(self, name: str) -> dict[str, Any]:
-        """One logger's level in force; ConnectorNotFound where there is no logger of that name."""
+        """Returns one logger's level in force. Raises ConnectorNotFound if there is no logger of that name."""
         known = _known(name)
         if name != ROOT and known not in logging.Logger.manager.loggerDict:
             raise ConnectorNotFound(f"Logger {name} not found.")
         return self._shown(name, _logger(name))
 
     def set_level(self, name: str, level: str) -> list[str]:
-        """Set a level by Log4j's name for it; gives the loggers that it now holds for, sorted."""
+        """Sets a level by Log4j's name for it. Returns the names of the loggers that it applies to, sorted."""
         number = level_number(level)
         known = _known(name)
         _logger(name).setLevel(number)
@@ -81,7 +81,7 @@ class Loggers:
 
 
 def level_number(level: str) -> int:
-    """Python's number of a level; ConfigError where there is none of that name."""
+    """Returns Python's number of a level. Raises ConfigError if there is none of that name."""
     number = LEVELS.get(level.upper())
     if number is None:
         raise ConfigError(f"invalid log level '{level}'.")

@@ -24,7 +24,7 @@ from penstock.shared.connect.storage.config_state import ConfigSnapshot
 
 PREFIX = "kafka_connect"
 COUNTED = frozenset(name for name in ERROR_METRICS if name.startswith(("total_", "deadletterqueue_")))
-"""Totals since the task's start, by names of Kafka Connect that do not end in `_total`."""
+"""Kafka Connect's totals since the task's start whose names do not end in `_total`."""
 CHANGED = (
     ("_ms", "_seconds", 0.001),
     ("_timestamp", "_timestamp_seconds", 0.001),  # in milliseconds, as Kafka Connect has it
@@ -32,14 +32,14 @@ CHANGED = (
     ("_record_active_count", "_record_active", 1.0),
     ("_count", "s", 1.0),  # the suffix _count belongs to histograms
 )
-"""Ends of Kafka Connect's names, what Prometheus' rules want instead, and what their values are multiplied by."""
+"""For each suffix of Kafka Connect's names: the suffix that Prometheus' rules require, and the factor for values."""
 Rows = dict[tuple[str, ...], float]
 
 STATES = (State.RUNNING, State.PAUSED, State.FAILED, State.UNASSIGNED, State.RESTARTING)
 
 
 class Herder(Protocol):
-    """What the metrics are read from."""
+    """The source of the metrics."""
 
     worker: Worker
     plugins: Plugins
@@ -54,14 +54,14 @@ class Herder(Protocol):
 
 
 class ConnectMetrics(Collector):
-    """The metrics of one worker, registered where it is made."""
+    """The metrics of one worker. The constructor registers them."""
 
     def __init__(self, herder: Herder, registry: CollectorRegistry) -> None:
         self._herder = herder
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Every metric as it is now."""
+        """Returns the current values of all metrics."""
         yield from self._worker()
         yield from self._connectors()
         yield from self._tasks()
@@ -109,7 +109,7 @@ class ConnectMetrics(Collector):
 
 
 def group_of(name: str) -> str:
-    """The group of metrics that one of a task's is in.
+    """Returns the metric group of one of a task's metrics.
 
     >>> group_of("put_batch_avg_time_ms"), group_of("source_record_poll_rate"), group_of("total_retries")
     ('sink_task_metrics', 'source_task_metrics', 'task_error_metrics')
@@ -125,7 +125,7 @@ def group_of(name: str) -> str:
 
 
 def in_prometheus(name: str) -> tuple[str, float]:
-    """A metric of Kafka Connect's by Prometheus' naming rules, and the factor to its base unit.
+    """Returns the Prometheus name of one of Kafka Connect's metrics, and the factor to its base unit.
 
     >>> in_prometheus("put_batch_avg_time_ms"), in_prometheus("last_error_timestamp")
     (('put_batch_avg_time_seconds', 0.001), ('last_error_timestamp_seconds', 0.001))
@@ -143,7 +143,7 @@ def in_prometheus(name: str) -> tuple[str, float]:
 
 
 def _family(group: str, name: str, rows: Mapping[tuple[str, ...], float], labels: tuple[str, ...]) -> Metric:
-    """A metric's rows: a counter if it is a total, else a gauge."""
+    """Returns a metric with its rows: a counter if it is a total, else a gauge."""
     named, factor = in_prometheus(name)
     said = f"Kafka Connect's {name.replace('_', '-')} of {group.replace('_', '-')}"
     said += "." if factor == 1 else ", in seconds."

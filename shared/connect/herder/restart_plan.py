@@ -1,4 +1,7 @@
-"""What a restart request restarts: decided from the statuses alone, so that every worker comes to the same answer.
+"""The effect of a restart request, decided from the statuses alone, so that every worker gets the same result.
+
+The leader writes RESTARTING for everything in the plan as soon as it takes a request. The workers that then make their
+plans treat RESTARTING as FAILED.
 
 The leader writes RESTARTING of all that it concerns as soon as it takes a request; to the workers that then look at it,
 that is as good as FAILED.
@@ -34,7 +37,7 @@ class RestartPlan:
 
 
 def plan_restart(request: RestartRequest, connector: ConnectorStatus, tasks: Sequence[TaskStatus]) -> RestartPlan:
-    """What a request restarts, given what everything is doing."""
+    """Returns the restarts of a request, given the statuses of the connector and its tasks."""
     chosen = [t for t in tasks if request.include_tasks and (not request.only_failed or t.state in TO_RESTART)]
     return RestartPlan(
         not request.only_failed or connector.state in TO_RESTART, tuple(status.task for status in chosen)

@@ -1,7 +1,7 @@
 """Signed requests between the workers of a group, with a key that they share through the config topic.
 
-The leader makes the key and a new one every `inter.worker.key.ttl.ms`. A worker signs the body of a request to the
-leader with it (HMAC); the leader verifies with the key that it knows. Header names are Kafka Connect's.
+The leader creates the key, and a new one every `inter.worker.key.ttl.ms`. A worker signs the body of a request to the
+leader with it (HMAC). The leader verifies the signature with its own key. Header names are Kafka Connect's.
 
 >>> key = SessionKey(b"k" * 32, "HmacSHA256", 0)
 >>> headers = sign(key, b"[]")
@@ -26,27 +26,27 @@ ALGORITHM_HEADER = "X-Connect-Request-Signature-Algorithm"
 KEY_BYTES = 32
 HASHES = {"HmacSHA256": hashlib.sha256, "HmacSHA1": hashlib.sha1, "HmacSHA384": hashlib.sha384,
           "HmacSHA512": hashlib.sha512}  # fmt: skip
-"""Java's names of the algorithms, with what computes them."""
+"""Python's hash functions by Java's names of the algorithms."""
 
 
 def new_key(algorithm: str, now_ms: int) -> SessionKey:
-    """A random key."""
+    """Returns a random key."""
     return SessionKey(secrets.token_bytes(KEY_BYTES), algorithm, now_ms)
 
 
 def expires_in_ms(key: SessionKey | None, ttl_ms: int, now_ms: int) -> int:
-    """How long a key may still be used; 0 where there is none."""
+    """Returns how long a key may still be used, in ms; 0 if there is none."""
     return 0 if key is None else max(0, key.created_ms + ttl_ms - now_ms)
 
 
 def sign(key: SessionKey, body: bytes) -> dict[str, str]:
-    """The headers that go with a body."""
+    """Returns the headers for a body."""
     signature = hmac.new(key.key, body, HASHES[key.algorithm]).digest()
     return {SIGNATURE_HEADER: base64.b64encode(signature).decode(), ALGORITHM_HEADER: key.algorithm}
 
 
 def verify(key: SessionKey, body: bytes, headers: Mapping[str, str], allowed: Sequence[str]) -> bool:
-    """Whether the headers are those of a worker that has the key; ValueError where they are malformed."""
+    """Returns whether the headers are from a worker with the key. Raises ValueError if they are malformed."""
     given = {name.lower(): value for name, value in headers.items()}
     algorithm, signature = given.get(ALGORITHM_HEADER.lower()), given.get(SIGNATURE_HEADER.lower())
     if algorithm is None or signature is None:

@@ -16,12 +16,12 @@ from penstock.shared.connect.storage.kafka_based_log import LogTopic
 HIGH, MEDIUM, LOW = Importance.HIGH, Importance.MEDIUM, Importance.LOW
 
 MANAGED_TOPIC_CONFIGS = ("cleanup.policy", "partitions", "replication.factor")
-"""What `<store>.storage.<config>` may not say, since the worker decides it or it has a setting of its own."""
+"""Configs that `<store>.storage.<config>` must not set: the worker decides them, or they have their own setting."""
 ANY_REPLICAS = -1
 
 
 def distributed_config() -> ConfigDef:
-    """A distributed worker's settings (org.apache.kafka.connect.runtime.distributed.DistributedConfig)."""
+    """Returns a distributed worker's settings (org.apache.kafka.connect.runtime.distributed.DistributedConfig)."""
     definition = (
         worker_config()
         .define("group.id", Type.STRING, NO_DEFAULT, HIGH, "The workers that share connectors have the same one.")
@@ -58,17 +58,17 @@ def distributed_config() -> ConfigDef:
 
 
 def standalone_config() -> ConfigDef:
-    """A standalone worker's settings."""
+    """Returns a standalone worker's settings."""
     return worker_config().define(
         "offset.storage.file.filename", Type.STRING, NO_DEFAULT, HIGH, "The file that offsets are kept in."
     )
 
 
 class DistributedConfig(WorkerConfig):
-    """A distributed worker's settings; ConfigError names each that is wrong."""
+    """A distributed worker's settings. A ConfigError names each invalid one."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
-        """With `resolve`, which finds a class by name, the converters must be there."""
+        """If `resolve` is given, it finds a class by name, and the converters must exist."""
         super().__init__(props, distributed_config(), resolve)
         if self["heartbeat.interval.ms"] >= self["session.timeout.ms"]:
             raise ConfigError(
@@ -95,7 +95,7 @@ class DistributedConfig(WorkerConfig):
         return tuple(range(SETTINGS_NAMES[self["connect.protocol"].lower()], EAGER - 1, -1))
 
     def topic(self, store: str) -> LogTopic:
-        """The topic of a store: `config`, `offset` or `status`."""
+        """Returns the topic of a store: `config`, `offset` or `status`."""
         prefix = f"{store}.storage."
         given = with_prefix(self.props, prefix)
         configs = {
@@ -110,7 +110,7 @@ class DistributedConfig(WorkerConfig):
         )
 
     def source_transactional_id(self, connector: str, task: int) -> str:
-        """The transactional id of a source task's producer: Kafka Connect's, so that either fences the other's."""
+        """Returns a source task's transactional id. It is Kafka Connect's, so either fences the other's producer."""
         return f"{self['group.id']}-{connector}-{task}"
 
     @property
@@ -120,10 +120,10 @@ class DistributedConfig(WorkerConfig):
 
 
 class StandaloneConfig(WorkerConfig):
-    """A standalone worker's settings; ConfigError names each that is wrong."""
+    """A standalone worker's settings. A ConfigError names each invalid one."""
 
     def __init__(self, props: Mapping[str, str], resolve: ClassResolver | None = None) -> None:
-        """With `resolve`, which finds a class by name, the converters must be there."""
+        """If `resolve` is given, it finds a class by name, and the converters must exist."""
         super().__init__(props, standalone_config(), resolve)
 
     @property

@@ -1,6 +1,6 @@
-"""The herder of a worker that is alone: configs in memory, offsets in a file, no group (an edge).
+"""The herder of a standalone worker: configs in memory, offsets in a file, no group (an edge).
 
-What is asked runs in one loop, as in a group; this worker runs everything and leads.
+Requests run in one loop, as in a group. This worker runs all work and is the leader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_INTERNAL = "A standalone worker takes no requests from other workers."
 
 
 class StandaloneHerder(BaseHerder):
-    """The herder of one worker by itself."""
+    """The herder of one standalone worker."""
 
     def __init__(
         self, worker: Worker, admin: Admin, stores: Stores, worker_id: str, *, clock: Clock = SYSTEM_CLOCK
@@ -59,13 +59,13 @@ class StandaloneHerder(BaseHerder):
         return self._started
 
     async def startup(self) -> None:
-        """Read the offsets."""
+        """Reads the offsets."""
         await self._stores.configs.start()
         await self.worker.startup()
         self._started = True
 
     async def main_loop(self) -> None:
-        """Work until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._commands.run_due()
             wait_ms = self._commands.wait_ms()
@@ -77,16 +77,16 @@ class StandaloneHerder(BaseHerder):
             self._wakeup.clear()
 
     async def shutdown(self) -> None:
-        """Stop what runs."""
+        """Stops connectors and tasks."""
         self._commands.close()
         await self._runner.close()
         await self.worker.shutdown()
 
     def on_config_change(self, change: ConfigChange) -> None:
-        """The config store's listener: nothing comes from elsewhere, and what is done here is done already."""
+        """Does nothing: all changes come from this worker, which has applied them already."""
 
     async def is_healthy(self) -> bool:
-        """Whether the loop comes to requests."""
+        """Returns whether the loop reaches requests."""
         return await self._commands.is_attended()
 
     # --- connectors ---
@@ -100,7 +100,7 @@ class StandaloneHerder(BaseHerder):
         replace: bool,
         instead_of: Config | None = None,
     ) -> tuple[bool, Json]:
-        """As every herder's."""
+        """As in every herder."""
         await self._check_config(name, self._kept(name, config))
 
         async def put() -> tuple[bool, Json]:
@@ -115,7 +115,7 @@ class StandaloneHerder(BaseHerder):
         return await self._ask(put)
 
     async def started(self, name: str, timeout_ms: int) -> None:
-        """Wait until a connector has been started; ConnectError where that has failed by then."""
+        """Waits until a connector has been started. Raises ConnectError if it fails within `timeout_ms`."""
         async with asyncio.timeout(timeout_ms / 1000) as limit:
             try:
                 await self._runner.until_started(name)
@@ -127,7 +127,7 @@ class StandaloneHerder(BaseHerder):
             raise ConnectError(((status.trace or "").strip().splitlines() or ["it failed to start"])[-1])
 
     async def delete_connector(self, name: str) -> None:
-        """Delete a connector; ConnectorNotFound."""
+        """Deletes a connector. Raises ConnectorNotFound."""
 
         async def delete() -> None:
             self.connector_config(name)
@@ -138,7 +138,7 @@ class StandaloneHerder(BaseHerder):
         await self._ask(delete)
 
     async def set_target_state(self, name: str, target: TargetState) -> None:
-        """Have a connector run, pause or stop; ConnectorNotFound."""
+        """Starts, pauses or stops a connector. Raises ConnectorNotFound."""
 
         async def put() -> None:
             if name not in self.snapshot().configs:
@@ -153,7 +153,7 @@ class StandaloneHerder(BaseHerder):
     # --- restarts ---
 
     async def restart_connector(self, name: str) -> None:
-        """Restart a connector without its tasks; ConnectorNotFound."""
+        """Restarts a connector without its tasks. Raises ConnectorNotFound."""
 
         async def restart() -> asyncio.Task[None]:
             if name not in self.snapshot().configs:
@@ -163,7 +163,7 @@ class StandaloneHerder(BaseHerder):
         await self._restarted(await self._ask(restart))
 
     async def restart_task(self, task: ConnectorTaskId) -> None:
-        """Restart a task; ConnectorNotFound."""
+        """Restarts a task. Raises ConnectorNotFound."""
 
         async def restart() -> None:
             if task.connector not in self.snapshot().configs:
@@ -175,7 +175,7 @@ class StandaloneHerder(BaseHerder):
         await self._ask(restart)
 
     async def restart(self, request: RestartRequest) -> Json:
-        """Restart a connector and its tasks as the request says; gives its status with what is being restarted."""
+        """Restarts a connector and its tasks as requested. Returns its status, with the pending restarts."""
 
         async def restart() -> Json:
             name, cache = request.connector, self._stores.statuses.cache
@@ -196,14 +196,14 @@ class StandaloneHerder(BaseHerder):
     # --- offsets, loggers, requests between workers ---
 
     async def alter_offsets(self, name: str, rows: Sequence[Row] | None) -> Json:
-        """Set a stopped connector's offsets, or forget all of them (None); BadRequest while it is not stopped."""
+        """Stores a stopped connector's offsets, or removes all (None). Raises BadRequest if it is not stopped."""
         return await self._alter_offsets(name, rows)
 
     async def _fence_for_offsets(self, name: str) -> None:
-        """A standalone worker's tasks write without transactions."""
+        """Does nothing: a standalone worker's tasks write without transactions."""
 
     async def set_cluster_level(self, logger: str, level: str) -> None:
-        """Set a logger's level; the cluster is this worker."""
+        """Sets a logger's level. The cluster is this worker."""
         self.loggers.set_level(logger, level)
 
     async def put_task_configs(
@@ -238,7 +238,7 @@ class StandaloneHerder(BaseHerder):
             made = await self.worker.connector_task_configs(name, config)
         except ConnectorNotFound:
             return
-        except Exception as e:  # of the connector: whatever it is, it fails this connector
+        except Exception as e:  # any error of the connector fails this connector alone
             mask = self.worker.masking(config)
             log.error("tasks cannot be configured", connector=name, reason=mask(said_of(e)))
             self._reporter.on_failure(name, mask(trace_of(e)))
@@ -246,7 +246,7 @@ class StandaloneHerder(BaseHerder):
         await self._ask(lambda: self._keep_tasks(name, made))
 
     async def _keep_tasks(self, name: str, made: Sequence[Config]) -> None:
-        if self.snapshot().target_state(name) is not TargetState.STOPPED:  # stopped since: it has no tasks
+        if self.snapshot().target_state(name) is not TargetState.STOPPED:  # stopped meanwhile: it has no tasks
             await self._put_tasks(name, made)
 
     async def _put_tasks(self, name: str, made: Sequence[Config]) -> None:

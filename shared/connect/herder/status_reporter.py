@@ -1,7 +1,7 @@
-"""What a worker says of its connectors and tasks, written down as statuses (the herder's StatusListener).
+"""Writes a worker's reports on its connectors and tasks as statuses (the herder's StatusListener).
 
-What a task says of its end or failure is written only where nobody has said anything of it in a later generation: the
-task may be another worker's by then.
+A task's end or failure is written only if no worker has reported on the task in a later generation. The task may run on
+another worker by then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 
 
 class Statuses(Protocol):
-    """Where statuses are written."""
+    """The store that statuses are written to."""
 
     cache: StatusCache
 
@@ -37,7 +37,8 @@ class Statuses(Protocol):
 
 
 class StatusReporter:
-    """Reports for one worker; `generation` gives the group's at the time, `version` a connector's plugin's."""
+    """Reports for one worker. `generation` returns the group's current one, `version` the version of a connector's
+    plugin."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class StatusReporter:
         self._statuses.put(Forgotten(id))
 
     def on_topic_used(self, id: ConnectorTaskId, topic: str) -> None:
-        """Noted once: again only when somebody has emptied the list."""
+        """Records a topic once, and again only after the list was emptied."""
         seen = (id.connector, topic)
         if not self._tracks_topics or (
             seen in self._topics and self._statuses.cache.topic(id.connector, topic) is not None
@@ -93,7 +94,7 @@ class StatusReporter:
             self._statuses.put(TopicStatus(topic, id.connector, id.task, self._clock.now_ms()))
 
     def announce_restart(self, tasks: Iterable[ConnectorTaskId], connector: str | None) -> None:
-        """These are about to be restarted, wherever they are: they keep the worker that they are on."""
+        """Announces the restart of these, on any worker. Their statuses keep the worker that they are on."""
         cache = self._statuses.cache
         found = [cache.task(task) for task in tasks] + [None if connector is None else cache.connector(connector)]
         for status in found:
@@ -101,14 +102,14 @@ class StatusReporter:
                 self._statuses.put(replace(status, state=State.RESTARTING, trace=None))
 
     def forget_connector(self, name: str) -> None:
-        """A connector is gone: so is all that was said of it, its tasks and its topics."""
+        """Removes all statuses of a connector, its tasks and its topics."""
         for task in self._statuses.cache.tasks(name):
             self.on_deletion(task.task)
         self.forget_topics(name)
         self.on_deletion(name)
 
     def forget_topics(self, name: str) -> None:
-        """The list of a connector's topics is empty again."""
+        """Empties the list of a connector's topics."""
         for topic in self._statuses.cache.topics(name):
             self._statuses.put(Forgotten((topic.topic, name)))
         self._topics = {seen for seen in self._topics if seen[0] != name}

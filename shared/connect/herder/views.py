@@ -1,4 +1,4 @@
-"""What REST shows of connectors, as plain values: made from configs and statuses, without waiting for anything."""
+"""REST's views of connectors, as plain values: made from configs and statuses, without waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def kind_of_connector(plugins: Plugins, config: Config | None) -> str:
-    """`source`, `sink`, or `unknown` where the class is not installed here."""
+    """Returns `source`, `sink`, or `unknown` if the class is not installed here."""
     found = None if config is None else plugins.any_kind(config.get("connector.class", ""))
     try:
         return "unknown" if found is None else connector_type(found)
@@ -26,7 +26,7 @@ def kind_of_connector(plugins: Plugins, config: Config | None) -> str:
 
 
 def config_of(snapshot: ConfigSnapshot, name: str) -> Config:
-    """A connector's config; ConnectorNotFound."""
+    """Returns a connector's config. Raises ConnectorNotFound."""
     config = snapshot.configs.get(name)
     if config is None:
         raise ConnectorNotFound(f"Connector {name} not found")
@@ -34,7 +34,7 @@ def config_of(snapshot: ConfigSnapshot, name: str) -> Config:
 
 
 def connector_info(snapshot: ConfigSnapshot, plugins: Plugins, name: str) -> Json:
-    """A connector with its config and its tasks' ids; ConnectorNotFound."""
+    """Returns a connector with its config and its tasks' ids. Raises ConnectorNotFound."""
     config = config_of(snapshot, name)
     return {
         "name": name,
@@ -45,7 +45,7 @@ def connector_info(snapshot: ConfigSnapshot, plugins: Plugins, name: str) -> Jso
 
 
 def task_infos(snapshot: ConfigSnapshot, name: str) -> list[Json]:
-    """The tasks of a connector with their configs; ConnectorNotFound."""
+    """Returns the tasks of a connector with their configs. Raises ConnectorNotFound."""
     config_of(snapshot, name)
     return [{"id": _task_id(task), "config": dict(snapshot.task_configs[task])} for task in snapshot.tasks(name)]
 
@@ -53,9 +53,9 @@ def task_infos(snapshot: ConfigSnapshot, name: str) -> list[Json]:
 def connector_status(
     snapshot: ConfigSnapshot, statuses: StatusCache, plugins: Plugins, name: str, restarting: RestartPlan | None = None
 ) -> Json:
-    """What a connector and its tasks are doing; ConnectorNotFound where nothing is known.
+    """Returns the states of a connector and its tasks. Raises ConnectorNotFound if no status is known.
 
-    Of what `restarting` names it says RESTARTING.
+    The connector and tasks in `restarting` have the state RESTARTING.
     """
     status = statuses.connector(name)
     if status is None or name not in snapshot.configs:
@@ -72,7 +72,7 @@ def connector_status(
 
 
 def task_status(statuses: StatusCache, task: ConnectorTaskId) -> Json:
-    """What one task is doing; ConnectorNotFound where nothing is known."""
+    """Returns the state of one task. Raises ConnectorNotFound if no status is known."""
     status = statuses.task(task)
     if status is None:
         raise ConnectorNotFound(f"No status found for task {task}")
@@ -80,7 +80,7 @@ def task_status(statuses: StatusCache, task: ConnectorTaskId) -> Json:
 
 
 def active_topics(statuses: StatusCache, name: str) -> Json:
-    """The topics that a connector has used since it was made or the list was emptied."""
+    """Returns the topics that a connector has used since it was created or the list was emptied."""
     return {name: {"topics": [status.topic for status in statuses.topics(name)]}}
 
 

@@ -1,8 +1,8 @@
-"""What a worker is to run and what it runs, brought together (an edge).
+"""Starts and stops a worker's connectors and tasks to match its assignment (an edge).
 
-A connector's start may take as long as it likes: it runs beside the herder, which hears through `on_started` that it is
-done. Tasks start at once and come up by themselves. Whatever is stopped is stopped when the call returns. What is given
-up while it is being restarted is not started again.
+A connector's start may take any time: it runs beside the herder, which learns its end through `on_started`. Tasks start
+at once and initialize in the background. When a call to stop returns, the work is stopped. Work that is given up during
+its restart is not started again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class WorkRunner:
-    """Starts and stops connectors and tasks of one worker as the configs say."""
+    """Starts and stops connectors and tasks of one worker as the configs require."""
 
     def __init__(
         self,
@@ -48,19 +48,19 @@ class WorkRunner:
         self._ending: dict[str, asyncio.Task[None]] = {}
         self._given_up: Counter[str | ConnectorTaskId] = Counter()
         self.startups: Counter[tuple[str, bool]] = Counter()
-        """How often a `connector` or `task` was started, and whether that went well."""
+        """The number of starts by kind (`connector` or `task`) and success."""
 
     def __repr__(self) -> str:
         return f"<WorkRunner of {self._worker!r}>"
 
     def running(self) -> Work:
-        """What is here, also what failed here."""
+        """Returns all work on this worker, including failed work."""
         return Work(self._worker.connector_names(), {*self._worker.task_ids(), *self._preparing})
 
     def outdated(self, tasks: Iterable[ConnectorTaskId], *, whole_sets: bool) -> set[ConnectorTaskId]:
-        """Those of the tasks that run here otherwise than they are configured now.
+        """Returns the running tasks whose current configs differ from those that they run with.
 
-        `whole_sets`: with one task all of its set are, since their producers are fenced together.
+        With `whole_sets`, all of them are outdated: the producers of a set of tasks are fenced together.
         """
         snapshot, here = self._snapshot(), self.running().tasks
         return {task for task in set(tasks) & here if whole_sets or self._is_outdated(task, snapshot)}
@@ -75,7 +75,7 @@ class WorkRunner:
         )
 
     def beside(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something beside the herder; what it raises is logged."""
+        """Runs a coroutine beside the herder. Its errors are logged."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._ended)
@@ -87,7 +87,7 @@ class WorkRunner:
             log.error("work beside the herder failed", exc_info=error)
 
     async def start(self, work: Work) -> None:
-        """Start what of it does not run yet and is configured."""
+        """Starts the configured part of the work that does not run yet."""
         snapshot, here = self._snapshot(), self.running()
         for name in sorted(work.connectors - here.connectors):
             if name in snapshot.configs:
@@ -97,7 +97,7 @@ class WorkRunner:
                 await self.start_task(task)
 
     async def stop(self, work: Work) -> None:
-        """Stop it: tasks first, since a connector may serve its tasks. What is being restarted stays stopped."""
+        """Stops work, tasks first, since a connector may serve its tasks. Work in a restart stays stopped."""
         self._given_up.update([*work.connectors, *work.tasks])
         await self._stop(work)
 
@@ -113,7 +113,7 @@ class WorkRunner:
             await asyncio.wait(ending)
 
     async def close(self) -> None:
-        """Stop everything."""
+        """Stops everything."""
         await self.stop(self.running())
         beside = tuple(self._beside)
         for task in beside:
@@ -122,12 +122,12 @@ class WorkRunner:
             await asyncio.wait(beside)
 
     def start_connector(self, name: str) -> None:
-        """Start a connector as it is configured, in its target state."""
+        """Starts a connector as configured, in its target state."""
         self._starting[name] = starting = self.beside(self._start_connector(name))
         starting.add_done_callback(lambda done: self._starting.get(name) is done and self._starting.pop(name))
 
     async def until_started(self, name: str) -> None:
-        """Wait for what `start_connector` has begun."""
+        """Waits for the start that `start_connector` began."""
         if name in self._starting:
             await asyncio.wait([self._starting[name]])
 
@@ -145,7 +145,8 @@ class WorkRunner:
             self._on_started(name)
 
     async def restart_connector(self, name: str, *, announced: bool = False) -> None:
-        """Stop and start a connector; `announced`: say RESTARTING in between. Returns when it runs or has failed.
+        """Stops and starts a connector. If `announced`, RESTARTING is reported in between. Returns when it runs or has
+        failed.
 
         That takes as long as its start: await it beside the herder. One restart waits for an earlier one's stop.
         """
@@ -165,7 +166,7 @@ class WorkRunner:
         await self._start_connector(name)
 
     async def start_task(self, task: ConnectorTaskId) -> None:
-        """Start a task as it is configured; with `before_task`, once that says that it may."""
+        """Starts a task as configured. If `before_task` is set, the task starts only if that returns True."""
         if self._before_task is None:
             await self._start_task(task)
         elif task not in self._preparing:
@@ -202,7 +203,7 @@ class WorkRunner:
         self.startups["task", started] += 1
 
     async def restart_tasks(self, tasks: Iterable[ConnectorTaskId], *, announced: bool = False) -> None:
-        """Stop and start tasks."""
+        """Stops and starts tasks. If `announced`, RESTARTING is reported in between."""
         before = {task: self._given_up[task] for task in sorted(tasks)}
         await self._stop(Work((), before))
         for task, given_up in before.items():
@@ -213,7 +214,7 @@ class WorkRunner:
             await self.start_task(task)
 
     async def set_target_state(self, name: str) -> None:
-        """Bring what of a connector is here to its target state."""
+        """Brings the parts of a connector on this worker to its target state."""
         target = self._snapshot().target_state(name)
         self.beside(self._set_target_state(name, target))
 
@@ -225,5 +226,5 @@ class WorkRunner:
 
 
 def _without_tasks_max(config: Mapping[str, str]) -> dict[str, str]:
-    """How many tasks a connector may have is nothing to each of them."""
+    """Returns a config without tasks.max, which does not affect a single task."""
     return {name: value for name, value in config.items() if name != "tasks.max"}
