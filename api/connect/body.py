@@ -1,4 +1,4 @@
-"""What a request to Kafka Connect's REST says: its body, its path and its flags; BadRequest names what is wrong."""
+"""Parses a request to Kafka Connect's REST: its body, its path and its flags. A BadRequest names the error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.shared.connect.properties import text_map
 from penstock.shared.connect.runtime.states import TargetState
 
 SLASH = "\x00"
-"""Stands in a path's segment for a slash that was written as %2F."""
+"""Replaces, in a path's segment, a slash that was written as %2F."""
 BODY_BYTES_MAX = 10_000_000
 """The longest body: a config is in one record of the config topic."""
 CREATE_FIELDS = ("name", "config", "initial_state")
@@ -26,9 +26,9 @@ INITIAL_STATES = {
 
 
 async def json_body(request: Request) -> Any:
-    """The body as JSON; an empty one is an empty object.
+    """Returns the body as JSON. An empty one is an empty object.
 
-    Its content type may be missing, but not one of those that a browser lets any web page send (415).
+    The content type may be missing. A content type that a browser lets any web page send is rejected (415).
     """
     body = await request.body()
     if body.strip() and is_simple(given := request.headers.get("content-type", "")):
@@ -39,7 +39,7 @@ async def json_body(request: Request) -> Any:
 
 
 def json_list(body: bytes) -> list[Any]:
-    """A body that must be a JSON array."""
+    """Returns a body that must be a JSON array."""
     found = _json(body)
     if not isinstance(found, list):
         raise BadRequest("The body must be a JSON array")
@@ -54,7 +54,7 @@ def _json(body: bytes) -> Any:
 
 
 def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
-    """Name, config and initial state of a connector to be made."""
+    """Returns the name, config and initial state of a connector to be created."""
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object with 'name' and 'config'")
     if unknown := [name for name in body if name not in CREATE_FIELDS]:
@@ -73,14 +73,14 @@ def create_request(body: Any) -> tuple[str, dict[str, str], TargetState | None]:
 
 
 def config_of(body: Any, name: str) -> dict[str, str]:
-    """A connector's config, with its name in it; BadRequest where it says another name."""
+    """Returns a connector's config, with its name in it. Raises BadRequest if the config has another name."""
     config = text_map(body, "config")
     _check_name(config.get("name"), name)
     return {**config, "name": name}
 
 
 def patch_of(body: Any, name: str) -> dict[str, str | None]:
-    """Changes to a connector's config: None for what is to be taken away."""
+    """Returns the changes to a connector's config. None removes a setting."""
     if not isinstance(body, dict):
         raise BadRequest("The body must be a JSON object of settings")
     patch: dict[str, str | None] = {**text_map(body, "config"), **{key: None for key in body if body[key] is None}}
@@ -94,12 +94,12 @@ def _check_name(given: str | None, name: str) -> None:
 
 
 def name_of(request: Request) -> str:
-    """The connector or plugin that the path names."""
+    """Returns the connector or plugin that the path names."""
     return str(request.path_params["name"]).replace(SLASH, "/")
 
 
 def task_number(request: Request) -> int:
-    """The task that the path names; 404 where it is no number, as for a path that there is not."""
+    """Returns the task that the path names. Raises 404 if it is not a number, as for an unknown path."""
     text = str(request.path_params["task"])
     if not (text.isascii() and text.isdigit()):
         raise HTTPException(404, "Not Found")
@@ -107,6 +107,6 @@ def task_number(request: Request) -> int:
 
 
 def flag(request: Request, name: str, default: bool = False) -> bool:
-    """A query parameter that is true or false; anything but `true` is false."""
+    """Returns a boolean query parameter. Any value but `true` is false."""
     given = request.query_params.get(name)
     return default if given is None else given.lower() == "true"

@@ -1,7 +1,8 @@
-"""How Kafka Connect's REST says no: one table from errors to statuses, and bodies of `error_code` and `message`.
+"""The error responses of Kafka Connect's REST: one table from errors to statuses, and bodies of `error_code` and
+`message`.
 
-The app's outermost layer is here as well: it takes trailing slashes off, keeps slashes within names apart from those
-between them, and answers 503 while the worker is starting up.
+The app's outermost layer is here as well. It removes trailing slashes, distinguishes slashes within names from
+separators, and answers 503 while the worker is starting up.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ WHILE_STARTING = frozenset({"/", "/health", "/metrics"})
 
 
 def status_of(error: BaseException) -> int:
-    """The status for an error, by its class or the nearest base that the table names; 500 for any other."""
+    """Returns the status for an error, by its class or the nearest base in the table; 500 for any other."""
     return next((STATUSES[base] for base in type(error).__mro__ if base in STATUSES), 500)
 
 
 def error_response(status: int, message: str) -> Response:
-    """An error as Kafka Connect's REST says it."""
+    """Returns an error in the form of Kafka Connect's REST."""
     return json_response({"error_code": status, "message": message}, status)
 
 
 def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) -> None:
-    """Answer every error of the app's routes so, and ask another worker where only that one can answer."""
+    """Adds these error responses to the app's routes. Forwards requests that only another worker can answer."""
 
     async def on_not_here(request: Request, error: Exception) -> Response:
         assert isinstance(error, herder.NotHere)
@@ -83,7 +84,7 @@ def install(app: FastAPI, forwarding: Forwarding, is_ready: Callable[[], bool]) 
 
 
 class ConnectPaths:
-    """The outermost layer: paths as Kafka Connect takes them."""
+    """The outermost layer: it normalizes paths as Kafka Connect does."""
 
     def __init__(self, app: ASGIApp, is_ready: Callable[[], bool]) -> None:
         self._app, self._is_ready = app, is_ready
@@ -101,7 +102,7 @@ class ConnectPaths:
 
 
 def normalized(raw_path: bytes, path: str) -> str:
-    """The path without trailing slashes, with what is %2F in it marked apart from a slash.
+    """Returns the path without trailing slashes, with each %2F in it marked to distinguish it from a slash.
 
     >>> normalized(b"/connectors/", "/connectors/")
     '/connectors'

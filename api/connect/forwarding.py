@@ -1,7 +1,7 @@
-"""Requests that only another worker can answer, asked there (an edge): the leader, or who runs the connector.
+"""Forwards requests to the worker that can answer them (an edge): the leader, or the one that runs the connector.
 
-A request is handed on twice at most, since the group may change on the way: the first worker marks it `forward=true`,
-the next one `forward=false`, and who gets that and is not the right one either answers 409.
+A request is forwarded at most twice, since the group may change meanwhile. The first worker marks it `forward=true`,
+the next one `forward=false`. A worker that gets `forward=false` and cannot answer either answers 409.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.shared.connect.herder.errors import NotHere
 log = get_logger(__name__)
 
 TIMEOUT_MS = 95_000
-"""Longer than a herder lets a request wait, so that its own answer is the one that is seen."""
+"""Longer than a herder lets a request wait, so that the client gets the herder's own answer."""
 CONFLICT = "Cannot complete request because of a conflicting operation (e.g. worker rebalance)"
 UNREACHABLE = "IO Error trying to forward REST request: {}"
 KEPT_HEADERS = ("content-type", "authorization", "accept")
@@ -26,13 +26,13 @@ ErrorResponse = Callable[[int, str], Response]
 
 
 class Forwarding:
-    """Hands requests on."""
+    """Forwards requests."""
 
     def __init__(self, timeout_ms: int = TIMEOUT_MS) -> None:
         self._timeout_s = timeout_ms / 1000
 
     async def forward(self, request: Request, error: NotHere, error_response: ErrorResponse) -> Response:
-        """The other worker's answer; 409 where there is nobody to ask, 500 where that one does not answer."""
+        """Returns the other worker's answer, or 409 if no other worker is known, or 500 if it does not answer."""
         mark = next_mark(request.query_params.get("forward"))
         if mark is None or error.url is None:
             return error_response(409, CONFLICT)
@@ -57,7 +57,7 @@ class Forwarding:
 
 
 def next_mark(mark: str | None) -> str | None:
-    """With which mark a request is handed on; None: it must not be.
+    """Returns the mark for a forwarded request, or None if it must not be forwarded.
 
     >>> next_mark(None), next_mark("true"), next_mark("false")
     ('true', 'false', None)

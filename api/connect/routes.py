@@ -48,7 +48,7 @@ EXPANSIONS = ("info", "status")
 def create_connect_app(
     herder: Herder, registry: CollectorRegistry | None = None, *, title: str = "Penstock Connect"
 ) -> FastAPI:
-    """The whole of Kafka Connect's REST over one herder, and `/metrics` of `registry`."""
+    """Returns the app: Kafka Connect's whole REST API over one herder, and `/metrics` of `registry`."""
     app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False)
     forwarding = Forwarding()
     install(app, forwarding, lambda: herder.is_ready)
@@ -69,7 +69,7 @@ def create_connect_app(
 
 
 class StartingApp:
-    """Answers REST requests until the worker has a herder: `app` is then set.
+    """Answers REST requests until the worker has a herder. `app` is set then.
 
     The worker binds its address first, so that an address in use is reported at once.
     """
@@ -167,7 +167,7 @@ def _expanded(herder: Herder, expand: list[str]) -> dict[str, Any]:
         try:
             found[name] = {what: makers[what](name) for what in expand if what in EXPANSIONS}
         except ConnectorNotFound:
-            continue  # deleted meanwhile, or nothing known of it yet
+            continue  # deleted meanwhile, or its status is not known yet
     return found
 
 
@@ -260,7 +260,7 @@ def _task_routes(herder: Herder) -> APIRouter:
 
 
 def _plugin_routes(herder: Herder) -> APIRouter:
-    """What is installed, and what may be set."""
+    """Routes of the installed plugins and their settings."""
     router = APIRouter(prefix="/connector-plugins", tags=["plugins"])
 
     @router.get("", summary="The connectors that are installed; with `connectorsOnly=false` every plugin")
@@ -276,14 +276,14 @@ def _plugin_routes(herder: Herder) -> APIRouter:
         config = text_map(await json_body(request), "config")
         try:
             return json_response(await herder.validate(config, name_of(request)))
-        except ConfigError as e:  # Kafka Connect answers so for a class that there is not
+        except ConfigError as e:  # Kafka Connect answers so for an unknown class
             return json_response({"error_code": 500, "message": str(e)}, 500)
 
     return router
 
 
 def _admin_routes(herder: Herder) -> APIRouter:
-    """Loggers' levels, of this worker or with `scope=cluster` of all."""
+    """Routes of loggers' levels, of this worker or with `scope=cluster` of all workers."""
     router = APIRouter(prefix="/admin/loggers", tags=["admin"])
 
     @router.get("", summary="Loggers with a level of their own")
@@ -303,7 +303,7 @@ def _admin_routes(herder: Herder) -> APIRouter:
         try:
             level_number(wanted)
         except ConfigError as e:
-            raise ConnectorNotFound(str(e)) from None  # 404, as Kafka Connect has it
+            raise ConnectorNotFound(str(e)) from None  # 404, as in Kafka Connect
         scope = request.query_params.get("scope", "worker").lower()
         if scope == "cluster":
             await herder.set_cluster_level(name_of(request), wanted)
