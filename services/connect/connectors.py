@@ -1,7 +1,8 @@
-"""`penstock connectors …`: a Connect worker's connectors from the command line, over its REST.
+"""`penstock connectors …`: manages a Connect worker's connectors from the command line, over its REST API.
 
-The worker is any of the cluster; `--url` or `PENSTOCK_CONNECT_URL` names it. It may be a Kafka Connect of any make.
-What it asks for is in `PENSTOCK_CONNECT_TOKEN`, or user:password in `PENSTOCK_CONNECT_USER`: flags are seen by others.
+The worker may be any of the cluster. `--url` or `PENSTOCK_CONNECT_URL` names it. It may also be an Apache Kafka Connect
+worker. `PENSTOCK_CONNECT_TOKEN` holds its token, or `PENSTOCK_CONNECT_USER` its user:password. They are not flags,
+since other users can see flags.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ URL_VARIABLE = "PENSTOCK_CONNECT_URL"
 TOKEN_VARIABLE, USER_VARIABLE = "PENSTOCK_CONNECT_TOKEN", "PENSTOCK_CONNECT_USER"
 TIMEOUT_MS = 100_000
 TRACE_LINES = 1
-"""Lines of a failure's trace in the table: the last ones; `--json` has all of it."""
+"""The number of last lines of a failure's trace in the table. `--json` has all of it."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Connectors of a Connect cluster, over its REST.")
 offsets_app = typer.Typer(no_args_is_help=True, help="How far a connector has read.")
@@ -39,7 +40,7 @@ Json = Annotated[bool, typer.Option("--json", help="print the worker's answer as
 
 
 class RestError(PenstockError):
-    """The worker refused a request, or did not answer."""
+    """The worker rejected a request, or did not answer."""
 
 
 @app.command("list")
@@ -53,7 +54,7 @@ def list_(url: Url = None, json: Json = False) -> None:
 
 
 def table_of(found: dict[str, Any]) -> Table:
-    """Connectors by name, with the last lines of the first failure; each text as it is."""
+    """Returns a table of connectors by name, with the last lines of the first failure. Texts are not interpreted."""
     table = Table("connector", "type", "state", "tasks", "worker", "failure")
     for name in sorted(found):
         status = found[name].get("status", {})
@@ -204,7 +205,7 @@ def _print(answer: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; returns the exit status (1 where the worker refuses, 2 for wrong arguments)."""
+    """Runs the command. Returns the exit status (1 if the worker rejects, 2 for wrong arguments)."""
     try:
         app(args=arguments, prog_name="penstock connectors")
     except SystemExit as e:

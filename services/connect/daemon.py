@@ -1,7 +1,7 @@
 """A Connect worker as a process: REST, the stores, the herder, in this order.
 
-REST listens first, so that a port that is taken is found before anything else, and answers 503 until the herder has
-read its topics. What keeps a worker from starting ends it with a status of its own (`EXIT_STATUSES`).
+REST listens first, so that a port in use is reported before anything else. It answers 503 until the herder has read its
+topics. Each error that prevents a start has its own exit status (`EXIT_STATUSES`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ EXIT_STATUSES: Mapping[int, str] = {
     CONNECTOR_FAILED: "a connector that was named on the command line cannot be made, or fails as it starts",
 }
 START_WAIT_MS = 60_000
-"""How long a connector of the command line may take to start before the next one has its turn."""
+"""How long a connector of the command line may take to start before the next one starts."""
 REQUEST_SHARE_MS = 5_000
-"""How long requests in flight may take when the worker ends."""
+"""How long requests in progress may take when the worker ends."""
 
 
 class StartFailed(PenstockError):
-    """The worker cannot start; `status` is its exit status."""
+    """The worker cannot start. `status` is its exit status."""
 
     def __init__(self, status: int, reason: BaseException) -> None:
         super().__init__(str(reason) or type(reason).__name__)
@@ -66,7 +66,7 @@ class StartFailed(PenstockError):
 
 
 class ConnectDaemon:
-    """One worker, from its settings on; `url` is REST's address once it listens."""
+    """One worker, made from its settings. `url` is REST's address once it listens."""
 
     def __init__(self, asked: CommandLine, registry: CollectorRegistry | None = None) -> None:
         self._asked, self._config = asked, asked.config
@@ -86,7 +86,7 @@ class ConnectDaemon:
         return f"<ConnectDaemon {self._asked.mode}, {self.server!r}>"
 
     async def startup(self) -> None:
-        """REST, Kafka, the stores, the connectors of the command line; StartFailed says which of it cannot be had."""
+        """Starts REST, Kafka, the stores, and the connectors of the command line. StartFailed names the cause."""
         for name in misspelled(self._config):
             log.warning("a setting that nothing knows", name=name)
         if is_open(self._config, self._http):
@@ -103,7 +103,7 @@ class ConnectDaemon:
             await self._step(self._make_connector(herder, path, config), {PenstockError: CONNECTOR_FAILED})
 
     async def main_loop(self) -> None:
-        """Work until cancelled, or until the herder or REST ends."""
+        """Runs until cancelled, or until the herder or REST ends."""
         assert self._loop is not None, "startup() comes first"
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.server.wait())
@@ -113,7 +113,7 @@ class ConnectDaemon:
         await loop
 
     async def shutdown(self) -> None:
-        """No more requests; then what runs is stopped, and the group is left."""
+        """Stops requests, then connectors and tasks, and leaves the group."""
         await self.server.stop(REQUEST_SHARE_MS)
         if self._loop is not None:
             self._loop.cancel()
@@ -135,7 +135,7 @@ class ConnectDaemon:
     async def _listen(self) -> None:
         try:
             await self.server.start()
-        except ConfigError as e:  # says http.port, which a worker's properties have not
+        except ConfigError as e:  # names http.port, which a worker's properties lack
             raise ConfigError(f"listeners: {str(e).partition(': ')[2]}") from None
 
     async def _begin(self) -> DistributedHerder | StandaloneHerder:

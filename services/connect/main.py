@@ -13,7 +13,7 @@ from penstock.shared.common.errors import ConfigError
 from penstock.shared.common.log import configure
 
 SHUTDOWN_TIMEOUT_MS = 60_000
-"""Beyond what tasks have (`task.shutdown.graceful.timeout.ms`), for commits, the group and the topics."""
+"""Added to the tasks' time (`task.shutdown.graceful.timeout.ms`), for commits, the group and the topics."""
 
 USAGE = """\
 penstock connect standalone WORKER.properties [CONNECTOR.properties …] [--NAME=VALUE …]
@@ -25,7 +25,7 @@ worker; --log.level and --log.format are the log's. Exit statuses:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until SIGTERM; the exit status is one of `EXIT_STATUSES`, 0 after a shutdown that was asked for."""
+    """Runs until SIGTERM. Returns the exit status: one of `EXIT_STATUSES`, or 0 after a requested shutdown."""
     if not arguments or arguments[0] not in ("standalone", "distributed"):
         asked_for_help = not arguments or arguments[0] in ("--help", "-h", "help")
         statuses = "\n".join(f"  {status}  {what}" for status, what in EXIT_STATUSES.items())

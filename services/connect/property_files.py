@@ -1,4 +1,4 @@
-"""Files of a worker's or connector's configuration, as the command line names them."""
+"""The files of a worker's or connector's configuration, as the command line names them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.shared.connect.properties import parse_properties, text_map
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """A properties file, or a connector's JSON file (its config, or `name` and `config` as REST has them)."""
+    """Reads a properties file, or a connector's JSON file (its config, or `name` and `config` in REST's form)."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as e:

@@ -1,7 +1,7 @@
-"""From a worker's command line to its settings: a properties file as Kafka Connect's, and flags over it.
+"""Reads a worker's settings from its command line: a properties file as Kafka Connect's, overridden by flags.
 
-`--group.id=orders` is `group.id=orders` in the file. REST's address is the first of `listeners`; what other workers and
-clients are told is `rest.advertised.host.name` and `rest.advertised.port`, by default the listener's own.
+`--group.id=orders` is `group.id=orders` in the file. REST's address is the first of `listeners`. Other workers and
+clients get the address in `rest.advertised.host.name` and `rest.advertised.port`, by default the listener's own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOG_FLAGS = ("log.level", "log.format")
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was asked for: the worker's settings, and a standalone worker's connectors by file."""
+    """The parsed command line: the worker's settings, and a standalone worker's connectors by file."""
 
     mode: Mode
     config: DistributedConfig | StandaloneConfig
@@ -46,7 +46,7 @@ class CommandLine:
 
 
 def read_command_line(mode: Mode, arguments: Sequence[str]) -> CommandLine:
-    """The command line with its files; ConfigError names what is wrong."""
+    """Reads the command line with its files. A ConfigError names the error."""
     files, flags = _split(arguments)
     if not files:
         raise ConfigError(f"name the worker's properties file: penstock connect {mode} WORKER.properties …")
@@ -79,7 +79,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
 
 
 def misspelled(config: WorkerConfig) -> list[str]:
-    """Settings that neither the worker nor its clients know, each with what was probably meant: to be logged."""
+    """Returns, for the log, the settings that neither the worker nor its clients know, each with a suggestion."""
     known = [key.name for key in config.definition]
     given = [name for name in config.props if name not in config.definition and not _is_prefixed(name)]
     return [f"{name}{nearest(name, known)}" for name in unknown_properties(dict.fromkeys(given, ""))]
@@ -89,7 +89,7 @@ PREFIXES = (
     *("producer.", "consumer.", "admin.", "key.converter.", "value.converter.", "header.converter."),
     *("config.providers.", "config.storage.", "offset.storage.", "status.storage.", "metrics.", "topic."),
 )
-"""What follows one of these is another part's to know."""
+"""Another component knows the settings that begin with one of these."""
 
 
 def _is_prefixed(name: str) -> bool:
@@ -97,7 +97,7 @@ def _is_prefixed(name: str) -> bool:
 
 
 def listener(config: WorkerConfig) -> HttpSettings:
-    """Where REST is served: the first of `listeners`; ConfigError where it is none."""
+    """Returns REST's listener: the first of `listeners`. Raises ConfigError if it is invalid."""
     given = config["listeners"]
     text = given[0] if given else ""
     try:
@@ -117,9 +117,10 @@ def listener(config: WorkerConfig) -> HttpSettings:
 
 
 def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard:
-    """REST behind what it asks for; ConfigError where a secret is too short, or a user has none.
+    """Returns REST behind its authentication. Raises ConfigError if a secret is too short, or a user has none.
 
-    Without any it is open, as Kafka Connect's is; on a loopback address it is then for this machine's own names alone.
+    Without authentication it is open, as Kafka Connect's is. On a loopback address it then accepts only this machine's
+    own names.
     """
     token = SecretStr(config["rest.auth.token"].value) if config["rest.auth.token"].value else None
     users: dict[str, Credential] = {}
@@ -138,13 +139,13 @@ def guarded(app: StartingApp, config: WorkerConfig, http: HttpSettings) -> Guard
 
 
 def is_open(config: WorkerConfig, http: HttpSettings) -> bool:
-    """Whether REST asks nobody for anything at an address that other machines reach, as Kafka Connect's does."""
+    """Returns whether REST is open at an address that other machines reach, as Kafka Connect's is."""
     asks = config["rest.auth.token"].value or config["rest.auth.users"].value
     return not asks and not is_loopback(http.host)
 
 
 def advertised(config: WorkerConfig, http: HttpSettings, port: int) -> str:
-    """`host:port` by which other workers reach this one."""
+    """Returns the `host:port` by which other workers reach this one."""
     host = config["rest.advertised.host.name"] or (
         socket.getfqdn() if http.host in (EVERY_ADDRESS, "::") else http.host
     )
