@@ -148,7 +148,7 @@ class ConfigTransformer:
         return {name: self._resolved(value) if "${" in value else value for name, value in props.items()}
 
     def unresolve(self, made: Mapping[str, str], raw: Mapping[str, str]) -> dict[str, str]:
-        """Returns a connector's own configuration, with variables restored where it passed values on unchanged."""
+        """Returns a configuration that a connector made, with its variables in place of the values it passed on."""
         resolved = self.resolve({name: value for name, value in raw.items() if "${" in value})
         return {
             name: raw[name] if name in resolved and resolved[name] == value else value for name, value in made.items()

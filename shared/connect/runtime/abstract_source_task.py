@@ -43,7 +43,7 @@ SEND_FAILED_BACKOFF_MS = 100
 HELD_UP_CHECK_MS = 100
 """How often the loop checks whether one record blocks the task while the task is to stop or pause."""
 HELD_UP_SAY_MS = 10_000
-"""How often the log reports that a record cannot be handed to the producer."""
+"""The delay before the log reports that a record cannot be handed to the producer, and the interval of reports."""
 TOPIC_LOOKUP_MS = 2_000
 """How long Kafka may take to describe a topic. A task that is to stop waits for the answer, and must end within
 `task.shutdown.graceful.timeout.ms` (five seconds)."""

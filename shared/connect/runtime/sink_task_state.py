@@ -1,8 +1,8 @@
 """The state of a sink task, and its decisions: when to commit, redeliver, pause and seek.
 
-Offsets go one way: a batch's offsets are *pending* while it is being delivered, *current* once `put` has returned,
-*committed* once the commit has succeeded; only what the task's `pre_commit` gives is committed, and never more than is
-current. A commit has a sequence number, and an answer to any but the newest says nothing.
+A batch's offsets are *pending* while it is being delivered, *current* once `put` has returned, and *committed* once the
+commit has succeeded. Only offsets that the task's `pre_commit` returns are committed, and never beyond the current
+ones. A commit has a sequence number, and an answer to any but the newest commit is ignored.
 
 >>> state = SinkTaskState(offset_flush_interval_ms=60_000, offset_flush_timeout_ms=5_000, now_ms=0)
 >>> tp = TopicPartition("t", 0)

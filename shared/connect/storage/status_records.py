@@ -4,7 +4,7 @@
     status-task-<name>-<n>                   the same
     status-topic-<topic>:connector-<name>    {"topic": {"name", "connector", "task", "discoverTimestamp"}}
 
-A tombstone forgets what the key is about.
+A tombstone removes the status of its key.
 
 >>> encode(ConnectorStatus("o", State.PAUSED, "a:8083", 4, "1.0"))
 (b'status-connector-o', b'{"state":"PAUSED","trace":null,"worker_id":"a:8083","generation":4,"version":"1.0"}')
