@@ -1,8 +1,8 @@
 """`penstock connectors …`: manages a Connect worker's connectors from the command line, over its REST API.
 
-The worker may be any of the cluster. `--url` or `PENSTOCK_CONNECT_URL` names it. It may also be an Apache Kafka Connect
-worker. `PENSTOCK_CONNECT_TOKEN` holds its token, or `PENSTOCK_CONNECT_USER` its user:password. They are not flags,
-since other users can see flags.
+The worker may be any of the cluster. `--url` or `PENSTOCK_CONNECT_URL` names it. It may also be another implementation
+of Kafka Connect. `PENSTOCK_CONNECT_TOKEN` holds its token, or `PENSTOCK_CONNECT_USER` its user:password. They are not
+flags, since other users can see flags.
 """
 
 from __future__ import annotations

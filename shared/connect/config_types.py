@@ -53,7 +53,7 @@ class Width(Enum):
 
 
 class Password(str):
-    """A secret. It is shown as `[hidden]`, and as itself when it is formatted as text.
+    """A secret. Its repr and its formatted text show `[hidden]`; as a `str` it is the secret itself.
 
     >>> secret = Password("s3cret")
     >>> repr(secret), f"{secret}", secret.value

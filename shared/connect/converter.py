@@ -1,7 +1,7 @@
 """Converters between bytes in Kafka and values with schemas: the bases of those that ship and of a user's own.
 
-A converter never waits. If it needs a registry, it raises `MoreNeeded` with a function that fetches the schema. The
-task awaits that function and converts again.
+A converter never waits. If it needs a registry, it raises `MoreNeeded` with a function that fetches the missing data.
+The task awaits that function and converts again.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class ToleranceExceeded(ConnectError):
 
 
 class MoreNeeded(ConnectError):
-    """The converter must fetch a schema first. The caller awaits `fetch()` and converts again."""
+    """The converter must fetch data first, such as a schema. The caller awaits `fetch()` and converts again."""
 
     def __init__(self, what: str, fetch: Callable[[], Awaitable[None]]) -> None:
         super().__init__(what)

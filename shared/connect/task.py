@@ -56,8 +56,7 @@ class TransactionContext(Protocol):
         ...
 
     def abort_transaction(self, record: SourceRecord | None = None) -> None:
-        """Aborts after this record, or after the batch that the next poll returns. Kafka consumers see none of its
-        records."""
+        """Aborts after this record, or after the batch that the next poll returns: none of it is committed."""
         ...
 
 

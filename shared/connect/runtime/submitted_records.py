@@ -139,8 +139,7 @@ class SubmittedRecords:
         return result
 
     def forget(self, record: SubmittedRecord) -> None:
-        """Removes a record; used by the record alone. The search starts at the end: an unsent record was submitted
-        last."""
+        """Removes a record. Only the record calls this. An unsent record is usually the last of its queue."""
         queue = self.queues.get(record.key)
         if queue is None:
             return
