@@ -457,7 +457,7 @@ class Admin:
     async def group_lag(
         self, group_id: str, isolation_level: IsolationLevel = "read_uncommitted", *, timeout_ms: int | None = None
     ) -> list[PartitionLag]:
-        """Return committed offset, end and lag of each partition that the group has committed or is assigned, sorted."""
+        """Return committed offset, end and lag of each partition the group has committed or is assigned, sorted."""
         committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
         members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
         partitions = sorted(set(committed).union(*(m.assignment for m in members)))
