@@ -110,9 +110,11 @@ def _read_partition(reader: Reader) -> tuple[int, FetchedPartition]:
     if len(records) * SHARED_BY_MAX < reader.size:
         records = bytes(records)
     tags = reader.tags()
+    # The new leader comes only with an error (KIP-951).
     leader = leader_in(tags, LEADER_TAG) if code else None
     diverged_at = None
     if (tagged := tags.get(DIVERGING_TAG)) is not None:
+        # The log was truncated below the fetched epoch (KIP-595).
         end_offset = _diverging.unpack_from(tagged)[1]
         diverged_at = end_offset if end_offset >= 0 else None
     ends = high_watermark, stable, start

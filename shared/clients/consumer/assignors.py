@@ -144,6 +144,7 @@ class CooperativeStickyAssignor(Assignor):
         for member_id, (owned, _) in claims.items():
             for tp in owned:
                 holders.setdefault(tp, set()).add(member_id)
+        # A partition that another member still holds is assigned in the next round (KIP-429).
         return {
             member_id: [tp for tp in given if tp not in holders or member_id in holders[tp]]
             for member_id, given in assigned.items()

@@ -78,7 +78,7 @@ class Positions:
     def moved(self, tp: TopicPartition, move: Move) -> None:
         """Note that the position passed offsets without a record, or was found by the reset policy.
 
-        It is ignored while the partition has unread records, since the unread batch's own position follows them.
+        It is ignored while the partition has unread records: it lies after them, and counts once they are returned.
         """
         if self.unread.position(tp) is not None:
             return

@@ -66,6 +66,7 @@ class Member(ABC):
         Returns False if the member must ask again, or is out of the group.
         """
         if answer.code == MEMBER_ID_REQUIRED:
+            # The first join only requests a member id (KIP-394).
             self.member_id = answer.member_id
             self._again(now_ms, at_once=True)
         elif answer.code:
@@ -128,7 +129,7 @@ class Member(ABC):
             self.forget_coordinator = True
             self.on_session_over()
 
-    # --- what they have in common ---
+    # --- helpers ---
 
     def _refused(self, api: str, code: int, now_ms: int) -> None:
         self._reason = f"{api}: {name_of(code)}"

@@ -1,8 +1,8 @@
 """The states of a member of a group, as in Kafka's classic protocol, and the member's configuration.
 
-UNJOINED --needs a group--> PREPARING --given back--> JOINING --generation--> SYNCING --assignment--> COMPLETING
-COMPLETING --listener told--> STABLE --rebalance, news--> UNJOINED
-any --error that a retry may pass--> UNJOINED; --no poll for max_poll_interval_ms--> LEFT; --fatal--> FAILED
+UNJOINED --needs a group--> PREPARING --revoked--> JOINING --generation--> SYNCING --assignment--> COMPLETING
+COMPLETING --listener called--> STABLE --rebalance, other topics--> UNJOINED
+any --retriable error--> UNJOINED; --no poll for max_poll_interval_ms--> LEFT; --fatal--> FAILED
 """
 
 from __future__ import annotations

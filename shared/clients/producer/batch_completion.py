@@ -136,6 +136,7 @@ class BatchCompletion:
         """Handle the broker's response for a batch. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         code = answer.error_code
+        # A duplicate is in the log already: an earlier attempt succeeded (KIP-98).
         if code in (0, DUPLICATE_SEQUENCE_NUMBER):
             self._acknowledged(batch, answer, now_ms)
             return
@@ -148,6 +149,7 @@ class BatchCompletion:
             self.metadata_is_stale = True
         if self._is_over(batch):
             return
+        # The broker's limit is smaller than the batch: send it in parts (KIP-126).
         if code == MESSAGE_TOO_LARGE and batch.count > 1 and not self._transaction_is_lost():
             self._metrics.split(batch.tp.topic)
             log.info("a batch is too large for the broker: split", topic_partition=str(batch.tp), records=batch.count)

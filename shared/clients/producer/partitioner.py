@@ -87,6 +87,7 @@ class StickyPartition:
         if not self._adaptive:
             self.partition = self._random.choice(choices)
             return self.partition
+        # A partition with fewer queued batches is drawn more often (KIP-794).
         quick = [p for p in choices if not slow(TopicPartition(topic, p))] or choices
         sizes = [queued(TopicPartition(topic, p)) for p in quick]
         weights = list(accumulate(max(sizes) + 1 - size for size in sizes))

@@ -251,8 +251,7 @@ class Producer:
         timestamp: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Enqueue a record, given as a ProducerRecord or as its fields; `timestamp` is in ms since the epoch, default
-        now.
+        """Enqueue a record, given whole or as its fields; `timestamp` is in ms since the epoch, by default now.
 
         Raises before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp, DataError (invalid
         partition number), UnknownTopicOrPartition (not known within `max_block_ms`), BufferExhausted, IllegalState
@@ -317,8 +316,8 @@ class Producer:
         An error that `send` would raise for one record is that record's result instead, and makes a transaction
         abortable. Once the buffer has stayed full for `max_block_ms`, all later records end in BufferExhausted at once.
         A topic's unknown partitions are waited for once. Raises IllegalState if the producer is closed or has no open
-        transaction, and the transaction's error. Raises TypeError at an object that is no ProducerRecord, and cancels
-        the records before it that are not in a request.
+        transaction, and the transaction's error. Raises TypeError at an object that is no ProducerRecord. If it
+        raises, the records before are cancelled unless they are in a request.
         """
         self._check_open()
         bulk = bulk_of(records, time_ns() // 1_000_000)
@@ -366,7 +365,7 @@ class Producer:
     def metrics(self) -> dict[str, float]:
         """Return the metrics by the Java producer's names.
 
-        They are totals since the start, what is buffered and in flight now, and rates (per second), averages and maxima
+        They are totals since the start, the current buffer and requests, and rates (per second), averages and maxima
         (bytes, ms) over the last `metrics_num_samples` windows of `metrics_sample_window_ms`.
         """
         return {
