@@ -27,8 +27,8 @@ from penstock.shared.common.varints import NOT_ONE, read_varint
 
 # --- columns of a plan: one row for each batch ---
 START, STOP, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIME, COUNT, OFFSETS = range(7)
-"""Start and end of its records; the base of their offsets and of their timestamps; the log append time of all of them
-(NO_TIME: each has its own timestamp); the number of records, and the number of offsets they span."""
+"""Start and end of its records; the base of their offsets and of their timestamps; the log append time; the number of
+records, and the number of offsets they span. With the log append time NO_TIME each record has its own timestamp."""
 NO_TIME = -(2**63)
 
 # --- columns of records ---

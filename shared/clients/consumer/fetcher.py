@@ -222,7 +222,7 @@ class Fetcher:
     def failed(self, request: Fetch | Lookup, error: PenstockError, now_ms: float) -> None:
         """Handle a request without an answer: the broker may be gone, and its partitions moved.
 
-        A retriable error is retried. `take` first raises any other.
+        A retriable error is retried. `take` raises any other error once no records are left to return.
         """
         self._stale = True
         for tp, state in self._answered(request):
