@@ -1,8 +1,8 @@
-"""Reading a dead-letter topic, and sending what is in it back to where it came from (an edge).
+"""Reads a dead-letter topic, and sends its dead letters back to their source topics (an edge).
 
-A replay remembers what it sent: it commits in a consumer group of its own, finished offsets beyond the gap included,
-so a replay of a part (by stage, by exception) can be followed by one of the rest, and none is sent twice. Sending is
-at least once: a crash between an acknowledgement and the commit sends those records again.
+A replay remembers the records it sent: it commits in a consumer group of its own, including finished offsets beyond the
+gap. So a replay of some dead letters (by stage, by exception) can be followed by a replay of the rest, and none is sent
+twice. Delivery is at least once: after a crash between an acknowledgement and the commit, those records are sent again.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ from penstock.shared.common.settings import KafkaSettings
 
 POLL_TIMEOUT_MS = 1_000
 IN_FLIGHT_MAX = 1_000
-"""Replayed records that are not acknowledged yet."""
+"""The maximum number of replayed records that are not acknowledged yet."""
 LEFT_OUT_MAX = 100_000
-"""Dead letters that one replay may leave out: each is kept in memory until its end."""
+"""The maximum number of dead letters that one replay leaves out: each is kept in memory until its end."""
 NEVER_MS = 2**62
 ERRORS_MAX = 10
-"""Errors that a replay's outcome names."""
+"""The maximum number of errors in a replay's result."""
 
 Wanted = Callable[[DeadLetter], bool]
 Parse = Callable[[ConsumerRecord], DeadLetter]
-"""A record of the topic as what it was; DataError where it is none of those that the topic is for."""
+"""Parses a record of the topic into a dead letter. Raises DataError if it is not one that the topic is for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A dead letter and its own place; `letter` is None, with the `fault`, for a record that is none."""
+    """A record of the topic with its position.
+
+    For a record that is no dead letter, `letter` is None and `fault` says why.
+    """
 
     topic_partition: TopicPartition
     offset: int
@@ -51,8 +54,8 @@ class Entry:
 
 @dataclass(slots=True)
 class Replay:
-    """What a replay did: records sent and refused, dead letters left out (those that were cut are), records that are
-    no dead letters."""
+    """The result of a replay: the number of records sent and failed, of dead letters left out (also those that were
+    cut), and of records that are no dead letters."""
 
     sent: int = 0
     failed: int = 0
@@ -62,14 +65,14 @@ class Replay:
 
 
 def replay_group(dead_letter_topic: str) -> str:
-    """The consumer group in which replays of a topic keep their progress."""
+    """Return the consumer group in which replays of a topic keep their progress."""
     return f"penstock-dlq-replay-{dead_letter_topic}"
 
 
 class DeadLetterLog:
-    """One dead-letter topic from its beginning to the end it had when it was opened; an async context manager.
+    """One dead-letter topic from its beginning to its end when it was opened; an async context manager.
 
-    UnknownTopicOrPartition where there is no such topic.
+    Raises UnknownTopicOrPartition if there is no such topic.
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, parse: Parse = parse_dead_letter) -> None:
@@ -107,7 +110,7 @@ class DeadLetterLog:
         await self._consumer.close()
 
     async def batches(self) -> AsyncGenerator[Columns, None]:
-        """Everything up to the end, by partition in offset order."""
+        """Yield all records up to the end, by partition in offset order."""
         left = set(self._ends)
         while left:
             for partition, columns in (await self._consumer.poll(POLL_TIMEOUT_MS)).items():
@@ -115,7 +118,7 @@ class DeadLetterLog:
             left = {p for p in left if await self._consumer.position(p) < self._ends[p]}
 
     async def entries(self) -> AsyncGenerator[Entry, None]:
-        """Every record as an entry, with whether it was replayed."""
+        """Yield every record as an entry, with whether it was replayed."""
         async for columns in self.batches():
             for record in columns.records():
                 yield self._entry(record, self.replayed(record.topic_partition, record.offset))
@@ -139,10 +142,9 @@ class DeadLetterLog:
     ) -> Replay:
         """Send the wanted dead letters to their source topics, or all to the topic `to`.
 
-        Records that were replayed before are sent only with `include_replayed`.
-
-        To its source a record goes into the partition that it came from, elsewhere by its key. Raises IllegalState
-        where more are left out than can be remembered.
+        Records that were replayed before are sent only with `include_replayed`. In its source topic a record goes to
+        the partition that it came from, in another topic to the partition of its key. Raises IllegalState if more dead
+        letters are left out than a commit's metadata can hold.
         """
         scheduler = KeyScheduler("unordered", IN_FLIGHT_MAX, buffered_records_max=LEFT_OUT_MAX)
         for partition, committed in self.committed.items():
@@ -172,7 +174,7 @@ class DeadLetterLog:
     def _choose(
         self, scheduler: KeyScheduler, wanted: Wanted, room: int, result: Replay
     ) -> list[tuple[Execution, Work, DeadLetter]]:
-        """Take what is to be sent; what is not stays as it was, so that a later replay finds what this one left."""
+        """Take the dead letters to send. The others keep their state, so that a later replay finds them."""
         chosen: list[tuple[Execution, Work, DeadLetter]] = []
         while len(chosen) < min(room, IN_FLIGHT_MAX) and (execution := scheduler.take(0)):
             (work,) = execution.works
@@ -222,7 +224,7 @@ class DeadLetterLog:
 
 
 def wanted_by(stage: str | None, exception: str | None, source_partitions: Iterable[int] = ()) -> Wanted:
-    """Dead letters of a stage, an exception class (its full name or its last part) and source partitions."""
+    """Return a filter by stage, exception class (its full name or the last part) and source partitions."""
     partitions = frozenset(source_partitions)
 
     def wanted(letter: DeadLetter) -> bool:

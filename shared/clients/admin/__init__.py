@@ -1,4 +1,4 @@
-"""Administration: `Admin` and the values it takes and gives."""
+"""Administration: `Admin`, its arguments and its results."""
 
 from penstock.shared.clients.admin.admin import Admin, ShiftBy
 from penstock.shared.clients.admin.types import (

@@ -1,7 +1,7 @@
 """Administration of topics, configs, records, groups and offsets, over one connection of its own (Java: `Admin`).
 
 Each call has one deadline (`timeout_ms`, by default the admin's) for all its requests, and retries retriable errors
-within it. It ends in KafkaTimeout, or in the Kafka error named with the topic, partition or group.
+within it. It raises KafkaTimeout, or the Kafka error with the topic, partition or group in its message.
 
 The offsets of a group can be changed only while it has no members: a member would overwrite the change, or hold a
 position that ignores it. So every change first describes the group, and raises GroupNotEmpty with its members. (The
@@ -67,13 +67,13 @@ DEFAULT_TIMEOUT_MS = 60_000
 T = TypeVar("T")
 P = ParamSpec("P")
 DEADLINE_MS: ContextVar[float | None] = ContextVar("admin_deadline_ms", default=None)
-"""When the present call must end, whatever requests are left."""
+"""The deadline of the current call, for all its remaining requests."""
 
 IsolationLevel = Literal["read_uncommitted", "read_committed"]
 OffsetSpec = Literal["earliest", "latest"] | int
 TOPIC_RESOURCE = 2
 CONFIGS_OF_TOPICS_MAX = 100
-"""Topics of one request for configs: each takes about 6 KB of the response."""
+"""The maximum number of topics in one request for configs: each takes about 6 KB of the response."""
 SET_CONFIG, DELETE_CONFIG = 0, 1
 ALL_RECORDS = -1
 
@@ -83,7 +83,7 @@ DEAD = "Dead"
 
 @dataclass(frozen=True, slots=True)
 class ShiftBy:
-    """A reset that moves the committed offset by so many records, kept within what the partition holds."""
+    """A reset that moves the committed offset by `records`, kept within the partition's first and last offset."""
 
     records: int
 
@@ -94,7 +94,7 @@ partition."""
 
 
 def kafka_uuid(value: uuid.UUID) -> str:
-    """A UUID as Kafka and its tools write it: base64, 22 characters.
+    """Return a UUID as Kafka and its tools write it: base64, 22 characters.
 
     >>> kafka_uuid(uuid.UUID("da26b76d-ab0e-47e2-9b95-658fb13b8b6f"))
     '2ia3basOR-KblWWPsTuLbw'
@@ -103,7 +103,7 @@ def kafka_uuid(value: uuid.UUID) -> str:
 
 
 def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorate a method that sends several requests in turn: they share its `timeout_ms`."""
+    """Decorate a method that sends several requests in turn, so that they share its `timeout_ms`."""
 
     @functools.wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -118,10 +118,10 @@ def one_deadline(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Cor
 
 
 class Admin:
-    """`async with Admin(kafka) as admin`: every call has a deadline and names what it failed on."""
+    """`async with Admin(kafka) as admin`: every call has a deadline, and its errors name the resource."""
 
     def __init__(self, kafka: KafkaSettings | str, *, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> None:
-        """`kafka` says where the brokers are: settings, or bootstrap servers as text."""
+        """`kafka` has the brokers' addresses: settings, or bootstrap servers as text."""
         self._connection = Connection(KafkaSettings.of(kafka))
         self._timeout_ms = timeout_ms
         self._open = False
@@ -138,7 +138,7 @@ class Admin:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls after this raise IllegalState."""
+        """Close the connection. Later calls raise IllegalState."""
         self._open = False
         await self._connection.close()
 
@@ -149,7 +149,7 @@ class Admin:
         """Create topics and wait until every partition has a leader.
 
         Raises TopicAlreadyExists (unless `exist_ok`, which leaves an existing topic as it is), InvalidTopic,
-        InvalidRequest (partitions, replication factor, configs: the broker's words).
+        InvalidRequest (partitions, replication factor, configs: with the broker's message).
         """
         wanted = list(topics)
         if not wanted:
@@ -165,7 +165,7 @@ class Admin:
             for name, code, message in response.topics:
                 if code:
                     error = error_for_code(code, f"topic {name}", message)
-                    # After a try whose answer was lost, "exists" says that the first one succeeded.
+                    # If the answer to an earlier attempt was lost, "exists" shows that it succeeded.
                     if not (isinstance(error, TopicAlreadyExists) and (exist_ok or retried)):
                         raise error
 
@@ -182,7 +182,7 @@ class Admin:
         await self._run(check, "wait for leaders", timeout_ms)
 
     async def delete_topics(self, names: Iterable[str], *, timeout_ms: int | None = None) -> None:
-        """Delete topics; UnknownTopicOrPartition names one that does not exist."""
+        """Delete topics. Raises UnknownTopicOrPartition, which names a topic that does not exist."""
         request = wire.DELETE_TOPICS(list(names), self._connection.settings.request_timeout_ms)
 
         async def delete() -> list[tuple[str, int]]:
@@ -193,14 +193,17 @@ class Admin:
             raise error_for_code(code, f"topic {name}")
 
     async def list_topics(self, *, internal: bool = False, timeout_ms: int | None = None) -> list[str]:
-        """The names of all topics, sorted; Kafka's own only with `internal`."""
+        """Return the names of all topics, sorted; Kafka's internal topics only with `internal`."""
         response = await self._metadata(None, timeout_ms)
         return sorted(name for _, name, _, is_internal, *_ in response.topics if internal or not is_internal)
 
     async def describe_topics(
         self, names: Iterable[str], *, timeout_ms: int | None = None
     ) -> dict[str, TopicDescription]:
-        """Each topic's id and partitions; UnknownTopicOrPartition names one that does not exist."""
+        """Return each topic's id and partitions.
+
+        Raises UnknownTopicOrPartition, which names a topic that does not exist.
+        """
         wanted = list(names)
         if not wanted:
             return {}
@@ -216,14 +219,14 @@ class Admin:
         return found
 
     async def describe_configs(self, topic: str, *, timeout_ms: int | None = None) -> dict[str, str | None]:
-        """Every config of a topic in force, defaults included; sensitive values are None."""
+        """Return every config of a topic in force, defaults included; sensitive values are None."""
         return {entry.name: entry.value for entry in (await self.topic_configs([topic], timeout_ms=timeout_ms))[topic]}
 
     @one_deadline
     async def topic_configs(
         self, topics: Iterable[str], *, timeout_ms: int | None = None
     ) -> dict[str, list[ConfigEntry]]:
-        """Every config in force of each topic, by name, with where its value comes from.
+        """Return every config in force of each topic, sorted by name, with the source of its value.
 
         Raises UnknownTopicOrPartition, which names the topic.
         """
@@ -247,9 +250,9 @@ class Admin:
     async def alter_configs(
         self, topic: str, configs: Mapping[str, str | None], *, timeout_ms: int | None = None
     ) -> None:
-        """Set configs of a topic, None puts one back to the broker's default; the others stay as they are.
+        """Set configs of a topic; None resets one to the broker's default. The other configs stay as they are.
 
-        Raises InvalidRequest with the broker's words, UnknownTopicOrPartition.
+        Raises InvalidRequest with the broker's message, UnknownTopicOrPartition.
         """
         rows = [(name, DELETE_CONFIG if value is None else SET_CONFIG, value) for name, value in configs.items()]
         request = wire.INCREMENTAL_ALTER_CONFIGS([(TOPIC_RESOURCE, topic, rows)], False)
@@ -271,12 +274,11 @@ class Admin:
         *,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, int]:
-        """One offset a partition: the earliest, the latest, or the first record at or after a time (ms since the
-        epoch).
+        """Return one offset for each partition: the earliest, the latest, or the first record's at or after a time.
 
-        The latest is the high watermark, under `read_committed` the last stable offset (before the first open
-        transaction). Where no record is as late as the time, the latest offset is given. ValueError and TypeError for
-        any other spec.
+        Times are in ms since the epoch. The latest is the high watermark, under `read_committed` the last stable offset
+        (before the first open transaction). If no record is as late as the time, the latest offset is returned. Raises
+        ValueError and TypeError for any other spec.
         """
         self._check_open()
         for tp, spec in specs.items():
@@ -290,10 +292,10 @@ class Admin:
     async def delete_records(
         self, before: Mapping[TopicPartition, int], *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Delete the records below an offset (-1: all there are); gives each partition's new first offset.
+        """Delete the records below an offset (-1: all). Returns each partition's new first offset.
 
-        Raises OffsetOutOfRange naming the partition where the offset is above the high watermark, ValueError and
-        TypeError for what is no offset.
+        Raises OffsetOutOfRange, which names the partition, if the offset is above the high watermark. Raises ValueError
+        and TypeError for an invalid offset.
         """
         for tp, offset in before.items():
             if offset != ALL_RECORDS:
@@ -319,9 +321,9 @@ class Admin:
     async def partition_bytes(
         self, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """What each partition takes on its leader's disk, whole segments with what they hold of deleted records.
+        """Return the bytes of each partition on its leader's disk: whole segments, including deleted records in them.
 
-        Needs the right to describe the cluster; raises AuthorizationFailed without it.
+        Raises AuthorizationFailed without the permission to describe the cluster.
         """
         wanted = list(partitions)
         sizes: dict[TopicPartition, int] = {}
@@ -342,7 +344,7 @@ class Admin:
         return sizes
 
     async def unsupported_requests(self) -> list[str]:
-        """The requests of Penstock that a broker does not support, as texts; [] if all brokers support all."""
+        """Return, as texts, Penstock's requests that some broker does not support; [] if there are none."""
         self._check_open()
         used = [api for api in vars(wire).values() if isinstance(api, Api)]
         lacking = []
@@ -355,13 +357,13 @@ class Admin:
         return lacking
 
     async def cluster(self, *, timeout_ms: int | None = None) -> ClusterDescription:
-        """The cluster's id, controller and brokers."""
+        """Return the cluster's id, controller and brokers."""
         response = await self._metadata([], timeout_ms)
         brokers = tuple(BrokerDescription(*row[:4]) for row in sorted(response.brokers))
         return ClusterDescription(response.cluster_id, response.controller_id, brokers)
 
     async def list_groups(self, *, timeout_ms: int | None = None) -> list[GroupListing]:
-        """Every group of the cluster, sorted by id."""
+        """Return every group of the cluster, sorted by id."""
 
         async def ask() -> list[GroupListing]:
             found: dict[str, GroupListing] = {}
@@ -376,7 +378,7 @@ class Admin:
         return await self._run(ask, "list groups", timeout_ms)
 
     async def describe_group(self, group_id: str, *, timeout_ms: int | None = None) -> GroupDescription:
-        """A group's state and members with their assignments, under either group protocol (classic, KIP-848).
+        """Return a group's state and members with their assignments, under either group protocol (classic, KIP-848).
 
         A group that does not exist has the state Dead.
         """
@@ -399,9 +401,9 @@ class Admin:
         return await self._run(ask, where, timeout_ms)
 
     async def _describe_consumer_group(self, group_id: str, node: int) -> GroupDescription | None:
-        """A group of the new protocol (KIP-848), whose coordinator assigns the partitions.
+        """Return a group of the new protocol (KIP-848), in which the coordinator assigns the partitions.
 
-        None if there is no such group, or if the broker is older than the protocol.
+        Returns None if there is no such group, or if the broker is older than the protocol.
         """
         api, where = CONSUMER_GROUP_DESCRIBE, f"group {group_id}"
         low, high = (await self._connection.api_versions(node)).get(api.key, (0, -1))
@@ -429,9 +431,9 @@ class Admin:
     async def group_offsets(
         self, group_id: str, *, require_stable: bool = False, timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed.
+        """Return the committed offsets of a group.
 
-        With `require_stable` offsets that a transaction is just committing are waited for, within the deadline.
+        With `require_stable` it waits for offsets of open transactions, within the deadline (KIP-447).
         """
         where = f"offsets of group {group_id}"
 
@@ -455,7 +457,7 @@ class Admin:
     async def group_lag(
         self, group_id: str, isolation_level: IsolationLevel = "read_uncommitted", *, timeout_ms: int | None = None
     ) -> list[PartitionLag]:
-        """Committed offset, end and lag of every partition that the group has committed or is assigned, in order."""
+        """Return committed offset, end and lag of each partition the group has committed or is assigned, sorted."""
         committed = await self.group_offsets(group_id, timeout_ms=timeout_ms)
         members = (await self.describe_group(group_id, timeout_ms=timeout_ms)).members
         partitions = sorted(set(committed).union(*(m.assignment for m in members)))
@@ -473,8 +475,11 @@ class Admin:
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], *, timeout_ms: int | None = None
     ) -> None:
-        """Commit offsets for a group that has no members; GroupNotEmpty names the members of one that has, ValueError
-        and TypeError what is no offset."""
+        """Commit offsets for a group without members.
+
+        Raises GroupNotEmpty, which names the members if there are any. Raises ValueError and TypeError for an invalid
+        offset.
+        """
         checked = checked_offsets(offsets)
         await self._check_no_members(group_id, timeout_ms)
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
@@ -492,7 +497,7 @@ class Admin:
 
         try:
             await self._run(commit, where, timeout_ms)
-        except UnknownMember:  # the coordinator's word for "the group has members, and you are none of them"
+        except UnknownMember:  # the coordinator's code for a commit from outside a group that has members
             await self._check_no_members(group_id, timeout_ms)
             raise
 
@@ -506,11 +511,12 @@ class Admin:
         *,
         timeout_ms: int | None = None,
     ) -> dict[TopicPartition, OffsetChange]:
-        """Move a group's committed offsets; gives each partition's offset before and after.
+        """Move a group's committed offsets. Returns each partition's offset before and after.
 
-        `partitions` are by default those with a commit (or the keys of `to`). Offsets are kept within what a partition
-        holds. With `dry_run` nothing is changed, and an active group raises no error. Raises GroupNotEmpty naming the
-        members, GroupNotFound where there is nothing to reset, ValueError and TypeError for any other `to`.
+        `partitions` are by default those with a commit (or the keys of `to`). Offsets are kept within the partition's
+        first and last offset. With `dry_run` nothing is changed, and an active group raises no error. Raises
+        GroupNotEmpty, which names the members, GroupNotFound if there is nothing to reset, ValueError and TypeError for
+        any other `to`.
         """
         _check_reset(to)
         if not dry_run:
@@ -541,8 +547,10 @@ class Admin:
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition], *, timeout_ms: int | None = None
     ) -> None:
-        """Forget what a group has committed for partitions; GroupNotEmpty names the members of one that has any,
-        GroupNotFound where there is no such group."""
+        """Delete a group's committed offsets of partitions.
+
+        Raises GroupNotEmpty, which names the members if there are any, GroupNotFound if there is no such group.
+        """
         await self._check_no_members(group_id, timeout_ms)
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
@@ -567,7 +575,10 @@ class Admin:
 
     @one_deadline
     async def delete_group(self, group_id: str, *, timeout_ms: int | None = None) -> None:
-        """Delete a group and its offsets; GroupNotEmpty names the members, GroupNotFound where there is none."""
+        """Delete a group and its offsets.
+
+        Raises GroupNotEmpty, which names the members, GroupNotFound if there is no such group.
+        """
         where = f"group {group_id}"
 
         async def delete() -> None:
@@ -591,7 +602,7 @@ class Admin:
         return await self._connection.retrying(call, where, self._limit_ms(timeout_ms))
 
     def _limit_ms(self, timeout_ms: float | None) -> float:
-        """The time there is for one request."""
+        """Return the ms left for one request."""
         limit_ms = self._timeout_ms if timeout_ms is None else timeout_ms
         deadline_ms = DEADLINE_MS.get()
         return limit_ms if deadline_ms is None else max(0.0, min(limit_ms, deadline_ms - SYSTEM_CLOCK.monotonic_ms()))

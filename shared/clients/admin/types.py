@@ -1,4 +1,4 @@
-"""What administration asks for and gets back."""
+"""The arguments and results of `Admin`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CONFIG_SOURCES: Mapping[int, str] = {
     7: "DYNAMIC_CLIENT_METRICS_CONFIG",
     8: "DYNAMIC_GROUP_CONFIG",
 }
-"""Where a config's value comes from, by Kafka's numbers (ConfigSource in DescribeConfigsResponse)."""
+"""The sources of a config's value, by Kafka's numbers (ConfigSource in DescribeConfigsResponse)."""
 
 EVENT_TIME_CONFIGS: Mapping[str, str] = {
-    # Kafka deletes by record timestamp: with a retention, old event times are gone within minutes.
+    # Kafka deletes by record timestamp: with a retention, records with old event times are deleted within minutes.
     "retention.ms": "-1",
     # A jump of event time over segment.ms rolls a segment each time.
     "segment.ms": str(LONG_MAX),
-    # One record further ahead than this makes the broker refuse its whole batch.
+    # The broker rejects a whole batch if one record's timestamp is further ahead than this.
     "message.timestamp.after.max.ms": str(LONG_MAX),
 }
 
@@ -43,7 +43,7 @@ class NewTopic:
 
 
 def event_time_topic(name: str, partitions: int, *, replication_factor: int = -1, **configs: str) -> NewTopic:
-    """A topic for records that carry event times, however old or far ahead; nothing in it expires.
+    """Return a topic for records with event times, however old or far ahead; no record in it expires.
 
     Configs are given with underscores for dots: `event_time_topic("t", 4, cleanup_policy="compact")`.
     """
@@ -63,7 +63,10 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic's id (Kafka's text form; another one after it was deleted and made again) and its partitions in order."""
+    """A topic's id and its partitions in order.
+
+    The id is in Kafka's text form; it changes if the topic is recreated.
+    """
 
     name: str
     topic_id: str
@@ -73,7 +76,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A config that another one may take its value from: `source` as in `ConfigEntry`."""
+    """A config from which another config may take its value; `source` as in `ConfigEntry`."""
 
     name: str
     value: str | None
@@ -82,10 +85,10 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """A config in force, with where its value comes from.
+    """A config in force, with the source of its value.
 
-    `source` is Kafka's word (DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG, …); `synonyms` are all values
-    there are, the one in force first. The value of a sensitive config is None.
+    `source` is Kafka's name (DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG, …). `synonyms` are all
+    possible values, the one in force first. The value of a sensitive config is None.
     """
 
     name: str
@@ -97,7 +100,7 @@ class ConfigEntry:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody has set it."""
+        """Whether the config was never set."""
         return self.source == DEFAULT_CONFIG
 
 
@@ -117,7 +120,7 @@ class MemberDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group: `state` is Kafka's word (Stable, Empty, PreparingRebalance, CompletingRebalance, Dead)."""
+    """A group. `state` is Kafka's name (Stable, Empty, PreparingRebalance, CompletingRebalance, Dead)."""
 
     group_id: str
     state: str
@@ -129,7 +132,7 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group as listed by its coordinator."""
+    """A group as its coordinator lists it."""
 
     group_id: str
     state: str
@@ -138,7 +141,7 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a group is behind: `committed` is None without a commit, `lag` then counts from the first record."""
+    """A group's lag. `committed` is None without a commit; `lag` then counts from the first record."""
 
     topic_partition: TopicPartition
     committed: int | None

@@ -1,4 +1,4 @@
-"""The one room that knows aiokafka: sockets, metadata, wire structs, record batches, and the error table."""
+"""The only package that imports aiokafka: sockets, metadata, wire structs, record batches, and the error table."""
 
 from penstock.shared.clients.connection import wire, wire_groups
 from penstock.shared.clients.connection.batches import (

@@ -1,7 +1,7 @@
-"""The addresses behind a host's name, tried in turn, as Java's `client.dns.lookup=use_all_dns_ips` does.
+"""The addresses of a host name, tried in turn as Java's `client.dns.lookup=use_all_dns_ips` does (KIP-302).
 
-An address that refuses is followed by the next one at once. One that does not answer takes the attempt's whole time,
-and the next attempt begins with the address after it, so that each of them has its turn.
+If an address refuses the connection, the next one is tried at once. An address that does not respond uses up the whole
+attempt. The next attempt begins with the address after it, so that every address is tried.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Found = list[tuple[int, Any]]
 
 
 class Addresses:
-    """What one client remembers of the hosts that it connects to."""
+    """One client's memory of addresses that did not respond, by host and port."""
 
     def __init__(self, send_buffer_bytes: int = -1, receive_buffer_bytes: int = -1) -> None:
-        """The buffers are those of the sockets, -1 for the system's default."""
+        """The buffer sizes, in bytes, are those of the sockets; -1 for the system's default."""
         sizes = {socket.SO_SNDBUF: send_buffer_bytes, socket.SO_RCVBUF: receive_buffer_bytes}
         self._buffers = {option: size for option, size in sizes.items() if size >= 0}
         self._silent: dict[tuple[str, int], Any] = {}
@@ -28,13 +28,16 @@ class Addresses:
         return f"Addresses(silent {self._silent})"
 
     async def connected_socket(self, host: str, port: int) -> socket.socket:
-        """A socket that is connected to one of the host's addresses; OSError of the last one where all refuse."""
+        """Return a socket connected to one of the host's addresses.
+
+        Raises the OSError of the last address if all refuse the connection.
+        """
         refusal: OSError = ConnectionRefusedError(f"{host} has no address")
         for family, address in self._in_turn((host, port), await _resolve(host, port)):
             connecting = socket.socket(family, socket.SOCK_STREAM)
             connecting.setblocking(False)
             try:
-                for option, size in self._buffers.items():  # before the window is negotiated, which depends on it
+                for option, size in self._buffers.items():  # before the window is negotiated, since it depends on it
                     connecting.setsockopt(socket.SOL_SOCKET, option, size)
                 await asyncio.get_running_loop().sock_connect(connecting, address)
             except OSError as e:
@@ -49,7 +52,7 @@ class Addresses:
         raise refusal
 
     def _in_turn(self, place: tuple[str, int], found: Found) -> Found:
-        """From the one after the one that did not answer."""
+        """Return the addresses, beginning after the one that did not respond."""
         addresses = [address for _, address in found]
         if (silent := self._silent.get(place)) not in addresses:
             return found
@@ -58,7 +61,10 @@ class Addresses:
 
 
 async def canonical_names(host: str, port: int) -> list[str]:
-    """The name of each of a host's addresses; the address where it has none. OSError where the host is unknown."""
+    """Return the name of each of a host's addresses, or the address itself if it has no name.
+
+    Raises OSError if the host is unknown.
+    """
     names = []
     for _, address in await _resolve(host, port):
         name, _ = await asyncio.get_running_loop().getnameinfo(address)

@@ -1,10 +1,10 @@
-"""How long a call waits before it is made again: longer each time, from `retry_backoff_ms` up to a bound.
+"""The backoff between the attempts of a call: it grows from `retry_backoff_ms` up to a limit.
 
-A coordinator that still completes the last transaction is done within a few milliseconds, so that the first request of
-the next one need not wait as long as for a broker in trouble. That wait has its own, shorter course:
+A coordinator that is still completing the last transaction is done within a few milliseconds. So the first request of
+the next transaction uses a shorter backoff than a request to a broker in trouble:
 
-    100, 200, 400, 800, 1000, 1000, ...    any passing refusal
-    5, 10, 20, 20, ...                     ConcurrentTransactions, where `soon` is asked for
+        100, 200, 400, 800, 1000, 1000, ...    any retriable error
+        5, 10, 20, 20, ...                     ConcurrentTransactions, with `soon`
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ BACKOFF_MAX_MS = 1_000
 
 SOON_MS = 5
 SOON_MAX_MS = 20
-"""What Java's producer waits each time while the last transaction is being completed."""
+"""The wait of Java's producer between attempts while the last transaction is being completed."""
 
 
 class Backoff:
-    """The waits of one call; `soon` where it opens a transaction."""
+    """The backoff of one call; `soon` if the call opens a transaction."""
 
     def __init__(self, retry_backoff_ms: float, *, soon: bool = False) -> None:
         self._next_ms = float(retry_backoff_ms)
@@ -32,7 +32,7 @@ class Backoff:
         return f"<Backoff {self._next_ms:.0f} ms>"
 
     def after(self, error: RetriableError) -> float:
-        """How many ms to wait after a refusal."""
+        """Return the ms to wait after a retriable error."""
         if self._soon and isinstance(error, ConcurrentTransactions):
             wait_ms, self._soon_ms = self._soon_ms, min(self._soon_ms * 2, self._soon_max_ms)
             return wait_ms

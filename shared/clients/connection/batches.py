@@ -1,7 +1,7 @@
 """aiokafka's compiled record-batch builder, and the checksum.
 
-The builder is never told of the compression, since it knows no levels: a batch is compressed when it is sealed, unless
-that would make it larger.
+The builder gets no compression, since it supports no levels. A batch is compressed when it is sealed, unless that would
+make it larger.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from penstock.shared.clients.connection.produce import Produce, Topics
 
 MAGIC = 2
 LENGTH_AT, LENGTH_FROM, CRC_AT, ATTRIBUTES_AT, RECORDS_AT = 8, 12, 17, 21, 61
-"""Places in a batch's header: its length, what that counts from, the checksum, what that is of, and the end."""
+"""Positions in a batch's header: the length and where it starts counting, the checksum and the start of the bytes that
+it covers, and the end of the header."""
 GZIP_LEVEL, LZ4_LEVEL, ZSTD_LEVEL = -1, 9, 3
-"""The defaults of Java's producer; gzip's is zlib's own."""
+"""The default levels of Java's producer; gzip's is zlib's default."""
 
 SealedBatch = bytearray | memoryview
-"""The bytes of a finished batch, which a retry may write another producer state into."""
+"""The bytes of a sealed batch. A retry may write another producer state into them."""
 
 _length = struct.Struct(">i")
 _crc = struct.Struct(">I")
 
 
 class Compression(NamedTuple):
-    """The codec's number in a batch's attributes, and what compresses."""
+    """A codec: its number in a batch's attributes, and the function that compresses."""
 
     codec: int
     encode: Callable[[bytes], bytes] | None = None
 
 
 def compression_of(name: str, level: int | None = None) -> Compression:
-    """The compression of a name (Kafka's), at a level of its own (None: its default)."""
+    """Return the compression with this name (Kafka's), at this level (None: the default)."""
     if name == "gzip":
         encode = partial(gzip_encode, compresslevel=GZIP_LEVEL if level is None else level)
         return Compression(DefaultRecordBatch.CODEC_GZIP, encode)
@@ -68,13 +69,13 @@ COMPRESSION = {name: compression_of(name) for name in ("none", "gzip", "snappy",
 
 
 def new_batch_builder(batch_size: int, transactional: bool) -> Any:
-    """A builder that takes records until `batch_size` bytes are full."""
+    """Return a builder that takes records until `batch_size` bytes are full."""
     codec = DefaultRecordBatch.CODEC_NONE
     return DefaultRecordBatchBuilder(MAGIC, codec, int(transactional), -1, -1, -1, batch_size)
 
 
 def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compression = NO_COMPRESSION) -> SealedBatch:
-    """The finished batch under a producer id, epoch and base sequence; the builder is used up."""
+    """Return the sealed batch with a producer id, epoch and base sequence. The builder cannot be used again."""
     builder.set_producer_state(*state)
     sealed: SealedBatch = builder.build()
     if compression.encode is None:
@@ -91,7 +92,7 @@ def seal_batch(builder: Any, state: tuple[int, int, int], compression: Compressi
 
 
 def read_batches(data: bytes) -> list[Any]:
-    """The record batches in a piece of a log."""
+    """Return the record batches in these bytes of a log."""
     records, found = MemoryRecords(data), []
     while records.has_next():
         found.append(records.next_batch())
@@ -99,13 +100,13 @@ def read_batches(data: bytes) -> list[Any]:
 
 
 def record_size(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> int:
-    """An upper bound of a record's bytes in a batch of its own, headers of record and batch included."""
+    """Return an upper bound of a record's bytes in a batch of its own, headers of record and batch included."""
     size: int = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, headers)
     return size
 
 
 _checksum: Callable[[bytes], int] = google_crc32c.value if google_crc32c.implementation == "c" else calc_crc32c
-"""Without its compiled part google_crc32c is slower than aiokafka's."""
+"""Without its C extension google_crc32c is slower than aiokafka's checksum."""
 
 _DECODE: dict[int, Callable[[Any], bytes]] = {
     DefaultRecordBatch.CODEC_GZIP: gzip_decode,
@@ -116,18 +117,18 @@ _DECODE: dict[int, Callable[[Any], bytes]] = {
 
 
 def decompress(codec: int, data: memoryview) -> bytes:
-    """The records of a batch; raises whatever the codec's decompressor raises, KeyError for an unknown codec."""
+    """Return the uncompressed records of a batch. Raises the decompressor's errors, KeyError for an unknown codec."""
     decode = _DECODE[codec]
     return decode(data if codec == DefaultRecordBatch.CODEC_GZIP else data.tobytes())
 
 
 def crc32c(data: bytes | bytearray | memoryview) -> int:
-    """The checksum of record batches."""
+    """Return the checksum of record batches (CRC-32C)."""
     return int(_checksum(data if isinstance(data, bytes) else bytes(data)))
 
 
 def produce_request(transactional_id: str | None, acks: int, timeout_ms: int, topics: Topics) -> Any:
-    """Produce; the response is a `ProduceResponse`."""
+    """Return a Produce request; its response is a `ProduceResponse`."""
     return Produce(transactional_id, acks, timeout_ms, cast(Any, topics))
 
 
@@ -136,5 +137,5 @@ BatchRecord = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | Non
 
 
 def batch_records(data: bytes | SealedBatch) -> list[BatchRecord]:
-    """The records of one sealed batch."""
+    """Return the records of one sealed batch."""
     return [(r.timestamp, r.key, r.value, list(r.headers)) for r in read_batches(bytes(data))[0]]

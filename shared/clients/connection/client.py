@@ -1,9 +1,9 @@
 """One client's connections to a cluster: sockets, metadata, coordinators, and requests with a deadline.
 
-`Connection` wraps `AIOKafkaClient`. What it adds is what the clients promise: a start that ends in
-`BrokerNotAvailable` (or `AuthenticationFailed`) with the address within a deadline, errors of ours with the place
-they are about, and a default client id that tells instances apart. Secrets are read where the socket is set up and
-are in no repr, log line or error.
+`Connection` wraps `AIOKafkaClient` and adds the clients' guarantees. A start ends within a deadline in
+`BrokerNotAvailable` (or `AuthenticationFailed`) with the address. Errors are Penstock's and name their resource. The
+default client id differs for each instance. Secrets are read when a socket is set up, and are in no repr, log line or
+error.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ log = get_logger(__name__)
 T = TypeVar("T")
 
 UNKNOWN_TOPIC_GRACE_MS = 1_000
-"""A topic that was just created may be unknown to a broker for a moment; after this it is taken to be missing."""
+"""A broker may not know a new topic for a moment. After this time the topic is taken to be missing."""
 
 UNREACHED_SAY_MS = 2_000
-"""After so long without any broker it is logged that there is none: a start takes a fraction of it."""
+"""A start that has reached no broker after this time logs a warning. A normal start takes a fraction of it."""
 
 WAITING = 2
-"""Beside aiokafka's two groups of connections: the one for requests that wait for others."""
+"""The connection group, besides aiokafka's two, for requests that the broker holds until other members act."""
 
 _instances = itertools.count(1)
 _unreached: dict[str, RepeatedFailure] = {}
-"""Bootstrap servers of which none was reached, by any client of this process."""
+"""Bootstrap servers that no client of this process has reached, since the last success."""
 
 
 def default_client_id() -> str:
-    """`penstock-<host>-<pid>-<n>`, different for every client of every process."""
+    """Return `penstock-<host>-<pid>-<n>`, different for every client of every process."""
     return f"penstock-{socket.gethostname()}-{os.getpid()}-{next(_instances)}"
 
 
 @contextmanager
 def translated(where: str, client_id: str) -> Iterator[None]:
-    """Errors of aiokafka and of the socket leave the block as ours, with `where` in front and a note of the client."""
+    """Translate errors of aiokafka and of the socket in the block; add `where` and a note with the client id."""
     try:
         yield
     except (kafka.KafkaError, kafka.IllegalOperation, kafka.ConsumerStoppedError, OSError) as e:
@@ -84,10 +84,10 @@ def translated(where: str, client_id: str) -> Iterator[None]:
 
 
 async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int = UNREACHED_SAY_MS) -> None:
-    """Fetch the first metadata, trying again until `request_timeout_ms` has passed. After `say_ms` without it a line of
-    the log has the addresses and why.
+    """Fetch the first metadata, with retries until `request_timeout_ms` has passed.
 
-    Raises BrokerNotAvailable with the addresses, AuthenticationFailed as soon as a broker refuses the credentials.
+    After `say_ms` without metadata it logs the addresses and the reason. Raises BrokerNotAvailable with the addresses,
+    AuthenticationFailed as soon as a broker rejects the credentials.
     """
     servers = kafka_settings.bootstrap_servers
     deadline_ms = SYSTEM_CLOCK.monotonic_ms() + kafka_settings.request_timeout_ms
@@ -95,7 +95,7 @@ async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int =
     reason = ""
 
     def say() -> None:
-        # Several clients of one process start together, and wait for the same brokers.
+        # Several clients of one process may start together and wait for the same brokers: log once for all.
         if (times := _unreached.setdefault(servers, RepeatedFailure()).failed(SYSTEM_CLOCK.monotonic_ms())) is not None:
             log.warning(
                 "no Kafka broker reached yet, trying on",
@@ -111,7 +111,7 @@ async def bootstrap(client: Client, kafka_settings: KafkaSettings, say_ms: int =
             try:
                 await client.bootstrap(left_ms)
             except BrokerNotAvailable as e:
-                # A try that the deadline cuts short says less than the one before.
+                # The error of an attempt that the deadline cut short is less useful than the one before.
                 if not reason or SYSTEM_CLOCK.monotonic_ms() < deadline_ms:
                     reason = str(e)
             else:
@@ -132,10 +132,10 @@ class Connection:
     """The sockets and the metadata of one client."""
 
     def __init__(self, kafka_settings: KafkaSettings) -> None:
-        """Raises ConfigError for a file or a function of the settings that is not there, or cannot be used."""
+        """Raises ConfigError for a file or a function in the settings that is missing or cannot be used."""
         self.settings = kafka_settings
         self.client_id = kafka_settings.client_id or default_client_id()
-        aiokafka_options(kafka_settings, self.client_id)  # read anew when it is opened: certificates are renewed
+        aiokafka_options(kafka_settings, self.client_id)  # read again on open: certificates may be renewed
         self._client: Any = None
         self._coordinators: dict[tuple[str, str], int] = {}
         self._answered_ms: float | None = None
@@ -159,7 +159,7 @@ class Connection:
         self.adopt(client)
 
     def adopt(self, client: Any) -> None:
-        """Use the sockets and the metadata of a client that is made already."""
+        """Use the sockets and the metadata of an existing client."""
         self._client = client
         client.cluster.add_listener(self._metadata_updated)
 
@@ -179,14 +179,14 @@ class Connection:
             await client.close()
 
     def silent_ms(self) -> float | None:
-        """How long no broker has answered any request of this client, since the first time this was asked.
+        """Return the ms since a broker last answered any request of this client, or since the first call.
 
-        None while there is no connection. Sockets that were closed in between no longer count.
+        Returns None while there is no connection. Sockets that were closed since the last call do not count.
         """
         if self._client is None:
             return None
         now_ms = SYSTEM_CLOCK.monotonic_ms()
-        # aiokafka notes the time of every response for its idle check, in seconds of the same clock.
+        # For its idle check aiokafka stores the time of every response, in seconds of the same clock.
         answered = [connection._last_action * 1000 for connection in self._client._conns.values()]
         known = [] if self._answered_ms is None else [self._answered_ms]
         self._answered_ms = max([*answered, *known], default=now_ms)
@@ -199,67 +199,67 @@ class Connection:
         return self._client.cluster
 
     def nodes(self) -> list[int]:
-        """The node ids of the known brokers."""
+        """Return the node ids of the known brokers."""
         return [broker.nodeId for broker in self.cluster.brokers()]
 
     def any_node(self) -> int:
-        """Some broker's node id."""
+        """Return the node id of a random known broker. Raises BrokerNotAvailable if none is known."""
         node = self._client.get_random_node()
         if node is None:
             raise BrokerNotAvailable(f"{self.settings.bootstrap_servers}: no broker known")
         return int(node)
 
     async def api_versions(self, node: int) -> dict[int, tuple[int, int]]:
-        """The lowest and highest version of each API that a broker speaks, by the API's key."""
+        """Return the lowest and highest version of each API that a broker supports, by the API's key."""
         with translated(f"node {node}", self.client_id):
             if not await self._client.ready(node):
                 raise BrokerNotAvailable(f"node {node} cannot be reached")
             return dict(self._client._conns[node, ConnectionGroup.DEFAULT]._versions)
 
     def partitions(self, topic: str) -> list[int] | None:
-        """The partitions of a topic, ascending; None while the topic is unknown."""
+        """Return the partitions of a topic, ascending. Returns None while the topic is unknown."""
         known = self.cluster.partitions_for_topic(topic)
         return sorted(known) if known else None
 
     def available_partitions(self, topic: str) -> list[int]:
-        """The partitions of a topic that have a leader, ascending."""
+        """Return the partitions of a topic that have a leader, ascending."""
         return sorted(self.cluster.available_partitions_for_topic(topic) or ())
 
     def leader(self, tp: TopicPartition) -> int | None:
-        """The node that leads a partition, None while there is none."""
+        """Return the node that leads a partition. Returns None while there is none."""
         if (moved := self._moved.get(tp)) is not None:
             return moved
         node = self.cluster.leader_for_partition(tp)
         return None if node is None or node == -1 else int(node)
 
     def leader_moved(self, tp: TopicPartition, node: int) -> None:
-        """A broker says who leads a partition now (KIP-951); believed until the next metadata.
+        """Note the new leader that a broker named (KIP-951); it is used until the next metadata.
 
-        A leader that is in no metadata, and that `brokers_told` was not told of, is not.
+        A leader without a known address is ignored: it must be in the metadata or have been passed to `brokers_told`.
         """
         if self.cluster.broker_metadata(node) is not None:
             self._moved[tp] = node
 
     def brokers_told(self, endpoints: Iterable[Endpoint]) -> None:
-        """A broker says where others are, of which some may be too young for the metadata."""
+        """Note the addresses of brokers that an answer named (KIP-951) and that are not in the metadata yet."""
         for node, host, port in endpoints:
             if host and self.cluster.broker_metadata(node) is None:
                 self.cluster._brokers[node] = BrokerMetadata(node, host, port, None)
 
     def check_refusals(self) -> None:
-        """Raise AuthenticationFailed where a broker keeps this client out."""
+        """Raise AuthenticationFailed if a broker rejects this client."""
         if (refused := self._client.refused()) is not None:
             raise type(refused)(f"client {self.client_id}: {refused}")
 
     def connected(self, node: int) -> bool:
-        """Whether a request to a node would be written at once."""
+        """Whether a request to a node can be written at once."""
         connection = self._client._conns.get((node, ConnectionGroup.DEFAULT))
         return connection is not None and bool(connection.connected())
 
     async def connect(self, node: int) -> bool:
-        """Connect to a node unless that is done; whether it is reached within `socket_connection_setup_timeout_ms`.
+        """Connect to a node if needed. Returns whether it is reached within `socket_connection_setup_timeout_ms`.
 
-        Raises AuthenticationFailed where it refuses the credentials.
+        Raises AuthenticationFailed if it rejects the credentials.
         """
         if await self._client.ready(node):
             return True
@@ -269,7 +269,7 @@ class Connection:
         return False
 
     def refresh_metadata(self) -> asyncio.Future[bool]:
-        """Ask for fresh metadata; the future ends when the attempt is over."""
+        """Request fresh metadata. The returned future ends with the attempt."""
         if self._client is None:
             raise IllegalState(f"client {self.client_id}: not open")
         update: asyncio.Future[bool] = self._client.force_metadata_update()
@@ -281,7 +281,10 @@ class Connection:
             self._client.add_topic(topic)
 
     def unwatch(self, topic: str) -> bool:
-        """Leave a topic out of later metadata; False where it is waited for, or is the last: none means all of them."""
+        """Leave a topic out of later metadata requests.
+
+        Returns False if a call waits for the topic, or if it is the last: an empty list would request all topics.
+        """
         topics = self._client._topics
         if self._watches_all or self._waited_for[topic] or topics <= {topic}:
             return False
@@ -294,17 +297,17 @@ class Connection:
         self._client.set_topics([])
 
     def topics(self) -> frozenset[str]:
-        """The topics that are known, without Kafka's own."""
+        """Return the known topics, without Kafka's internal ones."""
         return frozenset(self.cluster.topics())
 
     def unauthorized_topics(self) -> frozenset[str]:
-        """The topics whose metadata the principal may not read."""
+        """Return the topics whose metadata the principal may not read."""
         return frozenset(self.cluster.unauthorized_topics)
 
     async def wait_for_topic(self, topic: str, timeout_ms: float) -> list[int]:
-        """The topic's partitions, as soon as they are known.
+        """Return the topic's partitions as soon as they are known.
 
-        Raises UnknownTopicOrPartition naming the topic once `timeout_ms` has passed, IllegalState once it is closed.
+        Raises UnknownTopicOrPartition, which names the topic, after `timeout_ms`. Raises IllegalState if it is closed.
         """
         if (known := self.partitions(topic)) is not None:
             return known
@@ -314,7 +317,7 @@ class Connection:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
-                    # A refresh does not end when the sockets are closed meanwhile; asking anew says so.
+                    # A refresh never ends if the sockets are closed meanwhile. The next one raises.
                     await asyncio.wait([self.refresh_metadata()], timeout=BACKOFF_MAX_MS / 1000)
                     if (known := self.partitions(topic)) is not None:
                         return known
@@ -324,7 +327,7 @@ class Connection:
                     backoff_ms = min(backoff_ms * 2, BACKOFF_MAX_MS)
         except TimeoutError:
             if self._client is not None and self._waited_for[topic] == 1 and self.partitions(topic) is None:
-                self._client._topics.discard(topic)  # or every later metadata request would ask for it
+                self._client._topics.discard(topic)  # or every later metadata request would include it
             raise UnknownTopicOrPartition(
                 f"topic {topic}: not known to the cluster after {timeout_ms:.0f} ms"
             ) from None
@@ -334,11 +337,11 @@ class Connection:
     async def send(
         self, node: int, request: Any, where: str, *, coordination: bool = False, waits_ms: float | None = None
     ) -> Any:
-        """Send one request to a node and give its response, within `request_timeout_ms`.
+        """Send one request to a node and return its response, within `request_timeout_ms`.
 
-        `coordination` uses a socket that is not shared with data. A request that the broker answers only when others
-        have done something gets `waits_ms` for it, and a third socket: a broker works on one request of a socket at a
-        time.
+        `coordination` uses a socket that is not shared with data. For a request that the broker answers only after
+        other members have acted, `waits_ms` is the timeout, and it uses a third socket: a broker handles one request of
+        a socket at a time.
         """
         group = ConnectionGroup.COORDINATION if coordination else ConnectionGroup.DEFAULT
         with translated(where, self.client_id):
@@ -355,7 +358,7 @@ class Connection:
                 raise self._client.refusal(node, where) from None
 
     async def fetch(self, node: int, request: FetchRequest, where: str) -> FetchResponse:
-        """As `send`, over a connection whose responses are read in place."""
+        """Send a fetch as `send` does, over a connection whose responses are read in place."""
         with translated(where, self.client_id):
             if self._client is None:
                 raise BrokerNotAvailable(f"{where}: the connection is closed")
@@ -365,7 +368,7 @@ class Connection:
             return response
 
     async def coordinator(self, kind: Literal["group", "transaction"], key: str) -> int:
-        """The node that coordinates a group or a transactional id."""
+        """Return the node that coordinates a group or a transactional id."""
         if (known := self._coordinators.get((kind, key))) is not None:
             return known
         where, client = f"{kind} {key}", self._client
@@ -384,7 +387,7 @@ class Connection:
         return node
 
     def forget_coordinator(self, kind: Literal["group", "transaction"], key: str) -> None:
-        """Look the coordinator up again next time."""
+        """Forget the coordinator, so that the next request looks it up again."""
         self._coordinators.pop((kind, key), None)
 
     async def ask_coordinator(
@@ -396,7 +399,10 @@ class Connection:
         *,
         waits_ms: float | None = None,
     ) -> Any:
-        """Send a request to a coordinator (see `send`); where it cannot be reached, it is looked up again next time."""
+        """Send a request to a coordinator (see `send`).
+
+        A coordinator that cannot be reached is looked up again before the next request.
+        """
         node = await self.coordinator(kind, key)
         try:
             return await self.send(node, request, where, coordination=True, waits_ms=waits_ms)
@@ -407,9 +413,10 @@ class Connection:
     async def retrying(
         self, call: Callable[[], Awaitable[T]], where: str, timeout_ms: float, *, soon: bool = False
     ) -> T:
-        """`call` until it succeeds, fails for good, or the deadline passes (KafkaTimeout with the last reason).
+        """Repeat `call` until it succeeds, raises an error that is not retriable, or the deadline passes.
 
-        `soon` says that it opens a transaction, so that the completion of the last one is waited for in short steps.
+        Raises KafkaTimeout with the last error after the deadline. `soon` means that the call opens a transaction: it
+        waits in short steps for the completion of the last one.
         """
         backoff = Backoff(self.settings.retry_backoff_ms, soon=soon)
         last: PenstockError | None = None

@@ -33,8 +33,8 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import NO_TIMESTAMP, Columns, HeaderColumn, Headers, Int64Array
 
 DECODED_RECORDS = 4_096
-"""At least so many records are decoded at a time, and returned in slices. A short poll does not wait for the whole
-completed fetch, and few slices are cut short by a batch's end."""
+"""The minimum number of records decoded at a time; they are returned in slices. A short poll does not wait for the
+whole completed fetch, and few slices are cut short by a batch's end."""
 
 LENGTH_END = 12
 MAGIC_AT = 16
@@ -46,8 +46,8 @@ ABORT = 0
 
 _offset_length = struct.Struct(">qi")
 _header = struct.Struct(">iBIhiqqqhii")
-"""From the leader epoch on: magic, checksum, attributes, last offset delta, first and highest timestamp, producer id,
-epoch and sequence, number of records."""
+"""The fields from the leader epoch on: epoch, magic, checksum, attributes, last offset delta, first and highest
+timestamp, producer id, epoch and sequence, number of records."""
 _control = struct.Struct(">hh")
 
 
@@ -85,18 +85,18 @@ class _Batch:
 
     @property
     def is_control(self) -> bool:
-        """Whether it ends a transaction, and has no records for anybody."""
+        """Whether it ends a transaction; such a batch has no records for the user."""
         return bool(self.attributes & CONTROL)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether it has a record at each of its offsets: none was taken by a cleaner."""
+        """Whether it has a record at each of its offsets: log compaction removed none."""
         return self.magic >= 2 and self.count == self.next_offset - self.base_offset
 
 
 @cache
 def compile_decoding() -> None:
-    """Have the decoding of records compiled, or read from where compiled code is kept: once a process."""
+    """Compile the decoding of records, or load it from the cache of compiled code, once per process."""
     if IS_COMPILED:
         from penstock.shared.clients.connection import record_decoding
 
@@ -104,11 +104,11 @@ def compile_decoding() -> None:
 
 
 class CompletedFetch:
-    """What was fetched of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
+    """The fetched batches of one partition from `position` on; `aborted` are (producer id, first offset) pairs.
 
-    `end_offset` is where to fetch on, `end_epoch` the leader epoch of the batch before it (-1 where it has none),
-    `position` the offset of the next record to be handed out, `epoch` the leader epoch of the last batch looked at.
-    Columns that are `packed` are places in `data`, and keep it.
+    `position` is the offset of the next record to return, `epoch` the leader epoch of the last decoded batch.
+    `end_offset` is the offset to fetch next, `end_epoch` the leader epoch of the batch before it (-1 if unknown).
+    `packed` columns are positions in `data`, and keep it in memory.
     """
 
     __slots__ = (
@@ -162,13 +162,13 @@ class CompletedFetch:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of it was handed out."""
+        """Whether all records were returned."""
         return self._columns is None and not self._batches and self._torn is None
 
     def read(self, max_records: int | None) -> Columns | None:
-        """The next records, `max_records` at most; None where there are no more. The position moves past them.
+        """Return the next records, at most `max_records`, and advance the position. Returns None if there are no more.
 
-        Raises CorruptRecord in place of a batch that cannot be read, ConfigError where no decompressor is installed.
+        Raises CorruptRecord at a batch that cannot be read, ConfigError if its decompressor is not installed.
         """
         columns = self._columns
         if columns is None:
@@ -188,7 +188,7 @@ class CompletedFetch:
         return part
 
     def _cut(self) -> None:
-        """Find the batches by their headers; a last one that is cut off is left for the next fetch."""
+        """Find the batches by their headers. An incomplete last batch is left for the next fetch."""
         data, at, size = self._data, 0, self.size
         while size - at >= LENGTH_END:
             base_offset, length = _offset_length.unpack_from(data, at)
@@ -203,7 +203,7 @@ class CompletedFetch:
                 return
             batch = _Batch(data, at, stop, base_offset)
             at = stop
-            if batch.next_offset > self.end_offset:  # or it ends before what was asked for
+            if batch.next_offset > self.end_offset:  # else it ends before the requested offset
                 self._batches.append(batch)
                 self.end_offset = batch.next_offset
                 self.end_epoch = batch.epoch
@@ -211,10 +211,10 @@ class CompletedFetch:
             self._torn = f"no whole batch in {size} bytes"
 
     def _decode(self, max_records: int | None) -> Columns | None:
-        """The records of the next batches, as many as are wanted; None where nothing is left."""
+        """Return the records of the next batches, as many as are wanted. Returns None if none is left."""
         into = _Packed(self._data, self.position) if self._is_packed else _Lists(self._data, self.position)
         wanted = self.size if max_records is None else max(max_records, DECODED_RECORDS)
-        batches, taken = self._batches, list[tuple[_Batch, int, frozenset[int]]]()  # and what was aborted before it
+        batches, taken = self._batches, list[tuple[_Batch, int, frozenset[int]]]()  # with the aborted ones before
         error: Exception | None = None
         while batches and (into.count < wanted or batches[-1].is_control):
             batch = batches[-1]
@@ -234,7 +234,7 @@ class CompletedFetch:
         if taken:
             self._decoded_to = taken[-1][0].next_offset
             self.epoch = max(self.epoch, *(batch.epoch for batch, _, _ in taken))
-        if columns is not None:  # first what is before an error
+        if columns is not None:  # first return the records before an error
             return replace(columns, leader_epoch=self.epoch)
         if error is not None:
             raise self._told(error) from error
@@ -244,7 +244,7 @@ class CompletedFetch:
         return None
 
     def _told(self, error: Exception) -> PenstockError:
-        """Why the next batch cannot be read, with its place."""
+        """Return the error of the next batch, with topic, partition and offset."""
         topic, partition = self._where
         place = f"{topic}-{partition} at offset {self._decoded_to}"
         if isinstance(error, UnsupportedCodecError):
@@ -254,7 +254,7 @@ class CompletedFetch:
         return CorruptRecord(f"{place}: a batch cannot be read: {type(error).__name__}: {error}")
 
     def _open(self, batch: _Batch, into: _Packed | _Lists) -> None:
-        """Check a batch, and have its records read if they are to be seen."""
+        """Check a batch, and add its records unless they are invisible."""
         view = memoryview(self._data)[batch.start : batch.stop]
         if batch.magic < 2:
             if not LegacyRecordBatch(view, batch.magic).validate_crc():
@@ -291,7 +291,7 @@ class CompletedFetch:
 
 
 Broken = tuple[int, Exception] | None
-"""Which of the batches, skipped ones with them, cannot be read, and why."""
+"""The index of the first batch that cannot be read (skipped ones count too), and its error."""
 
 
 class _Lists:
@@ -312,10 +312,10 @@ class _Lists:
         return len(self.keys)
 
     def skip(self) -> None:
-        """A batch has no records to be seen."""
+        """Skip a batch without visible records."""
 
     def add(self, batch: _Batch) -> None:
-        """The records of a batch, from the start on; nothing where one of them cannot be read."""
+        """Add the records of a batch from the start offset on. Adds none if one of them cannot be read."""
         view = memoryview(self._data)[batch.start : batch.stop]
         source: Any = DefaultRecordBatch(view) if batch.magic >= 2 else LegacyRecordBatch(view, batch.magic)
         before = len(self.keys)
@@ -337,7 +337,7 @@ class _Lists:
 
     def _add_all(self, records: Iterable[Any]) -> None:
         keys, values, stamps = self.keys, self.values, self._stamps
-        # Not into a list first: objects that live on make Python's garbage collector look at all of them.
+        # Do not collect them in a list first: Python's garbage collector would visit every object that stays alive.
         for record in records:
             keys.append(record.key)
             values.append(record.value)
@@ -349,7 +349,7 @@ class _Lists:
                 self._headers.append(own)
 
     def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
-        """All of them, None where there are none; what is broken was found before."""
+        """Return all records, or None if there are none. `add` has raised for a batch that cannot be read."""
         if not self.keys:
             return None, None
         stamps = np.array(self._stamps, np.int64)
@@ -369,7 +369,7 @@ class _Part(NamedTuple):
 
 
 class _Packed:
-    """Records as places in a buffer, by the kernel: batches that follow each other are decoded by one call."""
+    """Records as positions in a buffer, by the kernel. Consecutive batches are decoded by one call."""
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
         self._data = data
@@ -380,16 +380,16 @@ class _Packed:
         self.count = 0
 
     def skip(self) -> None:
-        """A batch has no records to be seen."""
+        """Skip a batch without visible records."""
         self._batches.append(None)
 
     def add(self, batch: _Batch) -> None:
-        """The next batch."""
+        """Add the next batch; it is decoded later."""
         self._batches.append(batch)
         self.count += max(batch.count, 0) if batch.magic >= 2 else 1
 
     def columns(self, topic: str, partition: int) -> tuple[Columns | None, Broken]:
-        """The records up to the first batch that cannot be read, None where there are none; and that batch."""
+        """Return the records up to the first batch that cannot be read (None if there are none), and that batch."""
         parts: list[_Part] = []
         broken: Broken = None
         own = [(place, batch) for place, batch in enumerate(self._batches) if batch is not None]
@@ -398,7 +398,7 @@ class _Packed:
             run = self._run(own[at:])
             done = self._decode(run, parts)
             at += done
-            if done < max(len(run), 1):  # the kernel leaves this one
+            if done < max(len(run), 1):  # the kernel leaves this batch to aiokafka's reader
                 place, batch = own[at]
                 lists = _Lists(self._data, self._start)
                 try:
@@ -415,7 +415,7 @@ class _Packed:
         return Columns(topic, partition, *part), broken
 
     def _run(self, own: Sequence[tuple[int, _Batch]]) -> list[_Batch]:
-        """The batches that the kernel can take together: all compressed, or none."""
+        """Return the next batches that the kernel can take together: all compressed, or none."""
         run: list[_Batch] = []
         for _, batch in own:
             if batch.magic < 2 or batch.count < 0 or is_compressed(batch) != is_compressed(run[0] if run else batch):
@@ -424,8 +424,11 @@ class _Packed:
         return run
 
     def _decode(self, run: Sequence[_Batch], parts: list[_Part]) -> int:
-        """Add the records of these batches, up to the first that the kernel leaves: how many it does not."""
-        from penstock.shared.clients.connection import record_decoding as d  # not before it is needed: it loads numba
+        """Add the records of these batches, up to the first that the kernel leaves.
+
+        Returns the number of batches added.
+        """
+        from penstock.shared.clients.connection import record_decoding as d  # imported late: it loads numba
         from penstock.shared.clients.connection.packed_headers import PackedHeaders
 
         if not run:
@@ -457,7 +460,10 @@ class _Packed:
 
 
 def _plan(d: Any, batch: _Batch, start: int, stop: int) -> tuple[int, ...] | None:
-    """A batch's row in the kernel's plan (`record_decoding`); None where it cannot have as many records as it says."""
+    """Return a batch's row in the kernel's plan (`record_decoding`).
+
+    Returns None if the batch is too short for the number of records in its header.
+    """
     if batch.count * d.RECORD_BYTES_MIN > stop - start:
         return None
     append_time = batch.max_timestamp if batch.attributes & LOG_APPEND_TIME else d.NO_TIME
@@ -471,12 +477,15 @@ def is_compressed(batch: _Batch) -> bool:
 
 
 def _decompressed(data: bytes | memoryview, run: Sequence[_Batch]) -> tuple[NDArray[np.uint8], list[tuple[int, int]]]:
-    """The records of compressed batches in one buffer, and where each batch's are; up to one that cannot be."""
+    """Return the records of compressed batches in one buffer, and each batch's start and end in it.
+
+    It stops at the first batch that cannot be decompressed.
+    """
     view, texts, places, at = memoryview(data), [], [], 0
     for batch in run:
         try:
             text = decompress(batch.attributes & COMPRESSION_CODEC, view[batch.start + HEADER_SIZE : batch.stop])
-        except Exception:  # aiokafka's reader says why
+        except Exception:  # aiokafka's reader will raise the error
             break
         texts.append(text)
         places.append((at, at + len(text)))

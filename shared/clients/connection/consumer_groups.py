@@ -1,6 +1,6 @@
-"""What a group of the newer protocol (`group.protocol=consumer`) consists of: DescribeGroups calls such a group Dead.
+"""Describes a group of the new protocol (KIP-848, `group.protocol=consumer`). DescribeGroups reports it as Dead.
 
-Brokers speak it from Kafka 4.0 on; it stands beside those requests of `wire` that every broker must speak.
+Brokers support it from Kafka 4.0 on. It is not in `wire`, whose requests every broker must support.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The error table: what aiokafka raises, and what a broker's error code means, in Penstock's own errors.
+"""The error table: Penstock's error for each exception of aiokafka and for each error code of a broker.
 
-Every message starts with a place (`where`): the topic and partition, group or transactional id the error is about.
+Every message starts with `where`: the topic and partition, group or transactional id that the error is about.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ CODES: dict[int, tuple[str, type[e.PenstockError]]] = {
 }
 
 CODE_OF = {name: code for code, (name, _) in CODES.items()}
-"""The codes by their names."""
+"""The error codes by name."""
 
 
 def codes_of(*names: str) -> frozenset[int]:
-    """The codes of these names; KeyError for a name that the table lacks.
+    """Return the codes of these names. Raises KeyError for a name that the table lacks.
 
     >>> sorted(codes_of("INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"))
     [47, 90]
@@ -105,9 +105,9 @@ MAYBE_APPENDED = codes_of(
     "KAFKA_STORAGE_ERROR",
 )
 """Codes after which a produced batch may still be in the log. A leader may append the batch and then lose the
-partition, or its disk, before the followers have it: it then answers as if it had never led."""
+partition, or its disk, before the followers have it. It then answers as if it had never been the leader."""
 
-# From the special to the general: the first class that fits decides.
+# Ordered from the special to the general: the first matching class decides.
 CLASSES: tuple[tuple[type[BaseException], type[e.PenstockError]], ...] = (
     (kafka.AuthenticationFailedError, e.AuthenticationFailed),
     (kafka.AuthenticationMethodNotSupported, e.AuthenticationFailed),
@@ -135,18 +135,21 @@ CLASSES: tuple[tuple[type[BaseException], type[e.PenstockError]], ...] = (
 
 
 def name_of(code: int) -> str:
-    """Kafka's name of an error code."""
+    """Return Kafka's name of an error code."""
     return CODES[code][0] if code in CODES else f"error code {code}"
 
 
 def error_for_code(code: int, where: str, detail: str | None = None) -> e.PenstockError:
-    """The error a broker's (non-zero) code stands for."""
+    """Return the error for a broker's (non-zero) error code."""
     kind = CODES[code][1] if code in CODES else e.BrokerError
     return kind(f"{where}: {name_of(code)}" + (f": {detail}" if detail else ""))
 
 
 def translate(error: BaseException, where: str) -> e.PenstockError:
-    """What aiokafka (or the socket below it) raised, as Penstock's error; ours are handed through as they are."""
+    """Return Penstock's error for an exception of aiokafka or its socket.
+
+    Penstock's own errors are returned as they are.
+    """
     if isinstance(error, e.PenstockError):
         return error
     if isinstance(error, kafka.BrokerResponseError):

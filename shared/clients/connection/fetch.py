@@ -1,7 +1,7 @@
-"""Fetch, version 12, written and read by hand: this is the response through which every record comes.
+"""Fetch, version 12, written and read by hand: every record arrives in its response.
 
-The records of a partition stay where they arrived and are copied when they are decoded, and not before. Kafka 2.8 and
-later speak version 12; the request opens no fetch session, so each one names all that it wants.
+The records of a partition stay in the received buffer and are copied only when they are decoded. Kafka 2.8 and later
+support version 12. The request opens no fetch session (KIP-227), so each one names all partitions that it wants.
 
 >>> request = FetchRequest(500, 1, 1 << 20, True, [("clicks", [(0, 7, NO_EPOCH, 65_536)])])
 >>> request.prepare({1: (4, 17)})
@@ -22,8 +22,8 @@ VERSION = 12
 CORRELATION_BYTES = 4
 DIVERGING_TAG, LEADER_TAG = 0, 1
 SHARED_BY_MAX = 4
-"""The records of a partition that make up less than this part of a response are copied out of it, so that what is
-buffered keeps no more than so many times its own size in memory."""
+"""A partition's records are copied out of the response if they make up less than 1/SHARED_BY_MAX of it. So buffered
+records keep at most this many times their own size in memory."""
 NO_OFFSET = NO_EPOCH = -1
 
 _int32 = struct.Struct(">i")
@@ -37,31 +37,31 @@ _partition = struct.Struct(">ihqqq")
 """Partition, error code, high watermark, last stable offset, log start offset."""
 _aborted = struct.Struct(">qq")
 _diverging = struct.Struct(">iq")
-"""The largest epoch up to which broker and client agree, and its end offset."""
+"""The largest epoch up to which broker and client agree, and its end offset (KIP-595)."""
 
 Wanted = list[tuple[str, list[tuple[int, int, int, int]]]]
-"""`[(topic, [(partition, offset, epoch of the batch before it, max bytes)])]`: with an epoch (else NO_EPOCH) the broker
-says whether its log is the one that the client has read so far."""
+"""`[(topic, [(partition, offset, epoch of the batch before it, max bytes)])]`. With an epoch (else NO_EPOCH) the broker
+checks whether its log still contains the batch before the offset."""
 
 
 class FetchedPartition(NamedTuple):
-    """What a broker says of one partition: Kafka's error code, the ends, and the bytes of batches."""
+    """A broker's answer for one partition: Kafka's error code, the log's offsets, and the bytes of batches."""
 
     error_code: int
     high_watermark: int = NO_OFFSET
     last_stable_offset: int = NO_OFFSET
     log_start_offset: int = NO_OFFSET
     aborted: tuple[tuple[int, int], ...] = ()
-    """`(producer id, first offset)` of the transactions within the records that were aborted."""
+    """`(producer id, first offset)` of the aborted transactions within the records."""
     records: bytes | memoryview = b""
     leader: int | None = None
-    """The partition's leader, where the broker asked is not it and knows who is."""
+    """The partition's leader, if the queried broker is not the leader and knows it (KIP-951)."""
     diverged_at: int | None = None
-    """From where on the broker's log is not the one that was read, since it was truncated in between."""
+    """The offset from which the broker's log differs from the log that was read, after a truncation."""
 
 
 class FetchResponse:
-    """The answers by (topic, partition), the error code of the whole, and for how many ms to ask nothing more."""
+    """The answers by (topic, partition), the error code of the whole response, and the throttle time in ms."""
 
     __slots__ = ("answers", "error_code", "throttle_ms")
 
@@ -76,12 +76,12 @@ class FetchResponse:
 
     @classmethod
     def decode(cls, data: BytesIO) -> FetchResponse:
-        """From the bytes after the header."""
+        """Decode the bytes after the header."""
         return cls._read(Reader(memoryview(data.getvalue()), data.tell()))
 
     @classmethod
     def decode_frame(cls, frame: bytearray) -> FetchResponse:
-        """From a whole frame, which is the response's own from now on."""
+        """Decode a whole frame. The response owns the frame from now on."""
         reader = Reader(memoryview(frame), CORRELATION_BYTES)
         reader.tags()
         return cls._read(reader)
@@ -105,14 +105,16 @@ def _read_partition(reader: Reader) -> tuple[int, FetchedPartition]:
     for _ in range(reader.uvarint() - 1):
         aborted.append(reader.take(_aborted))
         reader.tags()
-    reader.take(_int32)  # the preferred read replica: only a client with a rack is told one
+    reader.take(_int32)  # the preferred read replica (KIP-392): only for a client with a rack
     records: bytes | memoryview = reader.data()
     if len(records) * SHARED_BY_MAX < reader.size:
         records = bytes(records)
     tags = reader.tags()
+    # The new leader comes only with an error (KIP-951).
     leader = leader_in(tags, LEADER_TAG) if code else None
     diverged_at = None
     if (tagged := tags.get(DIVERGING_TAG)) is not None:
+        # The log was truncated below the fetched epoch (KIP-595).
         end_offset = _diverging.unpack_from(tagged)[1]
         diverged_at = end_offset if end_offset >= 0 else None
     ends = high_watermark, stable, start
@@ -120,7 +122,7 @@ def _read_partition(reader: Reader) -> tuple[int, FetchedPartition]:
 
 
 class _FetchStruct(FlexibleStruct):
-    """The request as aiokafka's connection wants it."""
+    """The request in the form of aiokafka's connection."""
 
     API_KEY = API_KEY
     API_VERSION = VERSION
@@ -140,10 +142,10 @@ class _FetchStruct(FlexibleStruct):
 
 
 class FetchRequest:
-    """Records of these partitions from these offsets on, in this order of preference; UnsupportedVersion in `prepare`.
+    """A request for records of these partitions from these offsets on, in order of preference.
 
-    The broker answers once it has `min_bytes`, or after `max_wait_ms`, with `max_bytes` at most, but with one batch at
-    least where there is one.
+    The broker answers once it has `min_bytes`, or after `max_wait_ms`. It sends at most `max_bytes`, but at least one
+    batch if there is one. `prepare` raises UnsupportedVersion.
     """
 
     __slots__ = ("_max_bytes", "_max_wait_ms", "_min_bytes", "_read_committed", "_topics")

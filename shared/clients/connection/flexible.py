@@ -1,5 +1,6 @@
-"""Kafka's flexible encoding, for the requests that are written and read by hand: lengths as varints, one more than they
-are, with 0 for none, and tagged fields at the end of every struct.
+"""Kafka's flexible encoding (KIP-482), for requests that are written and read by hand.
+
+A length is a varint of the length plus one; 0 stands for null. Tagged fields end every struct.
 
 >>> text("ab"), text(None), uvarint(300)
 (b'\\x03ab', b'\\x00', b'\\xac\\x02')
@@ -22,7 +23,7 @@ _node = struct.Struct(">i")
 
 
 class Reader:
-    """A response from the front; IndexError or struct.error where it ends before a field does."""
+    """Reads a response from the front. Raises IndexError or struct.error if it ends within a field."""
 
     __slots__ = ("_at", "_data")
 
@@ -32,17 +33,17 @@ class Reader:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole response."""
+        """The bytes of the whole response."""
         return len(self._data)
 
     def take(self, shape: struct.Struct) -> tuple[Any, ...]:
-        """Fields of a fixed shape."""
+        """Read fields of a fixed shape."""
         values = shape.unpack_from(self._data, self._at)
         self._at += shape.size
         return values
 
     def uvarint(self) -> int:
-        """An unsigned varint."""
+        """Read an unsigned varint."""
         value = shift = 0
         while True:
             byte = self._data[self._at]
@@ -53,16 +54,16 @@ class Reader:
             shift += 7
 
     def data(self) -> memoryview:
-        """Bytes with their length in front, where they are; empty for none."""
+        """Return a view of length-prefixed bytes; empty for null."""
         return self._raw(max(0, self.uvarint() - 1))
 
     def text(self) -> str | None:
-        """Text with its length in front."""
+        """Read length-prefixed text; None for null."""
         size = self.uvarint() - 1
         return None if size < 0 else str(self._raw(size), "utf-8")
 
     def tags(self) -> dict[int, memoryview]:
-        """The tagged fields that end a struct."""
+        """Read the tagged fields that end a struct."""
         return {self.uvarint(): self._raw(self.uvarint()) for _ in range(self.uvarint())}
 
     def _raw(self, size: int) -> memoryview:
@@ -73,7 +74,7 @@ class Reader:
 
 
 class FlexibleStruct:
-    """A request of one version as aiokafka's connection wants it, but for its body."""
+    """A request of one version in the form of aiokafka's connection, without its body."""
 
     __slots__ = ()
 
@@ -85,7 +86,7 @@ class FlexibleStruct:
 
 
 def leader_in(tags: Mapping[int, memoryview], tag: int) -> int | None:
-    """The leader that a tagged field names (KIP-951), None where there is none."""
+    """Return the leader that a tagged field names (KIP-951). Returns None if there is none."""
     if (tagged := tags.get(tag)) is None:
         return None
     node: int = _leader.unpack_from(tagged)[0]
@@ -93,7 +94,7 @@ def leader_in(tags: Mapping[int, memoryview], tag: int) -> int | None:
 
 
 class Endpoint(NamedTuple):
-    """Where a broker is to be reached."""
+    """A broker's address."""
 
     node: int
     host: str
@@ -101,7 +102,7 @@ class Endpoint(NamedTuple):
 
 
 def endpoints_in(tags: Mapping[int, memoryview], tag: int) -> list[Endpoint]:
-    """The brokers that a tagged field names beside new leaders (KIP-951), so that nobody has to ask where those are."""
+    """Return the addresses of new leaders that a tagged field names (KIP-951), which saves a metadata request."""
     if (tagged := tags.get(tag)) is None:
         return []
     reader, found = Reader(tagged), []
@@ -114,7 +115,7 @@ def endpoints_in(tags: Mapping[int, memoryview], tag: int) -> list[Endpoint]:
 
 
 def uvarint(value: int) -> bytes:
-    """An unsigned varint."""
+    """Encode an unsigned varint."""
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)
@@ -124,7 +125,7 @@ def uvarint(value: int) -> bytes:
 
 
 def text(value: str | None) -> bytes:
-    """Text with its length in front."""
+    """Encode length-prefixed text."""
     if value is None:
         return b"\x00"
     data = value.encode()

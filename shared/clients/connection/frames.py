@@ -1,9 +1,9 @@
-"""A connection's responses read in place: each into a buffer of its own size, with no stream in between.
+"""Reads a connection's responses in place: each into a buffer of its own size, without a stream in between.
 
-aiokafka reads through asyncio's StreamReader, which copies every byte three times before a response is looked at. For
-fetches that is half the work. `read_in_place` puts a protocol of ours under an open connection of aiokafka's: the
-socket writes into the response's own memory, and a response type that has `decode_frame` is given that memory. All
-else (requests, other responses, closing, time-outs) stays aiokafka's.
+aiokafka reads through asyncio's StreamReader, which copies every byte three times before a response is parsed. For
+fetches that is half the work. `read_in_place` replaces the protocol of an open aiokafka connection. The socket then
+writes into the response's own memory, and a response type that has `decode_frame` is given that memory. aiokafka still
+handles everything else: requests, other responses, closing, timeouts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiokafka import errors as kafka
 
 SIZE_BYTES = 4
 FRAME_BYTES_MAX = 1 << 30
-"""A larger response is taken for a broken connection."""
+"""A larger response is treated as a broken connection."""
 
 
 class Frames(asyncio.BufferedProtocol):
@@ -64,7 +64,7 @@ class Frames(asyncio.BufferedProtocol):
         connection._last_action = time.monotonic()
         connection._requests.popleft()
 
-    # The rest is the business of the protocol that was there before.
+    # The original protocol handles the rest.
 
     def eof_received(self) -> bool | None:
         answer: bool | None = self._below.eof_received()
@@ -81,7 +81,7 @@ class Frames(asyncio.BufferedProtocol):
 
 
 def read_in_place(connection: Any) -> bool:
-    """Have an open connection read in place from now on; False where it is in the middle of something."""
+    """Make an open connection read in place. Returns False if requests or received bytes are pending."""
     if isinstance(connection._writer.transport.get_protocol(), Frames):
         return True
     if connection._requests or connection._reader._buffer:

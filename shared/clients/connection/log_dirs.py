@@ -1,4 +1,4 @@
-"""What partitions take on the brokers' disks: a request that no client needs, beside those of `wire`."""
+"""DescribeLogDirs: the sizes of partitions on the brokers' disks. No client needs it, so it is not in `wire`."""
 
 from __future__ import annotations
 

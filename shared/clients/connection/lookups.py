@@ -1,4 +1,4 @@
-"""Offsets looked up at the partitions' leaders."""
+"""Offset lookups at the partitions' leaders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SPECS = {"earliest": -2, "latest": -1}
 async def list_offsets(
     connection: Connection, specs: Mapping[TopicPartition, str | int], isolation_level: str, timeout_ms: float
 ) -> dict[TopicPartition, int]:
-    """`earliest`, `latest` or a time in ms for each partition, to an offset; -1 where no record is as late as the time.
+    """Return for each partition the offset of `earliest`, `latest` or a time in ms; -1 if no record is as late as the
+    time.
 
     The latest is the high watermark, under `read_committed` the last stable offset.
     """
@@ -32,7 +33,7 @@ async def list_offsets(
         for node, topics in (await by_leader(connection, missing)).items():
             rows = [(t, [(p, -1, stamps[TopicPartition(t, p)]) for p in ps]) for t, ps in topics.items()]
             request = wire.LIST_OFFSETS(-1, level, rows)
-            # Not behind a fetch, which the broker may hold for as long as there is nothing to fetch.
+            # Do not queue behind a fetch, which the broker may hold while there is no data.
             response = await connection.send(node, request, "list offsets", coordination=True)
             for topic, partitions in response.topics:
                 for partition, code, _, offset, _ in partitions:
@@ -46,7 +47,10 @@ async def list_offsets(
 
 
 async def by_leader(connection: Connection, partitions: Iterable[TopicPartition]) -> dict[int, dict[str, list[int]]]:
-    """Partitions by leader and topic, from fresh metadata; NotLeaderOrFollower (passing) where one has none."""
+    """Return partitions by leader and topic, from fresh metadata.
+
+    Raises NotLeaderOrFollower (retriable) if a partition has no leader.
+    """
     wanted = list(partitions)
     rows: list[Any] = [(NO_UUID, name, {}) for name in dict.fromkeys(tp.topic for tp in wanted)]
     request = wire.METADATA(rows, False, False, False)

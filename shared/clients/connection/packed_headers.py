@@ -1,4 +1,4 @@
-"""Headers of many records as they are in records on the wire: no Python object stands for one until it is asked for.
+"""Headers of many records in their wire format: a Python object is made for a header only when it is requested.
 
 >>> own = PackedHeaders.of([(("trace", b"a"),), ()])
 >>> own.blocks[0], own[0], own[1]
@@ -27,7 +27,7 @@ from penstock.shared.common.varints import VARINT_BYTES_MAX, put_varint, read_va
 
 @compiled
 def _follow(data, offsets, lengths, more, pieces, piece_ends, texts, starts, sizes, out, out_offsets, out_lengths):
-    """Write for each record how many headers it has, its own, and `more` others: pieces and sized texts in turns."""
+    """Write each record's number of headers, its own, and `more` others: pieces and length-prefixed texts in turn."""
     at = 0
     for row in range(len(lengths)):
         out_offsets[row] = at
@@ -43,9 +43,9 @@ def _follow(data, offsets, lengths, more, pieces, piece_ends, texts, starts, siz
 
 
 class PackedHeaders(Sequence[Headers]):
-    """A sequence of headers: each block has a record's headers, their number first; an empty block or a null has none.
+    """A sequence of headers. Each block has a record's headers after their number; an empty block or a null has none.
 
-    They are made when they are asked for.
+    The headers of a record are decoded when they are requested.
     """
 
     __slots__ = ("blocks",)
@@ -55,12 +55,12 @@ class PackedHeaders(Sequence[Headers]):
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[tuple[str, bytes | None]]]) -> PackedHeaders:
-        """The same headers in one buffer."""
+        """Return the same headers in one buffer."""
         return rows if isinstance(rows, PackedHeaders) else cls(PackedBytes.of(list(map(header_block, rows))))
 
     @classmethod
     def none(cls, count: int) -> PackedHeaders:
-        """So many records without headers."""
+        """Return `count` records without headers."""
         nothing = np.zeros(count, np.int64)
         return cls(PackedBytes(np.empty(0, np.uint8), nothing, nothing))
 
@@ -79,11 +79,11 @@ class PackedHeaders(Sequence[Headers]):
         return _read(self.blocks[index] or b"")
 
     def at(self, places: NDArray[Any]) -> PackedHeaders:
-        """The headers in these places."""
+        """Return the headers at these indices."""
         return PackedHeaders(self.blocks.at(places))
 
     def followed_by(self, more: Sequence[tuple[str, bytes | PackedBytes]]) -> PackedHeaders:
-        """Each record's headers, and behind them these, whose values are one for all records or one for each."""
+        """Return each record's headers followed by `more`; a value is one for all records, or one for each."""
         pieces, columns = [bytearray()], list[PackedBytes]()
         for name, value in more:
             _put_bytes(pieces[-1], name.encode())
@@ -110,7 +110,7 @@ class PackedHeaders(Sequence[Headers]):
 
 
 def header_block(headers: Sequence[tuple[str, bytes | None]]) -> bytes:
-    """One record's headers, their number first; empty where there are none."""
+    """Return one record's headers after their number; empty if there are none."""
     if not headers:
         return b""
     block = bytearray()
@@ -127,7 +127,7 @@ def _put_bytes(block: bytearray, string: bytes | None) -> None:
 
 
 def _read(block: bytes) -> Headers:
-    """The headers of a block that is known to be whole."""
+    """Return the headers of a block that is known to be valid."""
     if not block:
         return ()
     count, at = decode_varint(block, 0)
@@ -142,5 +142,5 @@ def _read(block: bytes) -> Headers:
 
 
 def compile_kernels() -> None:
-    """Have the kernel compiled, or read from where compiled code is kept."""
+    """Compile the kernel, or load it from the cache of compiled code."""
     PackedHeaders.none(1).followed_by([("name", PackedBytes.of([b"value"]))])

@@ -1,7 +1,7 @@
-"""Produce, versions 9 and 10, written and read by hand: this is the request whose cost a record feels.
+"""Produce, versions 9 and 10, written and read by hand: its cost counts for every record.
 
-Version 10 answers a refused batch with the partition's new leader, and where that is (KIP-951); versions 8 and later
-say which record of a batch was refused. Kafka 2.8 and later speak version 9.
+Version 10 answers a rejected batch with the partition's new leader and its address (KIP-951). Versions 8 and later name
+the record of a batch that was rejected (KIP-467). Kafka 2.8 and later support version 9.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Topics = list[tuple[str, list[tuple[int, bytes | bytearray | memoryview]]]]
 
 
 class ProduceAnswer(NamedTuple):
-    """What a broker says of one batch: Kafka's error code, and where the batch is in the log."""
+    """A broker's answer for one batch: Kafka's error code, and the batch's offset in the log."""
 
     error_code: int
     base_offset: int = -1
@@ -46,12 +46,12 @@ class ProduceAnswer(NamedTuple):
     log_start_offset: int = -1
     detail: str = ""
     leader: int | None = None
-    """The partition's new leader, where the broker asked is not the leader and knows who is."""
+    """The partition's new leader, if the queried broker is not the leader and knows it (KIP-951)."""
 
 
 class ProduceResponse:
-    """The answers by (topic, partition), for how many ms the broker wants no more requests, and where the leaders are
-    that the answers name."""
+    """The answers by (topic, partition), the throttle time in ms, and the addresses of the leaders that the answers
+    name."""
 
     __slots__ = ("answers", "endpoints", "throttle_ms")
 
@@ -67,7 +67,7 @@ class ProduceResponse:
 
     @classmethod
     def decode(cls, data: BytesIO) -> ProduceResponse:
-        """From the bytes after the header."""
+        """Decode the bytes after the header."""
         reader = Reader(memoryview(data.getvalue()), data.tell())
         answers: dict[tuple[str, int], ProduceAnswer] = {}
         for _ in range(reader.uvarint() - 1):
@@ -96,7 +96,7 @@ def _read_partition(reader: Reader) -> tuple[int, ProduceAnswer]:
 
 
 class ProduceStruct(FlexibleStruct):
-    """A request of one version, as aiokafka's connection wants it."""
+    """A request of one version in the form of aiokafka's connection."""
 
     API_KEY = API_KEY
     RESPONSE_TYPE = ProduceResponse
@@ -115,9 +115,10 @@ class ProduceStruct(FlexibleStruct):
 
 
 class Produce(ProduceRequest):  # type: ignore[misc]
-    """The request in the newest version the broker speaks; UnsupportedVersion where that is below 9.
+    """The request in the newest version that the broker supports. `prepare` raises UnsupportedVersion if that is below
+    9.
 
-    It derives from aiokafka's, whose client expects no response to a ProduceRequest with acks=0.
+    It derives from aiokafka's ProduceRequest, since aiokafka's client expects no response to one with acks=0.
     """
 
     def prepare(self, versions: dict[int, tuple[int, int]]) -> Any:

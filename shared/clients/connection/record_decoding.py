@@ -1,7 +1,7 @@
-"""Record batches (version 2) decoded into columns of places over the received bytes, by a compiled kernel.
+"""Decodes record batches (version 2) into columns of positions in the received bytes, by a compiled kernel.
 
-The kernel takes what every ordinary producer writes. A batch in which anything is unusual (a length that does not fit,
-an attribute, a header's name beyond ASCII) is left for aiokafka's reader, which accepts it or names its error.
+The kernel decodes the batches of every ordinary producer. A batch with anything unusual (a length that does not fit,
+an attribute, a header name beyond ASCII) is left to aiokafka's reader, which decodes it or raises its error.
 
 >>> from penstock.shared.clients.connection.batches import new_batch_builder, seal_batch
 >>> builder = new_batch_builder(1_000, False)
@@ -27,22 +27,22 @@ from penstock.shared.common.varints import NOT_ONE, read_varint
 
 # --- columns of a plan: one row for each batch ---
 START, STOP, BASE_OFFSET, BASE_TIMESTAMP, APPEND_TIME, COUNT, OFFSETS = range(7)
-"""Where its records begin and end; what their offsets and timestamps count from; the broker's own time, which all of
-them have (NO_TIME: each has its own); how many they are, and how many offsets they are spread over."""
+"""Start and end of its records; the base of their offsets and of their timestamps; the log append time; the number of
+records, and the number of offsets they span. With the log append time NO_TIME each record has its own timestamp."""
 NO_TIME = -(2**63)
 
 # --- columns of records ---
 OFFSET, TIMESTAMP, KEY_AT, KEY_LENGTH, VALUE_AT, VALUE_LENGTH, HEADERS_AT, HEADERS_LENGTH = range(8)
 COLUMNS = 8
-"""A length is -1 for a null; the headers begin with their number, and have the length 0 where there are none."""
+"""A length is -1 for a null. The headers begin with their number; a record without headers has the length 0."""
 
 RECORD_BYTES_MIN = 7
-"""Length, attributes, two deltas, two lengths and the number of headers take a byte each at least."""
+"""Length, attributes, two deltas, two lengths and the number of headers take at least a byte each."""
 
 
 @compiled
 def _after_headers(data, at, stop):
-    """Where a record's headers end, NOT_ONE where aiokafka's reader is to look at them."""
+    """Return the end of a record's headers, NOT_ONE if they must be left to aiokafka's reader."""
     count, at = read_varint(data, at, stop)
     if count < 0:
         return NOT_ONE
@@ -62,9 +62,9 @@ def _after_headers(data, at, stop):
 
 @compiled
 def decode_batches(data, plan, decoded):
-    """Decode the batches of a plan, records one after the other; how many batches could be.
+    """Decode the batches of a plan, one record after the other. Returns the number of decoded batches.
 
-    `decoded` has room for the records of all of them.
+    `decoded` has room for the records of all batches.
     """
     n = 0
     for b in range(len(plan)):
@@ -111,6 +111,6 @@ def decode_batches(data, plan, decoded):
 
 
 def compile_kernels() -> None:
-    """Have the kernel compiled, or read from where compiled code is kept."""
+    """Compile the kernel, or load it from the cache of compiled code."""
     data = np.frombuffer(b"\0", np.uint8)
     decode_batches(data, np.zeros((0, OFFSETS + 1), np.int64), np.zeros((COLUMNS, 0), np.int64))

@@ -1,7 +1,7 @@
-"""Records in columns to record batches (magic 2) by a kernel: no Python object a record.
+"""Encodes records in columns to record batches (magic 2) by a kernel, without a Python object for each record.
 
-Byte for byte what aiokafka's builder writes for the same records, and full at the same record. The clients load this
-module only where numba is installed and columns are sent; see batches.py for aiokafka's builder.
+The result equals that of aiokafka's builder byte for byte, and a batch is full at the same record. The clients load
+this module only if numba is installed and columns are sent; see batches.py for aiokafka's builder.
 
 >>> keys, values = PackedBytes.of([b"ann", None]), PackedBytes.of([b"1", b"22"])
 >>> columns = EncodableColumns.of(keys, values, np.array([1_000, 1_001]))
@@ -25,13 +25,13 @@ from penstock.shared.common.records import NO_TIMESTAMP, Int64Array
 from penstock.shared.common.varints import put_varint, varint_size, zigzag
 
 RECORD_BYTES_MAX = 61 + 21 + 5 + 5 + 1
-"""What a batch of one record has at most besides key, value and headers: its own header, and the record's lengths and
-deltas; a byte for the number of headers is in it."""
+"""An upper bound of the bytes of a batch with one record, besides key, value and headers: the batch's header, and the
+record's lengths and deltas. One byte for the number of headers is included."""
 NO_HEADERS = PackedBytes.of([])
-"""In place of the headers of records none of which has any."""
+"""Stands for the headers of records that all have none."""
 
 POSITION, COUNT, FIRST_TIMESTAMP, MAX_TIMESTAMP = range(4)
-"""Places in a builder's state."""
+"""Indices in a builder's state."""
 
 _NO_LEADER_EPOCH = -1
 _TRANSACTIONAL = 16
@@ -58,11 +58,11 @@ def encode_records(
     first: Any,
     stop: Any,
 ) -> Any:
-    """Write the records `rows[first:stop]` of the columns behind those that `out` has, as far as they fit.
+    """Write the records `rows[first:stop]` of the columns behind those in `out`, as many as fit.
 
-    Returns where it stopped. A record fits if the batch stays below `batch_size`; a batch's first record always does,
-    if the buffer has room for it. `state` is carried on from call to call. A record's headers begin with their number;
-    of length 0 or less, and where no record has any, they are none.
+    Returns the index in `rows` of the first record that was not written. A record fits if the batch stays below
+    `batch_size`. A batch's first record always fits if the buffer has room for it. `state` is kept from call to call. A
+    record's headers begin with their number. A record has none if their length is 0 or less, or no record has any.
     """
     position, count = state[POSITION], state[COUNT]
     first_timestamp, max_timestamp = state[FIRST_TIMESTAMP], state[MAX_TIMESTAMP]
@@ -78,7 +78,7 @@ def encode_records(
         key_size, value_size = zigzag(key_length), zigzag(value_length)
         if has_headers:
             headers_length = header_lengths[row]
-        # Attributes are a byte, and so is the number of headers where there are none.
+        # Attributes take one byte. So does the number of headers if there are none.
         size = 2 + varint_size(delta) + varint_size(number) + varint_size(key_size) + varint_size(value_size)
         if headers_length > 0:
             size += headers_length - 1
@@ -117,7 +117,7 @@ def encode_records(
 
 
 class EncodableColumns(NamedTuple):
-    """Keys, values, headers and timestamps (ms, none negative) in the one form that the kernel is compiled for."""
+    """Keys, values, headers and timestamps (ms, none negative) in the only form that the kernel is compiled for."""
 
     key_data: NDArray[np.uint8]
     key_offsets: Int64Array
@@ -134,17 +134,17 @@ class EncodableColumns(NamedTuple):
     def of(
         cls, keys: PackedBytes, values: PackedBytes, timestamps: Int64Array, headers: PackedBytes = NO_HEADERS
     ) -> EncodableColumns:
-        """The columns, which are of one length; `headers` are as `PackedHeaders` has them, or NO_HEADERS."""
+        """Return the columns, which have one length. `headers` are as in `PackedHeaders`, or NO_HEADERS."""
         return cls(*keys.arrays, *values.arrays, *headers.arrays, read_only(timestamps, np.int64))
 
 
 class ColumnBatchBuilder:
-    """Builds one record batch of records in columns: what it gives is sealed as what aiokafka's builder gives."""
+    """Builds one record batch from columns. It is sealed in the same way as the batch of aiokafka's builder."""
 
     __slots__ = ("_batch_size", "_buffer", "_producer_state", "_state", "_transactional")
 
     def __init__(self, capacity: int, batch_size: int, *, transactional: bool) -> None:
-        """Takes records until `batch_size` bytes are full; or one larger record, if `capacity` has room for it."""
+        """It takes records until `batch_size` bytes are full, or one larger record if it fits into `capacity` bytes."""
         self._buffer = np.empty(max(capacity, RECORDS_AT), np.uint8)
         self._batch_size = batch_size
         self._transactional = transactional
@@ -156,26 +156,29 @@ class ColumnBatchBuilder:
 
     @property
     def count(self) -> int:
-        """How many records it has."""
+        """The number of records so far."""
         return int(self._state[COUNT])
 
     def size(self) -> int:
-        """Bytes so far, the header's included."""
+        """Return the bytes so far, including the header."""
         return int(self._state[POSITION])
 
     def extend(self, columns: EncodableColumns, rows: Int64Array, first: int, stop: int) -> int:
-        """Take the records `rows[first:stop]` of the columns, up to the first that does not fit; gives its place."""
+        """Add the records `rows[first:stop]` of the columns.
+
+        Returns the index of the first that does not fit, or `stop`.
+        """
         return int(encode_records(self._buffer, self._state, self._batch_size, *columns, rows, first, stop))
 
     def append(self, *_: object) -> None:
-        """No room for single records: they go into a batch of aiokafka's builder."""
+        """Add nothing: single records go into a batch of aiokafka's builder."""
 
     def set_producer_state(self, producer_id: int, epoch: int, base_sequence: int) -> None:
-        """What is written into the header."""
+        """Set the producer state for the header."""
         self._producer_state = producer_id, epoch, base_sequence
 
     def build(self) -> memoryview:
-        """The batch with header and checksum, in the builder's own buffer."""
+        """Return the batch with header and checksum, in the builder's own buffer."""
         position, count, first_timestamp, max_timestamp = self._state.tolist()
         sealed = self._buffer.data[:position]
         attributes = _TRANSACTIONAL if self._transactional else 0

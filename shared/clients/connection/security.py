@@ -1,8 +1,8 @@
-"""What a socket needs to be let in: the TLS context, SASL options, OAUTHBEARER tokens; and what aiokafka may log.
+"""Socket security: the TLS context, SASL options, OAUTHBEARER tokens. It also limits aiokafka's log lines.
 
-What aiokafka reports as errors are mostly retries, and what comes of them, our own clients report. So its loggers are
-quiet, unless the process has given the logger `aiokafka` a level. Secrets are read where the socket is set up. At DEBUG
-aiokafka logs each request and response, SASL's with the password in it: those are logged without their bytes.
+aiokafka logs retries as errors, and Penstock's clients report the outcome themselves. So aiokafka's loggers are quiet,
+unless the process has set a level for the logger `aiokafka`. Secrets are read when a socket is set up. At DEBUG
+aiokafka logs each request and response, including SASL's with the password. Those are logged without their bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ SECRET_STRUCTS = (
 
 
 def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
-    """The TLS context the settings ask for, None without TLS; ConfigError names a file that cannot be used."""
+    """Return the TLS context of the settings, None without TLS.
+
+    Raises ConfigError, which names a file that is invalid.
+    """
     if not kafka_settings.security_protocol.endswith("SSL"):
         return None
     try:
@@ -45,7 +48,7 @@ def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
             context.load_cert_chain(
                 kafka_settings.ssl_certfile,
                 kafka_settings.ssl_keyfile,
-                # Without a password OpenSSL would ask for one on the terminal.
+                # Without a password OpenSSL would prompt for one on the terminal.
                 password=password.get_secret_value() if password is not None else "",
             )
         except (OSError, ssl.SSLError) as e:
@@ -54,7 +57,10 @@ def ssl_context(kafka_settings: KafkaSettings) -> ssl.SSLContext | None:
 
 
 def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str, Any]:
-    """The connection arguments that aiokafka's classes share. Raises ConfigError for a file or a function not there."""
+    """Return the connection arguments that aiokafka's classes share.
+
+    Raises ConfigError for a file or a function that is missing.
+    """
     options: dict[str, Any] = {
         "bootstrap_servers": [server.strip() for server in kafka_settings.bootstrap_servers.split(",")],
         "client_id": client_id,
@@ -78,10 +84,10 @@ def aiokafka_options(kafka_settings: KafkaSettings, client_id: str) -> dict[str,
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
-    """Asks the function that `module:function` names for a token, each time a connection is made.
+    """Calls the function that `module:function` names for a token, each time a connection is made.
 
-    The function takes no arguments and gives the token as str. It is a coroutine function, or one that may block: that
-    runs in a thread, and what it gives may still be awaited. Where it raises, no connection is made for now.
+    The function takes no arguments and returns the token as str. A coroutine function is awaited. Any other function
+    runs in a thread, since it may block; its result may be awaitable. If it raises, this connection attempt fails.
     """
 
     def __init__(self, path: str) -> None:
@@ -100,7 +106,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
         except PenstockError:
             raise
         except Exception as e:
-            # Its message may be about the secret that the token is bought with.
+            # The message may contain the secret that the token is requested with.
             raise BrokerNotAvailable(f"{where}: no token: {type(e).__name__}") from e
         if not isinstance(token, str) or not token or OAUTH_SEPARATOR in token:
             raise AuthenticationFailed(f"{where}: expected a token as str, got {_kind(token)}")
@@ -108,7 +114,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
 
 
 class SeenThrough(OAuthAuthenticator):  # type: ignore[misc]
-    """OAUTHBEARER up to the broker's error: it says why it refuses first, and waits for a byte before it does."""
+    """OAUTHBEARER that reads the broker's error: the broker sends it, then waits for a byte before it rejects."""
 
     async def step(self, payload: bytes | None) -> tuple[bytes, bool] | None:
         if self._token_sent and payload:
@@ -118,7 +124,7 @@ class SeenThrough(OAuthAuthenticator):  # type: ignore[misc]
 
 
 class HideSecrets(logging.Filter):
-    """Takes the bytes of SASL exchanges out of log records."""
+    """Removes the bytes of SASL exchanges from log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):

@@ -1,9 +1,9 @@
-"""aiokafka's client, with connections that are made as Penstock promises.
+"""aiokafka's client, with connections that keep Penstock's time limits.
 
-Each is there within `socket_connection_setup_timeout_ms`, TCP, TLS and SASL together, or it is known why not; the limit
-doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms`. One broker that does not answer
-keeps nobody from connecting to another, and a refusal is told by its reason. What aiokafka itself does between a
-request and its response is left alone.
+A connection is set up within `socket_connection_setup_timeout_ms`, including TCP, TLS and SASL, or it fails with a
+reason. The limit doubles with each failure in a row, up to `socket_connection_setup_timeout_max_ms` (KIP-601). A broker
+that does not respond does not block connections to another. aiokafka still handles everything between a request and its
+response.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ _standard_log = logging.getLogger(__name__)
 
 NOT_OF_A_SOCKET = ("bootstrap_servers", "metadata_max_age_ms", "retry_backoff_ms", "connections_max_idle_ms")
 TRANSPORT_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-"""TLS errors that say nothing of certificates: the other side was gone."""
+"""TLS errors that are not about certificates: the other side closed the connection."""
 
 RECONNECT_JITTER = 0.2
-"""A client's own back-off is up to so much shorter; one that has its own, with jitter, is not held up by it."""
+"""The client's own backoff is shorter by this share, so that it does not delay a caller that has its own backoff
+with jitter."""
 
 ConnectionId = tuple[int | str, int]
 
 
 class OfOthers(logging.Filter):
-    """Leaves out what aiokafka logs of a client of ours: it is said here, as ours. A user's own client is heard."""
+    """Drops aiokafka's log lines about Penstock's clients, which log for themselves. A user's own clients still log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         frame: FrameType | None = sys._getframe(1)
@@ -88,7 +89,7 @@ class Socket(AIOKafkaConnection):  # type: ignore[misc]
             raise
 
     def send(self, request: Any, expect_response: bool = True) -> Any:
-        """As aiokafka's; the request is in the log where that has debug lines."""
+        """Send a request as aiokafka does, and log it at DEBUG."""
         sent = super().send(request, expect_response)
         if _standard_log.isEnabledFor(logging.DEBUG):
             log.debug(
@@ -110,22 +111,22 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
     _sync_task: Any
 
     def __init__(self, kafka_settings: KafkaSettings, client_id: str) -> None:
-        """Raises ConfigError where a file of the settings, or the token provider, is not there."""
+        """Raises ConfigError if a file in the settings, or the token provider, is missing."""
         options = aiokafka_options(kafka_settings, client_id)
         super().__init__(**options)
         self._settings = kafka_settings
         self._socket_options = {name: value for name, value in options.items() if name not in NOT_OF_A_SOCKET}
         self._attempts: dict[ConnectionId, asyncio.Task[Any]] = {}
         self._refusals: dict[int | str, PenstockError] = {}
-        self._backoffs: dict[int | str, tuple[int, float]] = {}  # by node: failures in a row, and not before
+        self._backoffs: dict[int | str, tuple[int, float]] = {}  # failures in a row, next attempt in ms
         self._is_closed = False
         self._addresses = Addresses(kafka_settings.send_buffer_bytes, kafka_settings.receive_buffer_bytes)
         self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def bootstrap(self, timeout_ms: float | None = None) -> None:
-        """Fetch the first metadata, unless it is there: one try at each of the bootstrap servers.
+        """Fetch the first metadata, if needed: one attempt at each of the bootstrap servers.
 
-        Raises AuthenticationFailed as soon as one refuses the credentials, BrokerNotAvailable with each one's reason.
+        Raises AuthenticationFailed as soon as one rejects the credentials, BrokerNotAvailable with each one's reason.
         """
         if self._sync_task is not None:
             return
@@ -147,7 +148,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         raise BrokerNotAvailable("; ".join(reasons))
 
     async def _bootstrap_hosts(self) -> list[tuple[str, int]]:
-        """The bootstrap servers, in any order; by the names of their addresses where the settings say so."""
+        """Return the bootstrap servers; by their canonical names unless `client_dns_lookup` is use_all_dns_ips."""
         hosts = [(host, port) for host, port, _ in self.hosts]
         if self._settings.client_dns_lookup == "use_all_dns_ips":
             return hosts
@@ -160,7 +161,10 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return list(found) or hosts
 
     async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
-        """From a known broker; where none has given any for long, from the bootstrap servers: all may have moved."""
+        """Update the metadata from a known broker.
+
+        If no broker has answered for long, use the bootstrap servers: all brokers may have moved (KIP-899).
+        """
         if await super()._metadata_update(cluster_metadata, topics):
             self._metadata_ms = SYSTEM_CLOCK.monotonic_ms()
             return True
@@ -187,7 +191,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         try:
             async with asyncio.timeout(max(0.0, deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1000):
                 metadata = await connection.send(MetadataRequest([]))
-        except (kafka.KafkaError, OSError) as e:  # TimeoutError is one
+        except (kafka.KafkaError, OSError) as e:  # includes TimeoutError
             connection.close()
             raise self._refusal(e, f"{host}:{port}", timeout_ms) from e
         except BaseException:
@@ -196,15 +200,15 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         self.cluster.update_metadata(metadata)
         if self.cluster.brokers():
             connection.close()
-        else:  # kept until there is a broker to ask
+        else:  # kept until the metadata has a broker
             self._conns["bootstrap", ConnectionGroup.DEFAULT] = connection
 
     async def _get_conn(
         self, node_id: int | str, *, group: int = ConnectionGroup.DEFAULT, no_hint: bool = False
     ) -> Any:
-        """The connection to a node, made where there is none; None where it cannot be, see `refusal`.
+        """Return the connection to a node; make it if needed. Returns None if that fails, see `refusal`.
 
-        After a failure the node is left alone for `reconnect_backoff_ms`, doubled up to `reconnect_backoff_max_ms`.
+        After a failure no attempt is made for `reconnect_backoff_ms`, doubled up to `reconnect_backoff_max_ms`.
         """
         conn_id = (node_id, group)
         known = self._conns.get(conn_id)
@@ -214,7 +218,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         if attempt is None:
             if SYSTEM_CLOCK.monotonic_ms() < self._backoffs.get(node_id, (0, 0))[1]:
                 return None
-            # One attempt for all who wait: each of them may give up without ending it for the others.
+            # One attempt for all waiting callers: cancelling one of them does not end it for the others.
             attempt = self._attempts[conn_id] = asyncio.ensure_future(self._attempt(conn_id))
             attempt.add_done_callback(lambda _: self._attempts.pop(conn_id, None))
         await asyncio.wait([attempt])
@@ -253,14 +257,14 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return connection
 
     def refusal(self, node_id: int | None, where: str) -> PenstockError:
-        """Why the last attempt to connect to a node (None: to any) failed."""
+        """Return the error of the last attempt to connect to a node (None: to any)."""
         why = self._refusals.get(node_id) if node_id is not None else next(iter(self._refusals.values()), None)
         if why is None:
             return BrokerNotAvailable(f"{where}: not connected")
         return type(why)(f"{where}: {why}")
 
     def refused(self) -> PenstockError | None:
-        """The AuthenticationFailed of a broker that this client is kept out of now, None where there is none."""
+        """Return the AuthenticationFailed of a known broker that rejects this client. Returns None if there is none."""
         known = {broker.nodeId for broker in self.cluster.brokers()}
         refusals = (why for node, why in self._refusals.items() if node in known)
         return next((why for why in refusals if isinstance(why, AuthenticationFailed)), None)
@@ -274,14 +278,14 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await connection.connect()
-        except PenstockError as e:  # the token provider's
+        except PenstockError as e:  # raised by the token provider
             raise type(e)(f"{where}: {e}") from e.__cause__
         except (kafka.KafkaError, OSError, ValueError, KeyError, AssertionError) as e:
             raise self._refusal(e, where, timeout_ms) from e
         return connection
 
     def _refusal(self, error: BaseException, where: str, timeout_ms: float) -> PenstockError:
-        """What a connection that could not be set up, or was closed at its first request, means."""
+        """Return the error for a connection that could not be set up, or was closed at its first request."""
         for cause in _causes(error):
             if isinstance(cause, ssl.SSLCertVerificationError):
                 return AuthenticationFailed(f"{where}: the broker's certificate is refused: {cause.verify_message}")
@@ -304,7 +308,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return translate(error, where)
 
     async def close(self) -> None:
-        """Close every socket, and give up the ones that are being made."""
+        """Close every socket, and cancel the attempts to connect."""
         self._is_closed = True
         attempts = list(self._attempts.values())
         for attempt in attempts:
@@ -324,7 +328,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def close_all_of(fetcher: Any) -> Callable[[], Awaitable[None]]:
-    """aiokafka's own close ends in CancelledError where a fetch waits before its next try, with the sockets open."""
+    """Return a close function for aiokafka's fetcher.
+
+    Its own `close` raises CancelledError while a fetch waits for its retry, and leaves the sockets open.
+    """
     close = fetcher.close
 
     async def close_all() -> None:

@@ -1,7 +1,7 @@
-"""Requests that aiokafka lacks, or has only in versions that say less, each pinned to one version.
+"""Requests that aiokafka lacks, or has only in versions with fewer fields, each pinned to one version.
 
-The versions are those that Kafka 2.8 up to 4.x all speak. Field order is the wire's order (Kafka's
-`common/message/*.json`); a flexible version ends every struct with its tagged fields, given as `{}`.
+Kafka 2.8 up to 4.x all support these versions. Fields are in wire order (Kafka's `common/message/*.json`). A flexible
+version ends every struct with its tagged fields, given as `{}`.
 """
 
 from __future__ import annotations

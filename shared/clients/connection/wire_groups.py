@@ -1,4 +1,4 @@
-"""The requests of a group's members, each pinned to the first version that has the instance id of static members."""
+"""The requests of a group's members, each in the first version with the instance id of static members (KIP-345)."""
 
 from __future__ import annotations
 

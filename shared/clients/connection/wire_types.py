@@ -42,7 +42,7 @@ NO_UUID = uuid.UUID(int=0)
 
 
 class WireRequest:
-    """A request of one version; aiokafka's connection asks it to `prepare` itself for the broker's versions."""
+    """A request of one version. aiokafka's connection calls `prepare` with the broker's versions."""
 
     def __init__(self, api: Api, fields: tuple[Any, ...]) -> None:
         self._api = api
@@ -60,7 +60,7 @@ class WireRequest:
 
 
 class Api:
-    """One version of one of Kafka's APIs; calling it with the fields in order makes the request."""
+    """One version of one of Kafka's APIs. Call it with the fields in order to make the request."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Api:
 
 
 def decode_assignment(data: bytes | None) -> frozenset[TopicPartition]:
-    """The partitions in a member's assignment, as the consumer protocol writes them; none in an empty one."""
+    """Return the partitions in a member's assignment, as the consumer protocol encodes them; empty for no bytes."""
     if not data:
         return frozenset()
     return frozenset(TopicPartition(*tp) for tp in ConsumerProtocol.ASSIGNMENT.decode(data).partitions())

@@ -1,12 +1,12 @@
-"""Who gets which partitions: the four assignors of the Java consumer, under their names.
+"""The four assignors of the Java consumer, under their names. An assignor distributes partitions among members.
 
-The group's leader runs one with what every member has written (`GroupMember`) and the partitions of every topic; all
-members run it for `user_data`, what the next assignment shall know of them. `eager` assignors need every member to have
-given back everything before; under the `cooperative` one members keep what they have, so a partition that is to move is
-given to nobody in this round: its owner sees that it is not assigned any more, gives it back, and joins again.
+The group's leader runs one with the subscriptions of all members (`GroupMember`) and the partitions of every topic. All
+members call `user_data`, which passes information to the next assignment. With an `eager` assignor every member has
+revoked all its partitions before. With the `cooperative` one members keep theirs (KIP-429). A partition that must move
+is assigned to no member in this round: its owner sees that it is missing, revokes it, and joins again.
 
-Members with an instance id come first, by it, then the others by member id: so the order of the static ones outlives
-restarts.
+Members with an instance id come first, ordered by it; the others follow by member id. So the order of the static
+members survives restarts.
 
 >>> members = {name: GroupMember(Subscription(("t",))) for name in "ab"}
 >>> ASSIGNORS["range"].assign({"t": 3}, members)["a"]
@@ -35,41 +35,41 @@ Assigned = dict[str, list[TopicPartition]]
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member as the leader sees it."""
+    """A member as the leader knows it."""
 
     subscription: Subscription
     instance_id: str | None = None
 
 
 class Assignor:
-    """Base of the assignors."""
+    """Base class of the assignors."""
 
     name: ClassVar[str]
     is_cooperative: ClassVar[bool] = False
 
     def user_data(self, assigned: Collection[TopicPartition], generation: int) -> bytes | None:
-        """What a member writes into its subscription, given its last assignment and that one's generation."""
+        """Return the user data of a member's subscription, given its last assignment and the generation of that."""
         return None
 
     def assign(self, partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> Assigned:
-        """Each member's partitions; `partitions` says how many each topic has, without the topics that do not exist."""
+        """Return each member's partitions. `partitions` is the partition count of each topic that exists."""
         raise AssertionError("an assignor assigns")
 
     def told(
         self, partitions: Mapping[str, int], members: Mapping[str, GroupMember], assigned: Assigned
     ) -> Mapping[str, bytes]:
-        """What the leader tells members beside their partitions."""
+        """Return the user data that the leader sends to members with their partitions."""
         return {}
 
     def on_assignment(self, told: bytes | None) -> None:
-        """What the leader has told this member beside its partitions.
+        """Called with the user data that the leader sent with this member's partitions.
 
-        May raise SerializationError, or InconsistentGroupProtocol where no leader with this strategy assigned.
+        May raise SerializationError, or InconsistentGroupProtocol if the leader did not use this assignor.
         """
 
 
 class RangeAssignor(Assignor):
-    """Topic by topic, consecutive partitions; the first members get one more where it does not come out even."""
+    """Assigns consecutive partitions, topic by topic; the first members get one more if there is a remainder."""
 
     name = "range"
 
@@ -86,7 +86,7 @@ class RangeAssignor(Assignor):
 
 
 class RoundRobinAssignor(Assignor):
-    """All partitions of all topics in order, to one member after the other that has subscribed to the topic."""
+    """Assigns all partitions of all topics in order, to each subscribed member in turn."""
 
     name = "roundrobin"
 
@@ -103,7 +103,7 @@ class RoundRobinAssignor(Assignor):
 
 
 class StickyAssignor(Assignor):
-    """As even as can be, and with as few changes of hands as that allows."""
+    """As balanced as possible, and with as few moved partitions as the balance allows (KIP-54)."""
 
     name = "sticky"
 
@@ -113,19 +113,22 @@ class StickyAssignor(Assignor):
         return encode_sticky(sorted(assigned), generation)
 
     def assign(self, partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> Assigned:
-        # Owned partitions in the subscription say nothing: an eager member has given everything back.
+        # Ignore the owned partitions in the subscription: an eager member has revoked all.
         claims = {member_id: decode_sticky(one.subscription.user_data) for member_id, one in members.items()}
         return assign_sticky(partitions, _subscribers(partitions, members), in_order(members), claims)
 
 
 class CooperativeStickyAssignor(Assignor):
-    """As `sticky`, in two rounds: what has to change hands is given back in the first and assigned in the second."""
+    """As `sticky`, in two rounds: moving partitions are revoked in the first and assigned in the second (KIP-429)."""
 
     name = "cooperative-sticky"
     is_cooperative = True
 
     def preferred(self, members: Mapping[str, GroupMember]) -> Mapping[str, Collection[TopicPartition]]:
-        """The partitions that each member had better get than others, where nobody has them and it is as even."""
+        """Return the partitions that each member prefers.
+
+        They count for unowned partitions if the balance stays the same.
+        """
         return {}
 
     def user_data(self, assigned: Collection[TopicPartition], generation: int) -> bytes | None:
@@ -141,6 +144,7 @@ class CooperativeStickyAssignor(Assignor):
         for member_id, (owned, _) in claims.items():
             for tp in owned:
                 holders.setdefault(tp, set()).add(member_id)
+        # A partition that another member still holds is assigned in the next round (KIP-429).
         return {
             member_id: [tp for tp in given if tp not in holders or member_id in holders[tp]]
             for member_id, given in assigned.items()
@@ -148,7 +152,7 @@ class CooperativeStickyAssignor(Assignor):
 
 
 def in_order(members: Mapping[str, GroupMember]) -> list[str]:
-    """The ids of the members, the static ones first."""
+    """Return the ids of the members, the static ones first."""
     return sorted(members, key=lambda member_id: _place(member_id, members[member_id].instance_id))
 
 
@@ -157,7 +161,7 @@ def _place(member_id: str, instance_id: str | None) -> tuple[bool, str]:
 
 
 def _subscribers(partitions: Mapping[str, int], members: Mapping[str, GroupMember]) -> dict[str, list[str]]:
-    """The members of every topic that exists and that somebody has subscribed to, in order."""
+    """Return the subscribed members of every existing topic that has any, in order."""
     found: dict[str, list[str]] = {}
     for member_id in in_order(members):
         for topic in dict.fromkeys(members[member_id].subscription.topics):

@@ -1,10 +1,10 @@
-"""Which offsets are to be committed, when commits fail, are delayed, or have an unknown fate.
+"""The offsets to commit next, when commits fail, are delayed, or have an unknown fate.
 
-Every registered offset gets the next number. A partition's newest number is what is wanted; a commit
-that fails is repeated only with the newest, so an old offset never follows a new one. One commit is out at a time: what
-is registered meanwhile waits for its answer and goes with the next, which failed offsets join. A commit whose fate is
-unknown may still land on top of a later one. So the offsets are read back after every success within `LATE_MS`, and
-once more when that is over; where they are not the newest that succeeded, they are committed again.
+Every registered offset gets the next number. Only the newest number of a partition is wanted: a failed commit is
+repeated with the newest offset, so an old offset never follows a new one. One commit is in flight at a time. Offsets
+registered meanwhile wait for its answer and go with the next commit, as failed offsets do. A commit whose fate is
+unknown may still overwrite a later one. So the offsets are read back after every success within `LATE_MS`, and once
+more after that time. If they are not the newest that succeeded, they are committed again.
 
 >>> tp = TopicPartition("clicks", 0)
 >>> sequence = CommitSequence()
@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from penstock.shared.common.records import OffsetAndMetadata, TopicPartition
 
 LATE_MS = 30_000
-"""So long after a commit got no answer the coordinator may still work on it: it lay in a queue, or the broker stood
-still."""
+"""The time that the coordinator may take to apply a commit that got no answer: the commit was in a queue, or the broker
+was stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Commit:
     generation: int
 
     def of(self, partitions: Collection[TopicPartition]) -> Commit:
-        """The part of these partitions."""
+        """Return the part of the commit for these partitions."""
         return Commit(
             {tp: offset for tp, offset in self.offsets.items() if tp in partitions},
             {tp: number for tp, number in self.numbers.items() if tp in partitions},
@@ -63,10 +63,10 @@ class CommitSequence:
     _numbers: int = 0
     _out: Commit | None = None
     _unsure: dict[TopicPartition, float] = field(default_factory=dict)
-    """Until when a commit of unknown fate may land."""
+    """The time in ms until which a commit of unknown fate may still be applied."""
 
     def register(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, int]:
-        """Want these offsets committed; gives each partition's number."""
+        """Register offsets to commit. Returns each partition's number."""
         numbers = {}
         for tp, offset in offsets.items():
             partition = self._partitions.setdefault(tp, _Partition())
@@ -78,7 +78,7 @@ class CommitSequence:
 
     @property
     def is_drained(self) -> bool:
-        """Nothing is wanted and nothing is out."""
+        """Whether no offset is wanted and no commit is in flight."""
         return self._out is None and not any(p.wanted for p in self._partitions.values())
 
     def is_done(self, numbers: Mapping[TopicPartition, int]) -> bool:
@@ -86,11 +86,14 @@ class CommitSequence:
         return all(tp in self._partitions and self._partitions[tp].done >= n for tp, n in numbers.items())
 
     def is_dropped(self, numbers: Mapping[TopicPartition, int]) -> bool:
-        """Whether a partition was forgotten since it got its number here: that one will never be done."""
+        """Whether a partition was forgotten since it got its number here: that number will never be done."""
         return any(tp not in self._partitions or self._partitions[tp].number < n for tp, n in numbers.items())
 
     def next_commit(self, generation: int) -> Commit | None:
-        """The commit to send now: the newest of every partition that wants one; None while another is out."""
+        """Return the commit to send now: the newest offset of every partition that wants one.
+
+        Returns None if there is none, or while another commit is in flight.
+        """
         if self._out is not None:
             return None
         wanted = {tp: p for tp, p in self._partitions.items() if p.wanted is not None}
@@ -104,8 +107,10 @@ class CommitSequence:
         return self._out
 
     def on_success(self, commit: Commit, refused: Collection[TopicPartition] = ()) -> frozenset[TopicPartition]:
-        """The coordinator has it but for the `refused`, which stay wanted; gives the partitions to read back, since an
-        earlier commit may land on top."""
+        """Note that the coordinator has stored the commit, except the `refused` partitions, which stay wanted.
+
+        Returns the partitions to read back, since an earlier commit may still overwrite them.
+        """
         self._answered(commit)
         for tp, number in commit.numbers.items():
             if tp in refused or (partition := self._partitions.get(tp)) is None:
@@ -117,7 +122,7 @@ class CommitSequence:
         return frozenset((self._unsure.keys() & commit.offsets.keys()).difference(refused))
 
     def on_failure(self, commit: Commit, *, fate_unknown: bool = False, now_ms: float = 0) -> None:
-        """It was refused, or got no answer (`fate_unknown`); what is newest stays wanted."""
+        """Note that the commit was rejected, or got no answer (`fate_unknown`). The newest offsets stay wanted."""
         self._answered(commit)
         if fate_unknown:
             self._unsure.update(dict.fromkeys(commit.offsets.keys() & self._partitions.keys(), now_ms + LATE_MS))
@@ -128,8 +133,11 @@ class CommitSequence:
         partitions: Collection[TopicPartition],
         asked_ms: float = 0,
     ) -> None:
-        """What the coordinator held at `asked_ms` for partitions whose last commit succeeded after one of unknown
-        fate."""
+        """Compare the offsets that the coordinator held at `asked_ms` with the newest that succeeded.
+
+        `partitions` are those whose last commit succeeded after one of unknown fate. Offsets that differ are committed
+        again.
+        """
         for tp in partitions:
             if self._unsure.get(tp, asked_ms) <= asked_ms:
                 self._unsure.pop(tp, None)
@@ -140,26 +148,29 @@ class CommitSequence:
                 partition.wanted = partition.committed
 
     def read_back_at_ms(self) -> float | None:
-        """When to read back once more, where nothing was committed since; None where all is known."""
+        """Return the ms at which to read back again if nothing is committed before.
+
+        Returns None if no fate is unknown.
+        """
         return min(self._unsure.values(), default=None)
 
     def to_read_back(self, now_ms: float) -> frozenset[TopicPartition]:
-        """What is to be read back by now, as nothing more can land."""
+        """Return the partitions to read back by now, since no late commit can be applied any more."""
         return frozenset(tp for tp, until_ms in self._unsure.items() if until_ms <= now_ms)
 
     def give_up(self, commit: Commit) -> None:
-        """Do not try this commit's offsets again, where they are the newest."""
+        """Do not retry this commit's offsets that are still the newest."""
         for tp, number in commit.numbers.items():
             if (partition := self._partitions.get(tp)) is not None and partition.number == number:
                 partition.wanted = None
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offsets of these that the coordinator has taken last."""
+        """Return the offsets of these partitions that the coordinator stored last."""
         known = {tp: self._partitions[tp].committed for tp in partitions if tp in self._partitions}
         return {tp: at.offset for tp, at in known.items() if at is not None}
 
     def keep(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
-        """Forget every other partition; gives those of them that still wanted a commit."""
+        """Forget every other partition. Returns those of them that still wanted a commit."""
         dropped = frozenset(tp for tp, p in self._partitions.items() if tp not in partitions and p.wanted is not None)
         self._partitions = {tp: p for tp, p in self._partitions.items() if tp in partitions}
         self._unsure = {tp: until_ms for tp, until_ms in self._unsure.items() if tp in partitions}

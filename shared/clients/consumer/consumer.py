@@ -1,4 +1,4 @@
-"""The consumer: records as columns, positions that are committed only when they were processed.
+"""The consumer returns records as columns. It commits a position only after the records before it were processed.
 
     async with Consumer("localhost:9092", ConsumerSettings(group_id="g", auto_offset_reset="earliest")) as consumer:
         consumer.subscribe(["clicks"])
@@ -7,8 +7,9 @@
                 ...
             consumer.commit_async()
 
-What a poll returned counts as processed when the next poll is made. Rebalances happen inside polls alone: heartbeats go
-on in the background, the listener is called by the next poll. So a listener that commits takes what was processed.
+The records that a poll returned count as processed when the next poll is made. Heartbeats are sent in the background,
+but rebalances happen only inside polls: the next poll calls the listener. So a listener that commits covers exactly
+the processed records.
 
     async for record in consumer:
         ...
@@ -72,7 +73,7 @@ log = get_logger(__name__)
 POSITION_POLL_MS = 20
 ITERATION_TIMEOUT_MS = 1_000
 ITERATION_YIELD_MS = 5
-"""An iteration whose body never awaits lets the event loop run so often, for heartbeats, joins and fetches."""
+"""An iteration whose body never awaits yields to the event loop at this interval, for heartbeats, joins and fetches."""
 
 K = TypeVar("K", default=bytes | None)
 V = TypeVar("V", default=bytes | None)
@@ -94,13 +95,13 @@ class Consumer(Generic[K, V]):
         assignor: Assignor | None = None,
         interceptors: Sequence[ConsumerInterceptor] = (),
     ) -> None:
-        """`kafka` says where the brokers are: settings, or bootstrap servers as text.
+        """`kafka` has the brokers' addresses: settings, or bootstrap servers as text.
 
-        Deserializers are `(topic, bytes | None) -> value`; what they return is in the columns and the records. Without
-        one these have the bytes.
+        Deserializers are `(topic, bytes | None) -> value`; the columns and records contain their results. Without a
+        deserializer they contain the bytes.
 
-        `interceptors` see the records that are handed out and what is committed (`ConsumerInterceptor`).
-        An `assignor` of the caller's own takes the place of the settings' one, and should have its name.
+        `interceptors` see the records that are handed out and the committed offsets (`ConsumerInterceptor`). A custom
+        `assignor` replaces the one in the settings, and should have its name.
         """
         self._settings = settings = ConsumerSettings.given(settings)
         self._decoding = Decoding(
@@ -138,7 +139,10 @@ class Consumer(Generic[K, V]):
         return f"<Consumer {self._state}, client {self._subscription.client_id}, group {self._settings.group_id}>"
 
     async def start(self) -> None:
-        """Connect; BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once."""
+        """Connect to the cluster.
+
+        Raises BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once.
+        """
         if self._state != "new":
             raise IllegalState(f"the consumer is {self._state}; make a new one")
         if not compile_decoding.cache_info().currsize:
@@ -154,13 +158,13 @@ class Consumer(Generic[K, V]):
             self.subscribe(*self._wanted)
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Commit what was polled (unless the strategy is `none`), have the listener revoke, leave the group.
+        """Commit the polled records (unless the strategy is `none`), call the listener's revocation, leave the group.
 
-        Of an `async for` that was the record before the last, as the last one may not have been processed; after an
-        exception in `async with` it is the poll before the last. A listener's `commit` takes no more than that.
+        After an `async for` the commit leaves out the last record, since it may not have been processed. After an
+        exception in `async with` it leaves out the last poll. A listener's `commit` covers no more than that.
 
-        `timeout_ms` bounds all of it, but for the 200 ms that telling the group always has; by default
-        `listener_timeout_ms` bounds commit and listener, and the answers to the last requests are waited for.
+        `timeout_ms` bounds the whole close, except for the 200 ms that LeaveGroup always has. By default
+        `listener_timeout_ms` bounds commit and listener, and the close waits for the answers to the last requests.
         """
         await self._close(timeout_ms, processed=True)
 
@@ -169,13 +173,13 @@ class Consumer(Generic[K, V]):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Where the block failed, what the last poll returned may not have been processed.
+        # If the block raised, the records of the last poll may not have been processed.
         await self._close(None, processed=kind is None)
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], listener: RebalanceListener | None = None) -> None:
-        """Read topics by name, or all whose whole name a pattern matches, shared among the group's members.
+        """Read topics by name, or all whose whole name matches a pattern; the group's members share the partitions.
 
-        InvalidTopic for a name that no topic can have, ValueError for no topic at all.
+        Raises InvalidTopic for an invalid topic name, ValueError for an empty list.
         """
         if isinstance(topics, str):
             raise TypeError("subscribe takes a list of topics or a compiled pattern, not one name")
@@ -190,7 +194,7 @@ class Consumer(Generic[K, V]):
         self._subscription.subscribe(topics, self._membership)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these partitions; a `group_id` is then used for commits alone."""
+        """Read exactly these partitions. A `group_id` is then used only for commits."""
         partitions = list(partitions)
         if self._state == "new":
             self._wanted = partitions
@@ -207,17 +211,17 @@ class Consumer(Generic[K, V]):
         return self._subscription.assignment()
 
     async def poll(self, timeout_ms: float, max_records: int | None = None) -> dict[TopicPartition, Columns[K, V]]:
-        """Up to `max_records` (default `max_poll_records`) records, as soon as there are any, {} after `timeout_ms`.
+        """Return up to `max_records` (default `max_poll_records`) records once there are any, {} after `timeout_ms`.
 
-        Also makes what earlier polls returned count as processed, commits it as `commit_strategy` says, and calls the
-        rebalance listener where it is due, whatever `timeout_ms` says. A poll that is cancelled leaves the listener's
-        call to its end, and the next one waits for it.
+        The records of earlier polls count as processed from now on. The poll commits them according to
+        `commit_strategy`, and calls the rebalance listener if that is due, regardless of `timeout_ms`. If a poll is
+        cancelled, the listener's call goes on, and the next poll waits for it.
 
-        Raises what a listener raised, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`),
-        CorruptRecord, SerializationError (a deserializer's, with the record's place), AuthorizationFailed, IllegalState
-        (closed), Wakeup (after `wakeup`); under a `commit_strategy` CommitFailed, once, where partitions were lost with
-        records that were handed out and not committed; under `sync` what `commit` raises; ValueError for `max_records`
-        below 1.
+        Raises a listener's error, NoOffsetForPartition and OffsetOutOfRange (under `auto_offset_reset=none`),
+        CorruptRecord, SerializationError (of a deserializer, with the record's offset), AuthorizationFailed,
+        IllegalState (closed), Wakeup (after `wakeup`). Under a `commit_strategy` it raises CommitFailed, once, if
+        partitions were lost with records that were handed out and not committed. Under `sync` it raises the errors of
+        `commit`. Raises ValueError for `max_records` below 1.
         """
         taken = await self._poll(timeout_ms, max_records)
         positions = {tp: each.position for tp, each in taken.items()}
@@ -240,7 +244,7 @@ class Consumer(Generic[K, V]):
             await self._subscription.call_listener()
             self._membership.raise_pending()
             await self._commit_as_configured()
-            await asyncio.sleep(0)  # heartbeats, joins and fetches go on, also where records are always at hand
+            await asyncio.sleep(0)  # lets heartbeats, joins and fetches run even if records are always buffered
             while True:
                 await self._subscription.call_listener()
                 self._check_reading("poll")
@@ -257,9 +261,9 @@ class Consumer(Generic[K, V]):
                 await self._membership.wait(min(deadline_ms - now_ms, UNKNOWN_TOPIC_REFRESH_MS))
 
     def wakeup(self) -> None:
-        """End the poll, or the wait for the next record, that is under way with Wakeup; the next one where none is.
+        """End the poll, or the wait for the next record, in progress with Wakeup; if there is none, the next one.
 
-        It ends before it takes records, and the call after it goes on. From another thread:
+        It ends before it takes records, so the following call continues as usual. From another thread:
         `loop.call_soon_threadsafe(consumer.wakeup)`.
         """
         self._is_woken = True
@@ -271,8 +275,11 @@ class Consumer(Generic[K, V]):
             raise Wakeup(f"client {self._subscription.client_id}: wakeup was called")
 
     def __aiter__(self) -> Self:
-        """Records one by one; one counts as processed when the next is asked for. Raises what `poll` raises; another
-        `async for` then goes on where this one ended. IllegalState where two tasks iterate at once."""
+        """Iterate over the records; each counts as processed when the next is requested.
+
+        Raises the errors of `poll`; another `async for` then continues at the same record. Raises IllegalState if two
+        tasks iterate at once.
+        """
         self._iterating = None
         return self
 
@@ -296,7 +303,7 @@ class Consumer(Generic[K, V]):
         return record
 
     def _begin_iterating(self, task: asyncio.Task[object] | None) -> None:
-        """Let another task iterate: raises IllegalState while the previous task still works on a record."""
+        """Let another task iterate. Raises IllegalState while the previous task still processes a record."""
         if self._iterating is not None and not self._iterating.done():
             raise IllegalState("another task iterates over this consumer: the record it works on would count as done")
         self._iterating = task
@@ -304,12 +311,12 @@ class Consumer(Generic[K, V]):
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout_ms: float | None = None
     ) -> None:
-        """Commit `offsets` (each the next to read), by default everything handed out, and wait.
+        """Commit `offsets` (each the next to read), by default of everything handed out, and wait.
 
-        Pending asynchronous commits go first or with it, also where there is nothing else to commit. Raises
-        CommitFailed (IllegalGeneration, UnknownMember) where this member did not commit an offset that the call
-        covers: one of `offsets`, or one handed out since the last commit, also of a partition that was revoked or lost
-        meanwhile, which is reported once. All others are committed. Raises FencedInstanceId, KafkaTimeout after
+        Pending asynchronous commits are sent before it or with it, also if there is nothing else to commit. Raises
+        CommitFailed (IllegalGeneration, UnknownMember) if this member did not commit an offset that the call covers.
+        The call covers `offsets`, or everything handed out since the last commit, also of partitions revoked or lost
+        meanwhile, which are reported once. All other offsets are committed. Raises FencedInstanceId, KafkaTimeout after
         `timeout_ms` (default `commit_timeout_ms`), IllegalState without a group, ValueError and TypeError for an
         invalid offset.
         """
@@ -330,10 +337,11 @@ class Consumer(Generic[K, V]):
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, callback: OnCommit | None = None
     ) -> None:
-        """Commit `offsets`, by default everything handed out, beside the caller.
+        """Commit `offsets`, by default of everything handed out, without waiting.
 
-        Passing failures are retried while no newer offset covers them. `callback(offsets, error)` is called once on the
-        event loop: None when these offsets or newer ones are committed, CommitFailed where `commit` would raise it.
+        Retriable errors are retried unless a newer offset covers these. `callback(offsets, error)` is called once on
+        the event loop. The error is None if these offsets or newer ones are committed, CommitFailed if `commit` would
+        raise it.
         """
         positions = self._membership.positions
         wanted, lost = self._covered(offsets)
@@ -360,70 +368,72 @@ class Consumer(Generic[K, V]):
             asyncio.get_running_loop().call_soon(callback, wanted, None)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Read on from `offset`, also in the `async for` under way; IllegalState where the partition is not assigned,
-        ValueError and TypeError for what is no offset."""
+        """Continue from `offset`, also in an `async for` in progress.
+
+        Raises IllegalState if the partition is not assigned, ValueError and TypeError for an invalid offset.
+        """
         self._check_open()
         checked_offset(tp, offset)
         self._subscription.seek(tp, offset)
         self._positions.sought(tp, offset)
 
     async def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Read on from the first record of these, by default of all assigned partitions."""
+        """Continue from the first record of these partitions, by default of all assigned ones."""
         await self._reset(partitions, "earliest")
 
     async def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Read on after the last record of these, by default of all assigned partitions."""
+        """Continue after the last record of these partitions, by default of all assigned ones."""
         await self._reset(partitions, "latest")
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Give no records of these until `resume`; what is buffered is kept, the group is not told."""
+        """Return no records of these partitions until `resume`. Their buffer is kept, and there is no rebalance."""
         self._check_open()
         self._subscription.pause(partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """Give records of these again."""
+        """Return records of these partitions again."""
         self._check_open()
         self._subscription.resume(partitions)
 
     def paused(self) -> frozenset[TopicPartition]:
-        """The paused partitions; a rebalance forgets them."""
+        """The paused partitions. A partition that is revoked is no longer paused."""
         self._check_open()
         return self._subscription.paused()
 
     def enforce_rebalance(self) -> None:
-        """Have the group assign again, in the next polls."""
+        """Request a new assignment by the group; it happens in the next polls."""
         self._check_open()
         if self._settings.group_id is None:
             raise IllegalState("enforce_rebalance needs a group_id")
         self._subscription.enforce_rebalance()
 
     def silent_ms(self) -> float | None:
-        """How long no broker has answered this client anything; None while it is not open."""
+        """Return the ms since a broker last answered this client. Returns None while it is not open."""
         return self._subscription.connection.silent_ms() if self._state == "open" else None
 
     def rebalance_ms(self) -> float:
-        """How long the rebalance has taken that goes on now, the first join included; 0 where there is none."""
+        """Return the ms since the current rebalance began, including the first join; 0 if there is none."""
         return self._subscription.rebalance_ms
 
     def ask_for_answer(self) -> None:
-        """Send what any broker answers at once, so that silence is never for want of a question; does not wait."""
+        """Send a request that any broker answers at once, so that `silent_ms` measures the brokers. Does not wait."""
         if self._state == "open":
             self._subscription.connection.refresh_metadata()
 
     def group_metadata(self) -> GroupMetadata:
-        """Who this member is in the generation of its last assignment; IllegalState without a group.
+        """Return this member's identity in the generation of its last assignment. Raises IllegalState without a group.
 
-        A member that has lost its place keeps the old identity, so that commits under it are refused. Generation -1
-        and no member id before the first assignment, and where partitions were assigned by hand.
+        A member that was removed from its group keeps the old identity, so that the group rejects its commits. Before
+        the first assignment, and after `assign`, the generation is -1 and the member id is empty.
         """
         if self._settings.group_id is None:
             raise IllegalState("no group_id is set")
         return GroupMetadata(self._settings.group_id, *self._subscription.identity, self._settings.group_instance_id)
 
     async def position(self, tp: TopicPartition) -> int:
-        """The offset of the next record that poll gives; IllegalState where the partition is not assigned.
+        """Return the offset of the next record to poll. Raises IllegalState if the partition is not assigned.
 
-        Raises at once what keeps the position from being known: NoOffsetForPartition under `auto_offset_reset=none`.
+        Raises the error that prevents a lookup at once: NoOffsetForPartition under `auto_offset_reset=none`.
         """
         self._check_open()
         if (unread := self._membership.positions.unread.position(tp)) is not None:
@@ -440,7 +450,10 @@ class Consumer(Generic[K, V]):
         return position
 
     def known_position(self, tp: TopicPartition) -> int | None:
-        """As `position`, without waiting: None while it is not known, or the partition is not assigned."""
+        """Return the `position` without waiting.
+
+        Returns None while it is unknown, or if the partition is not assigned.
+        """
         self._check_open()
         if tp not in self._subscription.assignment():
             return None
@@ -448,17 +461,20 @@ class Consumer(Generic[K, V]):
         return self._subscription.position(tp) if unread is None else unread
 
     def known_lag(self, tp: TopicPartition) -> int | None:
-        """How many records the position is behind the end that was told last; None while either is not known."""
+        """Return the number of records between the position and the last known end.
+
+        Returns None while either is unknown.
+        """
         self._check_open()
         return self._subscription.known_lag([tp]).get(tp) if tp in self._subscription.assignment() else None
 
     def is_at_end(self, tp: TopicPartition) -> bool:
-        """Whether the position was the high watermark when that was told last; under an open transaction it is not."""
+        """Whether the position is the last known high watermark. Before an open transaction it is not."""
         self._check_open()
         return tp in self._subscription.assignment() and self._subscription.is_at_end(tp)
 
     def forget_commits(self) -> None:
-        """Drop offsets whose commit is still pending, which would otherwise be sent with the next generation."""
+        """Drop offsets whose commit is pending. Otherwise they would be sent with the next generation."""
         self._check_open()
         self._commits.keep(())
 
@@ -473,7 +489,10 @@ class Consumer(Generic[K, V]):
     async def committed(
         self, partitions: TopicPartition | Iterable[TopicPartition]
     ) -> OffsetAndMetadata | dict[TopicPartition, OffsetAndMetadata | None] | None:
-        """What the group has committed of a partition, or of each of several in one request; None without a commit."""
+        """Return the group's committed offset of a partition, or of several in one request.
+
+        None stands for no commit.
+        """
         self._check_open()
         if self._settings.group_id is None:
             raise IllegalState("committed needs a group_id")
@@ -482,22 +501,24 @@ class Consumer(Generic[K, V]):
         return found.get(partitions) if isinstance(partitions, TopicPartition) else {tp: found.get(tp) for tp in wanted}
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset each partition holds."""
+        """Return the first offset of each partition."""
         return await self._list(dict.fromkeys(partitions, "earliest"))
 
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The offset after the last record, under `read_committed` the last stable offset."""
+        """Return the offset after the last record, under `read_committed` the last stable offset."""
         return await self._list(dict.fromkeys(partitions, "latest"))
 
     async def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """The first offset with a timestamp at or after each time (ms since the epoch), None where there is none;
-        ValueError and TypeError for what is no time."""
+        """Return the first offset with a timestamp at or after each time (ms since the epoch), None if there is none.
+
+        Raises ValueError and TypeError for an invalid time.
+        """
         times = {tp: checked_time(tp, time_ms) for tp, time_ms in times.items()}
         found = await self._list(times)
         return {tp: None if offset < 0 else offset for tp, offset in found.items()}
 
     async def lag(self) -> dict[TopicPartition, int]:
-        """For each assigned partition how many offsets lie between its position and its end."""
+        """Return for each assigned partition the number of offsets between its position and its end."""
         self._check_open()
         partitions = self._subscription.assignment()
         ends = await self.end_offsets(partitions)
@@ -517,7 +538,7 @@ class Consumer(Generic[K, V]):
         try:
             fetched = self._subscription.take(limit)
         except PenstockError as e:
-            await asyncio.sleep(0)  # a caller that polls on must not keep the other partitions from being fetched
+            await asyncio.sleep(0)  # lets fetches of the other partitions run if the caller polls again at once
             raise await self._with_offsets(e) from e
         taken: dict[TopicPartition, Columns[Any, Any]] = fetched
         if taken and not self._decoding.is_plain:
@@ -570,7 +591,7 @@ class Consumer(Generic[K, V]):
         if strategy == "sync":
             try:
                 await self._commits.commit(offsets, self._settings.commit_timeout_ms)
-            except UnknownTopicOrPartition:  # given up: raised once, the other partitions are committed
+            except UnknownTopicOrPartition:  # raised once; the other partitions are committed
                 positions.registered(offsets)
                 raise
             except CommitFailed:
@@ -586,7 +607,7 @@ class Consumer(Generic[K, V]):
     def _covered(
         self, given: Mapping[TopicPartition, OffsetAndMetadata | int] | None
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, int]]:
-        """The offsets that a commit of `given` sends, and those that this member can no longer commit.
+        """Return the offsets that a commit of `given` sends, and those that this member can no longer commit.
 
         A member commits only partitions that the group has assigned to it: another member may be ahead with the rest.
         """
@@ -614,7 +635,7 @@ class Consumer(Generic[K, V]):
         return await list_offsets(self._subscription.connection, specs, self._settings.isolation_level, limit_ms)
 
     async def _with_offsets(self, error: PenstockError) -> PenstockError:
-        """The error with the client's name; under `auto_offset_reset=none` also with the offsets of each partition."""
+        """Return the error with the client name, under `auto_offset_reset=none` also with the partitions' offsets."""
         if not isinstance(error, NoOffsetForPartition | OffsetOutOfRange):
             return type(error)(f"{self._who()}: Fetch: {error}")
         unplaced = sorted(self._subscription.assignment())
@@ -623,7 +644,7 @@ class Consumer(Generic[K, V]):
         return type(error)(f"{self._who()}: {error} (auto_offset_reset=none; {held})")
 
     def _who(self) -> str:
-        """The client, and its group and generation, for error messages about offsets."""
+        """Return the client, its group and generation, for error messages about offsets."""
         group_id = self._settings.group_id
         group = f", group {group_id}, generation {self._subscription.generation}" if group_id else ""
         return f"client {self._subscription.client_id}{group}"
@@ -637,10 +658,10 @@ class Consumer(Generic[K, V]):
         self._state = "closing"
         if processed and not self._positions.is_one_by_one:
             self._positions.processed()
-        else:  # nor does a listener that commits take it
+        else:  # a commit by the listener leaves them out too
             self._positions.unprocessed()
         started_ms = SYSTEM_CLOCK.monotonic_ms()
-        # LeaveGroup comes last and has time of its own.
+        # LeaveGroup comes last and has its own time limit.
         work_ms = None if timeout_ms is None else max(0.0, timeout_ms - LEAVE_TIME_MS)
         try:
             await self._membership.leave(work_ms)

@@ -32,21 +32,21 @@ from penstock.shared.common.records import TopicPartition
 log = get_logger(__name__)
 
 JOIN_END_MS = 2_000
-"""How long a close waits for a join under way: the answers take two round trips once all members have joined."""
+"""How long a close waits for a join in progress. The answers take two round trips once all members have joined."""
 
 
 class Rebalances(Protocol):
-    """Who is told of a rebalance, and awaited. Nothing may be raised."""
+    """Receives the rebalances, and is awaited. It must not raise."""
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """These go; where they are not lost they are still ours until this returns."""
+        """These partitions are revoked. Unless they are lost, the member owns them until this returns."""
 
     async def on_assigned(self, assigned: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
-        """All that is ours now, and what of it is new."""
+        """All partitions that the member owns now, and the new ones among them."""
 
 
 class ConsumerCoordinator:
-    """One member's place in its group, over an open connection."""
+    """One member's part in its group, over an open connection."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ConsumerCoordinator:
         self._began_ms: int | None = None
         self._watch: asyncio.TimerHandle | None = None
         self.gone_because = ""
-        """Why the place in the group was lost, where that is this process's own doing; until there is a new one."""
+        """Why the membership was lost, if this process caused it; cleared when there is a new one."""
 
     def __repr__(self) -> str:
         return f"<ConsumerCoordinator {self.state}>"
@@ -98,11 +98,11 @@ class ConsumerCoordinator:
             self._watch_loop(self._clock.monotonic_ms())
 
     def wake(self) -> None:
-        """Something changed: look at once at what is to be done."""
+        """Check at once for the next step, since something changed."""
         self._wake.set()
 
     def check_errors(self) -> None:
-        """Raise what keeps the member out of the group."""
+        """Raise the error that keeps the member out of the group, if there is one."""
         if self._broken is not None:
             raise self._broken
         error = self.state.take_error()
@@ -112,7 +112,7 @@ class ConsumerCoordinator:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """A block in which the listener may be called: the caller processes no records."""
+        """Return a block in which the listener may be called: the caller processes no records."""
         self._listening += 1
         if self._listener_due:
             self.wake()
@@ -123,39 +123,42 @@ class ConsumerCoordinator:
 
     @property
     def is_listener_due(self) -> bool:
-        """Whether the listener is to be called, or is being called, before anything else is handed out."""
+        """Whether a call of the listener is due or in progress. Then no records may be returned before it has ended."""
         is_due = self._listener_due or self.state.is_forgotten
         return is_due and not self._stopping and self._broken is None
 
     async def call_listener(self) -> None:
-        """Let the listener be called, and wait until that is done."""
+        """Allow the call of the listener, and wait until it has ended."""
         while self.is_listener_due:
             self._settled.clear()
             with self.listening():
                 await self._settled.wait()
 
     def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
-        """Who is told so of a commit need not wait for the next heartbeat: the place is lost."""
+        """Handle a commit's error that shows the loss of the membership, without waiting for the next heartbeat."""
         self.state.on_heartbeat(sent_as, code, self._clock.monotonic_ms())
         self.wake()
 
     def leave_if_overdue(self) -> None:
-        """Leave where nobody has polled for `max_poll_interval_ms`: blocking code keeps the loop from noticing."""
+        """Leave the group if the last poll is older than `max_poll_interval_ms`.
+
+        Blocking code keeps the event loop from noticing it.
+        """
         if not self._calling and (step := self.state.leave_if_idle(self._idle_ms())) is not None:
             self._leave(step)
             self.wake()
 
     @property
     def rebalance_ms(self) -> float:
-        """How long the rebalance has taken that goes on now."""
+        """Return the ms since the current rebalance began."""
         return 0.0 if self._began_ms is None else float(self._clock.monotonic_ms() - self._began_ms)
 
     async def stop_joining(self, timeout_ms: float) -> None:
-        """Take no further step; a listener's call that is under way has so long to end.
+        """Take no further step. A call of the listener in progress has `timeout_ms` to end.
 
-        A cooperative member's join under way is waited for too, for JOIN_END_MS at most: until its sync is answered the
-        group may refuse commits, and the last one is still to come. A group that has not answered the join by then
-        still waits for others, and takes commits of the generation before.
+        It also waits for a cooperative member's join in progress, for at most JOIN_END_MS: the group may reject commits
+        until the sync is answered, and the last commit is still to come. If the group has not answered the join by
+        then, it still waits for other members, and accepts commits of the previous generation.
         """
         self._stopping = True
         self.wake()
@@ -176,7 +179,7 @@ class ConsumerCoordinator:
         return self.state.is_owner and not self._stopping
 
     async def close(self) -> None:
-        """Leave the group, unless the member is static: its place is kept until its session is over."""
+        """Leave the group, unless the member is static: the group keeps its membership until the session times out."""
         if self._watch is not None:
             self._watch.cancel()
         for task in self._tasks:
@@ -186,7 +189,7 @@ class ConsumerCoordinator:
             await asyncio.wait([self._leaving])
 
     async def run_once(self) -> None:
-        """One step."""
+        """Take one step."""
         self._wake.clear()
         self._before_step()
         step = self.state.next_step(self._clock.monotonic_ms(), self._idle_ms())
@@ -204,7 +207,7 @@ class ConsumerCoordinator:
             self._began_ms = self._clock.monotonic_ms()
         self._set_listener_due(isinstance(step, Revoke | Lose | Complete))
         if self._listener_due and not self._listening:
-            # A poll wakes this. One that is overdue has nothing more to miss: the member has left, or failed.
+            # A poll wakes this wait. An overdue poll needs no timer: the member has left, or failed.
             left_ms = self.state.config.max_poll_interval_ms - self._idle_ms()
             await self._wait(left_ms if left_ms > 0 else None)
             return
@@ -235,14 +238,14 @@ class ConsumerCoordinator:
                 await self._wake.wait()
 
     def _set_listener_due(self, is_due: bool) -> None:
-        """Polls that wait are woken: by a step that is due to have it called, by others to look again."""
+        """Set the event and wake waiting polls: to allow the call if one is due, else to check again."""
         if is_due or self._listener_due:
             self._on_news()
         self._listener_due = is_due
         self._settled.set()
 
     def _leave(self, step: Leave) -> None:
-        """LeaveGroup is sent beside the steps: no poll waits for its answer, and a close that comes next sends it."""
+        """Send LeaveGroup in parallel to the steps: no poll waits for its answer, and a following close sends it."""
         what = "left the group" if step.member_id else "gave up its place, which is kept for a session"
         limit_ms = self.state.config.max_poll_interval_ms
         self.gone_because = f"{what}: no poll within max_poll_interval_ms={limit_ms}"
@@ -258,14 +261,14 @@ class ConsumerCoordinator:
             self._calling = False
 
     async def _partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions the topics have that exist, from fresh metadata."""
+        """Return the partition counts of the topics that exist, from fresh metadata."""
         for topic in topics:
             self._connection.watch(topic)
         await self._connection.refresh_metadata()
         return self.known_partitions(topics)
 
     def known_partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions these topics have, without those that are not known."""
+        """Return the partition counts of these topics, without the unknown ones."""
         return {topic: len(known) for topic in topics if (known := self._connection.partitions(topic)) is not None}
 
     async def _main_loop(self) -> None:
@@ -287,7 +290,7 @@ class ConsumerCoordinator:
             self._settled.set()
 
     def _watch_loop(self, due_ms: float) -> None:
-        """Code that does not await holds up heartbeats as well: say so before the group does."""
+        """Log code that does not await, since it delays heartbeats too, before the group removes the member."""
         config, now_ms = self.state.config, self._clock.monotonic_ms()
         if (late_ms := now_ms - due_ms) > config.session_timeout_ms / 2:
             self.gone_because = f"the event loop was held up for {late_ms:.0f} ms, in which no heartbeat was sent"
@@ -296,7 +299,7 @@ class ConsumerCoordinator:
         self._watch = asyncio.get_running_loop().call_later(wait_ms / 1000, self._watch_loop, now_ms + wait_ms)
 
     def _after_heartbeat(self, all_is_well: bool) -> None:
-        if all_is_well and self.state.generation != NO_GENERATION:  # and not the answer for a member that has left
+        if all_is_well and self.state.generation != NO_GENERATION:  # ignore the answer for a member that has left
             self.gone_because = ""
             return
         if self.state.error is not None:

@@ -1,10 +1,10 @@
-"""Dead letters: a record that could not be handled, as bytes that can be read, explained and replayed.
+"""Dead letters: records that could not be handled, as bytes that can be read, explained and replayed.
 
-Key and value are the raw bytes, the headers first the original ones, then nine of ours that say where the record came
-from and why it is here; then `penstock.dlq.changelog_id` where an application with a changelog wrote it, and last
-`penstock.dlq.cut` where it was cut to fit; numbers are decimal text in UTF-8.
-The dead letter's own timestamp is the time of its writing: an old event time would let retention delete it. Where a
-record is dead-lettered twice (the consumer of a dead-letter topic fails too), the last of each header is the newest.
+Key and value are the raw bytes. The headers are the original ones, then nine of Penstock's with the record's origin and
+the error. `penstock.dlq.changelog_id` follows if an application with a changelog wrote the dead letter. The last is
+`penstock.dlq.cut` if the record was cut to fit. Numbers are decimal text in UTF-8. The dead letter's own timestamp is
+the time of its writing: with an old event time, retention would delete it. If a record is dead-lettered twice (the
+consumer of a dead-letter topic fails too), the last of each header is the newest.
 
 >>> source = ConsumerRecord("clicks", 3, 17, 1_000, b"ann", b"{", (("trace", b"a1"),))
 >>> letter = DeadLetter(source, "deserialize", "SerializationError", "clicks: not JSON", attempts=1, group="alerts")
@@ -38,10 +38,10 @@ STORE = PREFIX + "store"
 WINDOW_START = PREFIX + "window_start"
 WINDOW_END = PREFIX + "window_end"
 CHANGELOG_ID = PREFIX + "changelog_id"
-"""The id of the changelog topic of the application that wrote it. A reset makes another: it tells this life of the
-application from earlier ones, which may have taken the record."""
+"""The id of the changelog topic of the application that wrote it. A reset creates another topic. So the id separates
+this incarnation of the application from earlier ones, which may have handled the record."""
 CUT = PREFIX + "cut"
-"""Last of all, where the record would not fit into the dead-letter topic: what was cut, and how large it was."""
+"""The last header, if the record did not fit into the dead-letter topic: the parts that were cut, with their sizes."""
 HEADERS = (TOPIC, PARTITION, OFFSET, TIMESTAMP, STAGE, EXCEPTION, MESSAGE, ATTEMPTS, GROUP)
 
 STAGE_DESERIALIZE = "deserialize"
@@ -49,15 +49,15 @@ STAGE_PROCESS = "process"
 STAGE_PRODUCE = "produce"
 
 MESSAGE_BYTES_MAX = 4_096
-"""Longer exception messages are cut: a dead letter must stay writable where its record was."""
+"""Longer exception messages are cut, so that a dead letter fits into a topic if its record did."""
 SHORTENED_BYTES = (512 * 1024, 16 * 1024)
-"""What a dead letter is cut to that its topic does not take: below Kafka's default, then as little as says what it
-was."""
+"""The sizes to which a dead letter is cut if its topic rejects it: below Kafka's default, then the least that still
+identifies it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record with its place of origin, and why it could not be handled; `exception` is the class's full name."""
+    """A record with its origin and its error; `exception` is the class's full name."""
 
     record: ConsumerRecord
     stage: str
@@ -66,7 +66,7 @@ class DeadLetter:
     attempts: int
     group: str
     cut: str = ""
-    """What of the record is not all there, with its size before, in bytes (headers: how many): `value=3000000`."""
+    """The parts of the record that were cut, with their original bytes (headers: their number): `value=3000000`."""
 
     @classmethod
     def of(cls, record: ConsumerRecord, stage: str, error: BaseException, attempts: int, group: str) -> DeadLetter:
@@ -76,7 +76,7 @@ class DeadLetter:
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says; user code's own error may fail even at that.
+    """Return the text of an error. The `__str__` of user code's error may itself raise.
 
     >>> class Mute(Exception):
     ...     def __str__(self) -> str:
@@ -91,7 +91,7 @@ def message_of(error: BaseException) -> str:
 
 
 def dead_letter_record(topic: str, letter: DeadLetter, changelog_id: str | None = None) -> ProducerRecord:
-    """The dead letter as a record for the dead-letter topic; for `changelog_id` see CHANGELOG_ID."""
+    """Return the dead letter as a record for the dead-letter topic; for `changelog_id` see CHANGELOG_ID."""
     source = letter.record
     values = (
         source.topic,
@@ -111,10 +111,10 @@ def dead_letter_record(topic: str, letter: DeadLetter, changelog_id: str | None 
 
 
 def shortened(record: ProducerRecord) -> ProducerRecord | None:
-    """A dead letter that was refused as too large, cut to the next of `SHORTENED_BYTES`; None for one that is as short
-    as it gets, or no dead letter.
+    """Cut a dead letter that was rejected as too large to the next of `SHORTENED_BYTES`.
 
-    Original headers and the key go where they take most of the room, the value's end where it does not fit.
+    Returns None if it cannot be cut further, or is no dead letter. Original headers are removed,
+    and the key is cut, if they take over half of the room. The value is cut if it does not fit.
     """
     cut, headers = {}, record.headers
     if headers and headers[-1][0] == CUT:
@@ -154,7 +154,7 @@ def _size(headers: Headers) -> int:
 
 
 def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
-    """A record of a dead-letter topic as what it was; DataError where a header is missing or is not what it must be."""
+    """Parse a record of a dead-letter topic. Raises DataError if a header is missing or invalid."""
     place = {name: index for index, (name, _) in enumerate(record.headers) if name in HEADERS}
     missing = [name for name in HEADERS if name not in place]
     node = next((value for name, value in record.headers if name == NODE), None)
@@ -188,13 +188,13 @@ def parse_dead_letter(record: ConsumerRecord) -> DeadLetter:
 
 
 def replay_record(letter: DeadLetter, partition: int | None) -> ProducerRecord:
-    """The record for its source topic again, as it was: raw key and value, original headers and timestamp."""
+    """Return the record for its source topic, with raw key and value, original headers and timestamp."""
     source = letter.record
     timestamp = source.timestamp if source.timestamp >= 0 else None
     return ProducerRecord(source.topic, source.value, source.key, source.headers, partition, timestamp)
 
 
 def header_text(value: str) -> bytes:
-    """A header's value: UTF-8, cut at `MESSAGE_BYTES_MAX`."""
+    """Encode a header's value: UTF-8, cut at `MESSAGE_BYTES_MAX`."""
     data = value.encode(errors="backslashreplace")
     return data if len(data) <= MESSAGE_BYTES_MAX else data[:MESSAGE_BYTES_MAX].decode(errors="ignore").encode()

@@ -1,7 +1,7 @@
-"""Keys and values of fetched columns through the user's deserializers.
+"""Decodes keys and values of fetched columns with the user's deserializers.
 
-A record that cannot be decoded ends what is given of its partition: what comes before it is given, then
-SerializationError names topic, partition and offset, again at every poll until a seek past it.
+A record that cannot be decoded blocks its partition. The records before it are returned first. Then every poll raises
+SerializationError with topic, partition and offset, until a seek past the record.
 
 >>> from penstock.shared.common.records import ConsumerRecord
 >>> from penstock.shared.common.serialization import json_deserializer
@@ -47,11 +47,11 @@ class Decoding:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is to be done."""
+        """Whether there are no deserializers to call."""
         return self.key is bytes_deserializer and self.value is bytes_deserializer
 
     def decode(self, columns: Columns) -> tuple[Columns[Any, Any] | None, Undecodable | None]:
-        """The records up to the first that cannot be decoded (None: it is the first of all), and that one."""
+        """Return the decoded records up to the first that cannot be decoded (None if there are none), and that one."""
         keys, wrong_key = _decode(self.key, columns.topic, columns.keys)
         values, wrong_value = _decode(self.value, columns.topic, columns.values[: len(keys)])
         keys = keys[: len(values)]
@@ -74,7 +74,7 @@ def _decode(
     decoded: list[Any] = []
     try:
         for data in column:
-            decoded.append(deserializer(topic, data))  # noqa: PERF401 - what came before an error counts
+            decoded.append(deserializer(topic, data))  # noqa: PERF401 - keeps the values before an error
     except Exception as e:  # user code
         return decoded, e
     return decoded, None

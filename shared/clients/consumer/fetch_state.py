@@ -1,4 +1,4 @@
-"""The fetcher's values: its limits, the questions it asks, and what it knows of one partition."""
+"""The fetcher's values: its limits, its requests, and its state of one partition."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """A request to be sent: the partitions, in order of preference, with the offsets wanted, and the leader epochs of
-    what was fetched just before them (-1: nothing was)."""
+    """A fetch request to send: the partitions in order of preference, with their fetch offsets, and the leader epochs
+    of the batches before those offsets (-1 if unknown)."""
 
     node: int
     wanted: dict[TopicPartition, int]
@@ -40,7 +40,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """Positions to be found: by policy, or (None) by the group's committed offsets."""
+    """Positions to look up: by policy, or (None) by the group's committed offsets."""
 
     wanted: dict[TopicPartition, ResetPolicy | None]
     by_commit: bool
@@ -48,9 +48,12 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A position that changed without a record handed out: it went over offsets that hold none, or the reset policy
-    found it (with a `reason`), in place of `left` (None: there was none). One that `drifts` would be found
-    further on when it is looked for again."""
+    """A position that changed without a record handed out: it passed offsets without records, or the reset policy found
+    it.
+
+    A reset has a `reason`, and `left` is the position that it replaces (None: there was none). If it `drifts`, a later
+    lookup would find an offset further on.
+    """
 
     position: int
     epoch: int = NO_EPOCH
@@ -61,7 +64,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done now, whether metadata must be refreshed, and when to ask again (None: when something came)."""
+    """The requests to send now, whether metadata is stale, and the ms at which to check again (None: on an event)."""
 
     fetches: list[Fetch]
     lookups: list[Lookup]
@@ -103,22 +106,24 @@ class PartitionState:
         return f"<{at}, {fetched} to {self.fetch_offset}>"
 
     def go_to(self, position: int | None, reset: ResetPolicy | None, epoch: int = NO_EPOCH) -> None:
-        """Another position, with the leader epoch of what was read before it, or None and how to find it (by the
-        group's commit without a policy)."""
+        """Set another position, with the leader epoch of the batch before it.
+
+        If `position` is None, `reset` is the policy that finds it, or None for the group's committed offset.
+        """
         self.position, self.reset, self.position_epoch = position, reset, epoch
-        self.left: tuple[int | None, str] = None, ""  # what a reset takes the place of, and why
+        self.left: tuple[int | None, str] = None, ""  # the position that a reset replaces, and its reason
         self.error: PenstockError | None = None
         self.retry_ms = self.backoff_ms = 0.0
         self.forget_fetched()
 
     def give_up(self, policy: ResetPolicy, reason: str) -> None:
-        """The position is not in the log: another one is to be found."""
+        """Drop a position that is not in the log, and look up another one by the policy."""
         left = self.position
         self.go_to(None, policy)
         self.left = left, reason
 
     def forget_fetched(self) -> None:
-        """What is buffered or asked for is of no use any more."""
+        """Drop the buffered records and the open request."""
         self.asked: Fetch | Lookup | None = None
         self.completed_fetches.clear()
         self.buffered_bytes = 0

@@ -1,13 +1,12 @@
-"""What to fetch next, from whom, and what has come: the positions and the buffer of a consumer.
+"""The positions and the buffer of a consumer, and the decision what to fetch next from which broker.
 
-A partition has two offsets: the position (the next record to be handed out) and the offset to fetch from (the end of
-what is buffered), so the next fetch is in flight while the last one is processed. One request at a time goes to a
-broker, with all its partitions that want one. A partition wants one until twice `max_partition_fetch_bytes` of it
-are buffered; all together stay within `fetch_buffer_bytes`. A paused partition keeps what is buffered until others,
-which have nothing, need the room: then its records are fetched again later.
+A partition has two offsets: the position (the next record to be handed out) and the fetch offset (the end of what is
+buffered). So the next fetch is in flight while the last one is processed. Each broker has one request at a time, with
+all its partitions that need one. A partition needs one until it has buffered twice `max_partition_fetch_bytes`; all
+together stay within `fetch_buffer_bytes`. A paused partition keeps its buffer until partitions with an empty buffer
+need the memory. Then its records are dropped and fetched again later.
 
-A partition knows the one question about it that is open. A seek or a new assignment forgets that question, so an answer
-to what was asked before is thrown away.
+A partition knows its one open request. A seek or a new assignment forgets that request, so that its answer is ignored.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from penstock.shared.common.errors import (
 from penstock.shared.common.records import Columns, OffsetAndMetadata, TopicPartition
 
 LEFT_OUT_WAIT_MS = 20
-"""How long a request may wait for data while a partition of the same broker is left out because enough of it is
-buffered: that one cannot be asked for before the request is answered."""
+"""The longest wait for data of a request while another partition of its broker is left out, because enough of that
+partition is buffered. It can be requested only after this request is answered."""
 FETCHES_AHEAD = 2
-"""How many times `max_partition_fetch_bytes` are buffered of a partition before no more is asked for: one completed
-fetch is processed while the next one is ready."""
+"""A partition is not fetched while it has buffered this many times `max_partition_fetch_bytes`. One completed fetch is
+processed while the next one is ready."""
 EARLIEST, LATEST = ResetPolicy("earliest"), ResetPolicy("latest")
 TAKEN_BYTES = 1024 * 1024
-"""A poll gives no further partition's records after so many bytes: what fits into a processor's cache is worked on
-faster than what does not."""
+"""A poll adds no further partition's records after this many bytes: data that fits into a processor's cache is
+processed faster."""
 UNKNOWN_SERVER_ERROR = -1
 
 Leader = Callable[[TopicPartition], int | None]
@@ -51,19 +50,19 @@ class Fetcher:
         self._policy = policy
         self.read_committed = read_committed
         self._has_group = has_group
-        self._partitions: dict[TopicPartition, PartitionState] = {}  # in the order in which they are asked for
+        self._partitions: dict[TopicPartition, PartitionState] = {}  # in the order of fetching
         self._ready: dict[TopicPartition, None] = {}  # with completed fetches or an error, in the order of handing out
-        self._in_flight: dict[int, int] = {}  # by node, the bytes that may come
+        self._in_flight: dict[int, int] = {}  # by node, the bytes that may arrive
         self._stale = False
         self._moves: dict[TopicPartition, Move] = {}
 
     def __repr__(self) -> str:
         return f"<Fetcher {self._partitions}, in flight {self._in_flight}>"
 
-    # What is read.
+    # --- assignment and positions ---
 
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
-        """Read these; of those among `kept` that are read already, position, buffer and pause stay."""
+        """Read these partitions. Those among `kept` that are already read keep position, buffer and pause."""
         stay = set(kept)
         old, self._partitions = self._partitions, {}
         for tp in partitions:
@@ -74,12 +73,12 @@ class Fetcher:
         return frozenset(self._partitions)
 
     def seek(self, tp: TopicPartition, to: int | ResetPolicy) -> None:
-        """Go on from an offset, or from where a policy leads: the position is None until that is known."""
+        """Continue from an offset, or from the offset that a policy finds: until then the position is None."""
         self._of(tp).go_to(*((None, to) if isinstance(to, ResetPolicy) else (to, None)))
         self._ready.pop(tp, None)
 
     def pause(self, tp: TopicPartition) -> None:
-        """Hand out nothing of it."""
+        """Hand out no records of the partition."""
         self._of(tp).is_paused = True
 
     def resume(self, tp: TopicPartition) -> None:
@@ -89,29 +88,29 @@ class Fetcher:
         return frozenset(tp for tp, state in self._partitions.items() if state.is_paused)
 
     def position(self, tp: TopicPartition) -> int | None:
-        """The offset of the next record to be handed out, None while it is being found out."""
+        """Return the offset of the next record to hand out. Returns None while it is being looked up."""
         return self._of(tp).position
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """How far the position is behind the end that was told last (under read_committed: the stable end)."""
+        """Return the lag behind the last known end (under read_committed: the last stable offset)."""
         state = self._of(tp)
         end = state.last_stable_offset if self.read_committed else state.high_watermark
         return None if end is None or state.position is None else max(0, end - state.position)
 
     def is_at_end(self, tp: TopicPartition) -> bool:
-        """Whether the position is the high watermark that was told last."""
+        """Whether the position is the last known high watermark."""
         state = self._of(tp)
         return state.position is not None and state.position == state.high_watermark
 
     @property
     def buffered_bytes(self) -> int:
-        """What is buffered, in bytes as fetched."""
+        """The buffered bytes, as fetched."""
         return sum(state.buffered_bytes for state in self._partitions.values())
 
-    # What to do next.
+    # --- the next requests ---
 
     def work(self, leader: Leader, now_ms: float) -> Work:
-        """What is to be sent now. Each fetch and lookup must be answered by one of the methods below."""
+        """Return the requests to send now. Each fetch and lookup must be answered by one of the methods below."""
         lookups = self._lookups(leader, now_ms)
         idle, left_out, nodes = self._wanting(leader, now_ms)
         fetches = []
@@ -132,7 +131,10 @@ class Fetcher:
         return Work(fetches, lookups, stale, min(later, default=None))
 
     def _wanting(self, leader: Leader, now_ms: float) -> tuple[dict[int, list[TopicPartition]], set[int], int]:
-        """What to ask each node that has no request; the nodes of partitions with enough buffered; how many nodes."""
+        """Return the partitions to fetch from each node without a request in flight.
+
+        Also returns the nodes of partitions with enough buffered, and the number of nodes.
+        """
         idle: dict[int, list[TopicPartition]] = {}
         left_out: set[int] = set()
         nodes: set[int] = set()
@@ -151,9 +153,10 @@ class Fetcher:
         return idle, left_out, len(nodes)
 
     def _share(self, asking: int, nodes: int) -> int:
-        """The bytes that each of the asked nodes may send, 0 where that is not worth a request.
+        """Return the bytes that each of `asking` nodes may send, 0 if they are too few for a request.
 
-        One more node could always be asked: a broker that hangs keeps its share until its request times out.
+        The buffer is divided by one more node than there are: a broker that hangs keeps its share until its request
+        times out.
         """
         limits = self.limits
         most = max(1, min(limits.fetch_max_bytes, limits.fetch_buffer_bytes // (nodes + 1)))
@@ -191,11 +194,13 @@ class Fetcher:
                 self._partitions[tp].asked = lookup
         return lookups
 
-    # What has come.
+    # --- answers ---
 
     def committed(self, lookup: Lookup, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """The group's offsets; what is not among them has none. With a leader epoch the first fetch finds out whether
-        the log is still the one that was read."""
+        """Apply the group's committed offsets. A partition that is missing has none.
+
+        With a leader epoch the first fetch checks whether the log was truncated (KIP-320).
+        """
         for tp, state in self._answered(lookup):
             if (found := offsets.get(tp)) is not None:
                 state.go_to(found.offset, None, found.leader_epoch)
@@ -203,7 +208,7 @@ class Fetcher:
                 self._without_commit(tp, state)
 
     def placed(self, lookup: Lookup, offsets: Mapping[TopicPartition, int]) -> None:
-        """The offsets that the policies led to; -1 (no record is as late as wanted) leads to the end."""
+        """Apply the offsets that the policies found. -1 (no record is as late as the time) means the end of the log."""
         for tp, state in self._answered(lookup):
             left, reason = state.left
             if (offset := offsets.get(tp, -1)) >= 0:
@@ -215,8 +220,10 @@ class Fetcher:
                 state.left = left, reason
 
     def failed(self, request: Fetch | Lookup, error: PenstockError, now_ms: float) -> None:
-        """No answer: the broker may be gone, and its partitions elsewhere. What is passing is tried again, the rest is
-        raised by `take` first."""
+        """Handle a request without an answer: the broker may be gone, and its partitions moved.
+
+        A retriable error is retried. `take` raises any other error once no records are left to return.
+        """
         self._stale = True
         for tp, state in self._answered(request):
             state.back_off(now_ms, self.limits.retry_backoff_ms)
@@ -224,7 +231,10 @@ class Fetcher:
                 self._fail(tp, state, error)
 
     def received(self, fetch: Fetch, response: FetchResponse, now_ms: float) -> dict[TopicPartition, int]:
-        """The answer to a fetch; gives the leaders that it names for partitions which were asked of the wrong node."""
+        """Apply the answer to a fetch.
+
+        Returns the leaders that it names for partitions with another leader (KIP-951).
+        """
         moved = {}
         for tp, state in self._answered(fetch):
             answer = response.answers.get(tp)
@@ -235,7 +245,7 @@ class Fetcher:
                 if answer is not None and answer.leader is not None:
                     moved[tp] = answer.leader
                     if is_first:
-                        state.retry_ms = now_ms  # at once; from the second time on with back-off
+                        state.retry_ms = now_ms  # at once; from the second time on with backoff
             elif answer.diverged_at is not None:
                 self._diverged(tp, state, answer.diverged_at, answer.high_watermark)
             else:
@@ -243,17 +253,18 @@ class Fetcher:
         return moved
 
     def _diverged(self, tp: TopicPartition, state: PartitionState, end_offset: int, high_watermark: int) -> None:
-        """The log was truncated below what was fetched: a leader was elected that had not replicated all of it.
+        """Handle a log that was truncated below the fetched offset (KIP-320, KIP-595).
 
-        One that is shorter than the position may be of another topic by the same name: then the policy has its say.
+        A leader was elected that had not replicated all of it. A log that ends before the position may be of another
+        topic with the same name: then the reset policy decides.
         """
         position = state.position
         assert position is not None
-        if position <= end_offset:  # nothing was handed out that is not there any more
+        if position <= end_offset:  # no record that was handed out is gone
             state.go_to(position, None)
             self._ready.pop(tp, None)
         elif self._policy.is_none:
-            state.forget_fetched()  # the epoch stays, so that it is found out again until there is a seek
+            state.forget_fetched()  # keep the epoch, so that this is detected again until a seek
             reason = f"records from offset {end_offset} on were read that are not in the log any more"
             self._fail(tp, state, LogTruncation(f"{tp} at offset {position}: {reason}"))
         else:
@@ -276,7 +287,7 @@ class Fetcher:
         state.buffered_bytes += completed.size
         state.fetch_offset, state.fetch_epoch = completed.end_offset, completed.end_epoch
         self._ready[tp] = None
-        self._partitions[tp] = self._partitions.pop(tp)  # its turn comes again after the others'
+        self._partitions[tp] = self._partitions.pop(tp)  # the other partitions come first next time
 
     def _refused(self, tp: TopicPartition, state: PartitionState, code: int, now_ms: float) -> None:
         state.back_off(now_ms, self.limits.retry_backoff_ms)
@@ -286,7 +297,7 @@ class Fetcher:
             self._stale = True
         elif isinstance(error, OffsetOutOfRange):
             if state.completed_fetches:
-                return  # first what is buffered; then the same is asked and refused again
+                return  # first hand out the buffer; then the same request is rejected again
             if self._policy.is_none:
                 self._fail(tp, state, error)
             else:
@@ -296,22 +307,22 @@ class Fetcher:
         else:
             self._fail(tp, state, error)
 
-    # What is handed out.
+    # --- handing out ---
 
     @property
     def has_data(self) -> bool:
-        """Whether `take` has something to give or to raise."""
+        """Whether `take` returns records or raises."""
         return any(not self._partitions[tp].is_paused for tp in self._ready)
 
     def error_of(self, tp: TopicPartition) -> PenstockError | None:
-        """What its fetch, lookup or batch ended in, until `take` raises it."""
+        """Return the error of the partition's fetch, lookup or batch, until `take` has raised it."""
         return self._of(tp).error
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
-        """Records of every partition that has some and is not paused, `max_records` in all, the longest waiting first.
+        """Return records of the partitions that are not paused, at most `max_records`, the longest waiting first.
 
-        The positions move past it. Raises what a partition's fetch, lookup or batch ended in, once nothing else is
-        there. A corrupt batch ends its partition: CorruptRecord is raised again until a seek.
+        The positions advance past them. Raises a partition's error of a fetch, lookup or batch once no records are
+        left. A corrupt batch blocks its partition: CorruptRecord is raised again until a seek.
         """
         taken: dict[TopicPartition, Columns] = {}
         left = max_records
@@ -332,14 +343,14 @@ class Fetcher:
                 left = None if left is None else left - len(columns)
                 if left == 0 or bytes_left <= 0:
                     break
-            elif state.position is not None and state.position != before:  # markers, or what was aborted
+            elif state.position is not None and state.position != before:  # transaction markers, or aborted records
                 self._moves[tp] = Move(state.position, state.position_epoch)
         if not taken:
             self._raise_error()
         return taken
 
     def moves(self) -> dict[TopicPartition, Move]:
-        """The positions that changed without a record handed out, each told once."""
+        """Return the positions that changed without a record handed out, each once."""
         moves, self._moves = self._moves, {}
         return moves
 
@@ -367,13 +378,13 @@ class Fetcher:
             if state.error is None or state.is_paused:
                 continue
             error = state.error
-            if isinstance(error, CorruptRecord):  # stays, so another one is raised in its place
+            if isinstance(error, CorruptRecord):  # it stays, so raise a copy
                 raise CorruptRecord(str(error)) from error.__cause__
             state.error = None
             del self._ready[tp]
             raise error
 
-    # Within.
+    # --- helpers ---
 
     def _of(self, tp: TopicPartition) -> PartitionState:
         if (state := self._partitions.get(tp)) is None:
@@ -381,7 +392,7 @@ class Fetcher:
         return state
 
     def _answered(self, request: Fetch | Lookup) -> list[tuple[TopicPartition, PartitionState]]:
-        """The partitions for which the request was still the open question; it is open no more."""
+        """Return the partitions for which the request is still the open one, and close it."""
         if isinstance(request, Fetch):
             self._in_flight.pop(request.node, None)
         asked = [(tp, self._partitions[tp]) for tp in request.wanted if tp in self._partitions]

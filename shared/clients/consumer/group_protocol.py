@@ -1,15 +1,15 @@
-"""What the members of a group write to each other: a subscription to the leader, an assignment back from it.
+"""The messages between members of a group: a subscription to the leader, and an assignment back.
 
-The coordinator hands these bytes on unread. They are Kafka's ConsumerProtocolSubscription and
-ConsumerProtocolAssignment, versions 0 to 3, written as the Java consumer writes them, so that members of both kinds can
-share a group. A version only adds fields at the end: a newer one than is known here is read as the newest known.
+The coordinator forwards these bytes unread. They are Kafka's ConsumerProtocolSubscription and
+ConsumerProtocolAssignment, versions 0 to 3, encoded as the Java consumer does, so that members of both kinds can share
+a group. A version only adds fields at the end. A newer version is read as the newest known one.
 
     Subscription => version topics user_data owned_partitions(1+) generation_id(2+) rack_id(3+)
     Assignment   => version assigned_partitions user_data
 
-The sticky assignors put more into the subscription's user data: what the member was assigned last, and in which
-generation (`sticky`; its first schema had no generation), or the generation alone (`cooperative-sticky`, whose owned
-partitions are in the subscription itself).
+The sticky assignors add user data to the subscription. For `sticky` it is the member's last assignment and its
+generation (the first schema lacks the generation). For `cooperative-sticky` it is the generation alone, since the
+subscription itself has the owned partitions.
 
 >>> data = encode_subscription(Subscription(("clicks",), owned=(TopicPartition("clicks", 2),), generation=7))
 >>> decode_subscription(data).owned
@@ -33,7 +33,7 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member tells the leader. `generation` is the one that `owned` comes from, -1 without."""
+    """A member's message to the leader. `generation` is the generation of `owned`, -1 if there is none."""
 
     topics: tuple[str, ...]
     user_data: bytes | None = None
@@ -44,14 +44,14 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the leader tells a member."""
+    """The leader's message to a member."""
 
     partitions: tuple[TopicPartition, ...]
     user_data: bytes | None = None
 
 
 def encode_subscription(subscription: Subscription, version: int = NEWEST_VERSION) -> bytes:
-    """The bytes of a subscription; topics and partitions in order, as Java sorts them."""
+    """Encode a subscription; topics and partitions are sorted as in Java."""
     parts = [
         struct.pack(">h", version),
         _array(_text(topic) for topic in sorted(subscription.topics)),
@@ -67,7 +67,7 @@ def encode_subscription(subscription: Subscription, version: int = NEWEST_VERSIO
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """The subscription in these bytes; SerializationError where they are none."""
+    """Decode a subscription. Raises SerializationError if the bytes are invalid."""
     read = _Reader(data, "subscription")
     version = read.version()
     topics = tuple(read.text() or "" for _ in range(read.count()))
@@ -79,12 +79,12 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def encode_assignment(assignment: Assignment, version: int = NEWEST_VERSION) -> bytes:
-    """The bytes of an assignment; all versions have the same fields."""
+    """Encode an assignment; all versions have the same fields."""
     return struct.pack(">h", version) + _partitions(assignment.partitions) + _bytes(assignment.user_data)
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """The assignment in these bytes, none in empty ones; SerializationError where they are none."""
+    """Decode an assignment; no bytes are an empty one. Raises SerializationError if the bytes are invalid."""
     if not data:
         return Assignment(())
     read = _Reader(data, "assignment")
@@ -93,12 +93,12 @@ def decode_assignment(data: bytes) -> Assignment:
 
 
 def encode_sticky(partitions: Iterable[TopicPartition], generation: int) -> bytes:
-    """The `sticky` assignor's user data: the member's last assignment and its generation."""
+    """Encode the `sticky` assignor's user data: the member's last assignment and its generation."""
     return _partitions(partitions) + struct.pack(">i", generation)
 
 
 def decode_sticky(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
-    """The last assignment and its generation; nothing and -1 where there is none."""
+    """Decode the last assignment and its generation; () and -1 if there is none."""
     if not data:
         return (), NO_GENERATION
     read = _Reader(data, "sticky user data")
@@ -106,12 +106,12 @@ def decode_sticky(data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
 
 
 def encode_generation(generation: int) -> bytes:
-    """The `cooperative-sticky` assignor's user data."""
+    """Encode the `cooperative-sticky` assignor's user data."""
     return struct.pack(">i", generation)
 
 
 def decode_generation(data: bytes | None) -> int:
-    """The generation in it; -1 where there is none."""
+    """Decode the generation; -1 if there is none."""
     return _Reader(data, "cooperative-sticky user data").int32() if data else NO_GENERATION
 
 
@@ -139,7 +139,7 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 class _Reader:
-    """Takes fields from the front; whatever does not fit is a SerializationError with the place."""
+    """Reads fields from the front. Raises SerializationError with the position if a field does not fit."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self._data = data

@@ -1,13 +1,13 @@
-"""A member's way through its group: what it does next, and what it makes of every answer.
+"""A consumer's membership in its group: the next step, and the handling of every answer.
 
-Nothing here waits or sends. `next_step` says what is to be done now, whoever awaits it tells the outcome (`on_join`,
-`on_sync`, ...) and asks again. A step that calls the listener may have to wait for a poll: until its outcome is told,
-`next_step` returns it again, or what has become of it meanwhile. Heartbeats run beside it. What is alike for all
-members of groups, with the states and the ways between them, is in `penstock.shared.clients.group`.
+Nothing here waits or sends. `next_step` returns the next step. The caller awaits it, reports the outcome (`on_join`,
+`on_sync`, ...) and calls `next_step` again. A step that calls the listener may have to wait for a poll. Until its
+outcome is reported, `next_step` returns it again, or a later step if the state has changed. Heartbeats run in parallel.
+The states, their transitions and the code that all kinds of members share are in `penstock.shared.clients.group`.
 
-What a member holds (`owned`) ends in one of two ways. It is revoked while the member's generation counts: everything
-before it joins (eager), or what the new assignment lacks, after which it joins again (cooperative). Or it is lost,
-when the group has forgotten the member: then others may have it already.
+The ownership of partitions (`owned`) ends in one of two ways. 1. They are revoked while the member's generation is
+valid: all of them before an eager member joins, or those that a cooperative member's new assignment lacks, after which
+it joins again (KIP-429). 2. They are lost, when the group has removed the member: another member may own them already.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from penstock.shared.common.records import TopicPartition
 
 @dataclass(slots=True)
 class GroupState(Member):
-    """One consumer; all times are of one monotonic clock."""
+    """One consumer. All times are of one monotonic clock."""
 
     assignor: Assignor
     owned: frozenset[TopicPartition] = frozenset()
     topics: frozenset[str] = frozenset()
     group_topics: frozenset[str] = frozenset()
-    """What all members have subscribed to; only the leader knows."""
+    """The topics that all members have subscribed to; only the leader knows them."""
     _joined_topics: frozenset[str] = frozenset()
     _members: tuple[tuple[str, str | None, bytes], ...] = ()
     _assignments: dict[str, bytes] | None = None
@@ -54,17 +54,17 @@ class GroupState(Member):
     _counts: Mapping[str, int] | None = None
     _watches: bool = False
     _back: frozenset[TopicPartition] = frozenset()
-    """What is given back while PREPARING."""
+    """The partitions that are being revoked while PREPARING."""
     identity: tuple[int, str] = (NO_GENERATION, "")
-    """The generation and member id under which `owned` was assigned; after a loss it stays until the next assignment,
-    so that the group refuses commits made under it."""
+    """The generation and member id under which `owned` was assigned. It stays after a loss until the next assignment,
+    so that the group rejects the commits made under it."""
     _sticky: tuple[frozenset[TopicPartition], int] = (frozenset(), NO_GENERATION)
 
     def __repr__(self) -> str:
         return f"<GroupState {self.state}, {self.where()}, owns {len(self.owned)}>"
 
     def where(self) -> str:
-        """What every message about this member starts with."""
+        """Return the start of every message about this member."""
         instance = f", instance {self.config.instance_id}" if self.config.instance_id else ""
         return (
             f"client {self.config.client_id}, group {self.config.group_id}, generation {self.generation}, "
@@ -73,30 +73,33 @@ class GroupState(Member):
 
     @property
     def is_owner(self) -> bool:
-        """Whether partitions are owned in a generation of the group, which may be on its way into the next one."""
+        """Whether partitions are owned in a valid generation of the group, also during a rebalance."""
         return self.generation != NO_GENERATION and bool(self.owned)
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the group has dropped this member while it owned partitions: they are lost."""
+        """Whether the group has removed this member while it owned partitions: they are lost."""
         return self.generation == NO_GENERATION and bool(self.owned)
 
-    # --- what the consumer does ---
+    # --- calls of the consumer ---
 
     def subscribe(self, topics: frozenset[str]) -> None:
-        """Other topics; the group is joined anew with them."""
+        """Set other topics. The member joins the group again with them."""
         if topics != self.topics:
             self.topics = topics
             if self.state is MemberState.STABLE and topics != self._joined_topics:
                 self.rejoin("other topics")
 
     def polled(self) -> None:
-        """Somebody polls: a member that left for want of it comes back."""
+        """Note a poll: a member that left because polls were missing joins again."""
         if self.state is MemberState.LEFT:
             self._to(MemberState.UNJOINED)
 
     def take_error(self) -> PenstockError | None:
-        """What keeps the member out; told once where trying again may help, always where it cannot (fenced)."""
+        """Return the error that keeps the member out of the group, or None.
+
+        A fatal error (fenced) is returned each time. Any other is returned once, and the member tries again.
+        """
         error = self.error
         if error is not None and not isinstance(error, FatalError):
             self.error = None
@@ -105,11 +108,11 @@ class GroupState(Member):
         return error
 
     def metadata(self, counts: Mapping[str, int]) -> None:
-        """How many partitions every topic has now: the leader has the group assign anew where that has changed."""
+        """Note the partition counts of all topics. If they have changed, the leader requests a new assignment."""
         if not self._watches or self.state is not MemberState.STABLE:
             return
         known = {topic: counts[topic] for topic in self.group_topics or self._joined_topics if topic in counts}
-        if self._counts is None:  # a static member that came back: it assigned nothing, this is what it goes by
+        if self._counts is None:  # a static member that came back made no assignment: compare with these counts
             self._counts = known
         elif changed := sorted(
             topic for topic in {*known, *self._counts} if known.get(topic) != self._counts.get(topic)
@@ -117,10 +120,10 @@ class GroupState(Member):
             self._counts = known
             self.rejoin(f"partitions changed of {', '.join(changed)}")
 
-    # --- what is to be done ---
+    # --- the next step ---
 
     def next_step(self, now_ms: int, idle_ms: float) -> Step:
-        """What is to be done now; `idle_ms` is how long nobody has polled."""
+        """Return the next step; `idle_ms` is the time since the last poll."""
         match self.state:
             case MemberState.FAILED | MemberState.LEFT:
                 return self._lose_if_forgotten()
@@ -138,8 +141,10 @@ class GroupState(Member):
         return self._between(now_ms, idle_ms)
 
     def leave_if_idle(self, idle_ms: float) -> Leave | None:
-        """Out of the group where nobody has polled for `max_poll_interval_ms`; None while a request is under way, whose
-        answer comes first."""
+        """Leave the group if the last poll is older than `max_poll_interval_ms`.
+
+        Returns None if it is not, or while a request is in flight, since its answer comes first.
+        """
         if idle_ms < self.config.max_poll_interval_ms or self.generation == NO_GENERATION:
             return None
         if self.state in (MemberState.JOINING, MemberState.SYNCING):
@@ -149,11 +154,11 @@ class GroupState(Member):
 
     def _stop_joining(self) -> Step:
         self._to(MemberState.LEFT)
-        member_id = self.leave()  # of a place that the group keeps for a join to come
+        member_id = self.leave()  # of the membership that the group reserved for a join
         return Leave(member_id) if member_id else Wait(0)
 
     def _between(self, now_ms: int, idle_ms: float) -> Step:
-        """UNJOINED or STABLE: keep still, leave, or prepare to join."""
+        """In UNJOINED or STABLE: wait, leave, or prepare to join."""
         if not self.topics and not self.owned:
             return Wait(None)
         idle_left = self.config.max_poll_interval_ms - idle_ms
@@ -201,7 +206,7 @@ class GroupState(Member):
         return Sync(self.generation, self.member_id, self._assignments or {})
 
     def _complete(self) -> Step:
-        if self.generation == NO_GENERATION:  # forgotten meanwhile: the assignment is another's
+        if self.generation == NO_GENERATION:  # removed meanwhile: another member has the assignment
             self._to(MemberState.UNJOINED)
             return self._lose_if_forgotten()
         if back := self.owned - self._target:
@@ -213,15 +218,15 @@ class GroupState(Member):
         return Lose(self.owned) if self.owned else Wait(0 if self.state is MemberState.UNJOINED else None)
 
     def leave(self) -> str:
-        """For good; gives the member id that the group is to be told, "" for none: a static member stays in it."""
+        """Leave for good. Returns the member id for LeaveGroup, "" for none: a static member stays in the group."""
         member_id = self.member_id if self.config.instance_id is None else ""
         self._forget(member=True)
         return member_id
 
-    # --- what became of it ---
+    # --- outcomes of the steps ---
 
     def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """The listener has given them back, or knows that they are lost."""
+        """Note that the listener has handled the revocation or the loss."""
         self.owned -= partitions
         if self.state is MemberState.PREPARING:
             self._to(MemberState.UNJOINED)
@@ -229,31 +234,31 @@ class GroupState(Member):
             self.rejoin("gave partitions back")
 
     def on_completed(self) -> None:
-        """The listener knows what is assigned."""
-        if self.state is not MemberState.COMPLETING:  # failed meanwhile
+        """Note that the listener has handled the assignment."""
+        if self.state is not MemberState.COMPLETING:  # it has failed meanwhile
             return
         self._to(MemberState.STABLE)
         if self.topics != self._joined_topics:
             self.rejoin("other topics")
 
     def adopt(self) -> None:
-        """The assignment is in force: before the listener hears of it."""
+        """Put the assignment in force; called before the listener."""
         self.owned = self._target
         self.identity = self.generation, self.member_id
         self._sticky = (self.owned, self.generation)
 
     def on_join(self, answer: JoinAnswer, now_ms: int) -> None:
-        """The coordinator's answer to Join."""
+        """Apply the coordinator's answer to Join."""
         if not answer.code and answer.protocol != self.assignor.name:
             self.fail(IllegalState(f"JoinGroup of {self.where()}: the group uses {answer.protocol!r}"))
             return
         came_back = self.config.instance_id is not None and not self.member_id
         if not self.is_joined(answer, now_ms):
             return
-        if self.owned:  # a cooperative member keeps what it owns, under the new generation
+        if self.owned:  # a cooperative member keeps its partitions under the new generation
             self.identity = self.generation, self.member_id
-        # A static leader that came back is not told that it leads, so that nothing is assigned anew: it is to watch
-        # the topics all the same. Of a member that does not lead the coordinator takes no notice.
+        # A static leader that came back is not made leader again, so that there is no rebalance (KIP-345). It must
+        # watch the topics all the same. The coordinator ignores a rejoin of a member that does not lead.
         self._watches = self.is_leader or came_back
         self._members, self._assignments, self._counts = answer.members, None, None
         self.group_topics = frozenset()
@@ -271,7 +276,7 @@ class GroupState(Member):
         self.group_topics = frozenset(topics)
 
     def on_gathered(self, counts: Mapping[str, int]) -> None:
-        """The partitions of the group's topics (those that exist): the leader assigns them."""
+        """Assign the partitions of the group's topics as the leader; `counts` has the topics that exist."""
         self._counts = dict(counts)
         members = {name: GroupMember(decode_subscription(data), instance) for name, instance, data in self._members}
         try:
@@ -285,7 +290,7 @@ class GroupState(Member):
         }
 
     def on_sync(self, answer: SyncAnswer, now_ms: int) -> None:
-        """The coordinator's answer to Sync."""
+        """Apply the coordinator's answer to Sync."""
         if answer.code:
             self._refused("SyncGroup", answer.code, now_ms)
             return
@@ -301,7 +306,7 @@ class GroupState(Member):
         target = frozenset(assignment.partitions)
         self._failures = 0
         self._heard(now_ms)
-        if not {tp.topic for tp in target} <= self.topics:  # they have changed on the way
+        if not {tp.topic for tp in target} <= self.topics:  # the topics changed during the rebalance
             self.rejoin("assigned what is not subscribed to any more")
             self._to(MemberState.UNJOINED)
             return
@@ -309,12 +314,12 @@ class GroupState(Member):
         self._to(MemberState.COMPLETING)
 
     def on_session_over(self) -> None:
-        """The member asks on: it is the group that says whether it is still in it."""
+        """Do nothing: the member continues, and the group's answer shows whether it is still a member."""
 
     def fail(self, error: PenstockError, *, member: bool = True) -> None:
-        """Out of the group, until the user has been told why (`take_error`).
+        """Leave the group until the error was raised to the user (`take_error`).
 
-        With `member=False` the member id is kept: the group still has the member, so that `leave` gives the id.
+        With `member=False` the member id is kept: the group still has the member, so that `leave` returns the id.
         """
         self.error = error
         self._forget(member=member)

@@ -1,4 +1,4 @@
-"""What a consumer in a group has to do next, beside what every member has (`penstock.shared.clients.group.steps`)."""
+"""A consumer's steps in a group, in addition to those of every member (`penstock.shared.clients.group.steps`)."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from penstock.shared.common.records import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Have the listener give partitions back that are still ours; then `on_revoked`."""
+    """Have the listener revoke partitions that the member still owns; then call `on_revoked`."""
 
     partitions: frozenset[TopicPartition]
 
 
 @dataclass(frozen=True, slots=True)
 class Lose:
-    """Tell the listener that partitions are gone; then `on_revoked`."""
+    """Tell the listener that partitions are lost; then call `on_revoked`."""
 
     partitions: frozenset[TopicPartition]
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Find out how many partitions these topics have, as the leader needs to; then `on_gathered` or `on_failure`."""
+    """Look up the partition counts of these topics for the leader; then call `on_gathered` or `on_failure`."""
 
     topics: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The assignment counts from now on (`adopt`); tell the listener; then `on_completed`."""
+    """Put the assignment in force (`adopt`), call the listener, then `on_completed`."""
 
     assigned: frozenset[TopicPartition]
     added: frozenset[TopicPartition]
@@ -39,7 +39,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Nobody polls: send LeaveGroup for the member that this was, none for a static one, which has no id here."""
+    """Polls are missing: send LeaveGroup with this member id; it is empty for a static member, which sends none."""
 
     member_id: str
 

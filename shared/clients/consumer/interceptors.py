@@ -1,4 +1,7 @@
-"""Interceptors: see the records that are handed out and what is committed; what they raise is logged, no more."""
+"""Interceptors see the records that are handed out and the committed offsets.
+
+An exception they raise is only logged.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,25 @@ log = get_logger(__name__)
 
 
 class ConsumerInterceptor:
-    """Base with both methods doing nothing; override what is wanted. They run on the event loop and must not block.
+    """Base class whose methods do nothing; override those you need. They run on the event loop and must not block.
 
     Source of the semantics: Kafka's ConsumerInterceptor.
     """
 
     def on_consume(self, topic_partition: TopicPartition, records: Columns[Any, Any]) -> Columns[Any, Any]:
-        """Records of one partition before they are handed out, once: those to hand out in their place.
+        """Called once with records of one partition before they are handed out; returns the records to hand out
+        instead.
 
-        Keys and values are deserialized. What is given must be as many records as were taken, at the same offsets.
+        Keys and values are deserialized. It must return as many records as it received, at the same offsets.
         """
         return records
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Offsets that the group has committed now."""
+        """Called with offsets that the group has just committed."""
 
 
 class ConsumerInterceptors:
-    """A chain, each called with what the one before returned."""
+    """A chain of interceptors. Each is called with the records that the one before returned."""
 
     def __init__(self, chain: Sequence[ConsumerInterceptor]) -> None:
         self._chain = tuple(chain)
@@ -38,7 +42,7 @@ class ConsumerInterceptors:
         return bool(self._chain)
 
     def on_consume(self, topic_partition: TopicPartition, records: Columns[Any, Any]) -> Columns[Any, Any]:
-        """Through all; one that raises, or gives other records, is passed over."""
+        """Call all. One that raises, or returns other records, is skipped."""
         offsets = records.offsets.tolist()
         for interceptor in self._chain:
             try:
@@ -56,7 +60,7 @@ class ConsumerInterceptors:
         return records
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """To all, whatever one raises."""
+        """Call all, also if one raises."""
         for interceptor in self._chain:
             try:
                 interceptor.on_commit(dict(offsets))

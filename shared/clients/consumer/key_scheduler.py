@@ -1,14 +1,14 @@
-"""Which delivered records may be handled now, and what may be committed.
+"""Decides which delivered records may be handled now, and which offsets may be committed.
 
-Records of a partition fall into lanes: one lane a key (`ordering="key"`), one in all (`partition`), or one a record
-(`unordered`, and records without a key under `key`). A lane runs one record at a time, in offset order; a record that
-waits for its retry holds up its own lane and nothing else. Ready lanes are served lowest offset first, so that the gap
-stays small, and partitions in turn.
+Records of a partition are queued in lanes: one lane for each key (`ordering="key"`), one for the partition
+(`partition`), or one for each record (`unordered`, and records without a key under `key`). A lane runs one record at a
+time, in offset order. A record that waits for its retry blocks only its own lane. Ready lanes are served lowest offset
+first, so that the gap stays small, and partitions in turn.
 
-The committable offset is the first unfinished record's: contiguous over the DELIVERED records, since compaction and
-transaction markers leave holes in the offsets. What is finished beyond it travels in the commit's metadata, so that a
-restart skips it. A record beyond the gap starts only where the metadata would still fit with everything in flight
-finished; else its partition is `paused` until the first unfinished record is through.
+The committable offset is that of the first unfinished record. It counts DELIVERED records, since compaction and
+transaction markers leave holes in the offsets. Finished records beyond the gap are stored in the commit's metadata, so
+that they are skipped after a restart. A record beyond the gap starts only if the metadata would still fit once all
+records in flight are finished. Otherwise its partition is `paused` until the first unfinished record is finished.
 
 >>> from penstock.shared.common.records import Columns, ConsumerRecord, TopicPartition
 >>> tp = TopicPartition("clicks", 0)
@@ -47,12 +47,12 @@ Ordering = Literal["key", "partition", "unordered"]
 PauseReason = Literal["buffer", "metadata"]
 
 BUFFERED_RECORDS_MAX = 2_000
-"""Unfinished records of one partition above which no more of it are fetched; resumed at half."""
+"""The number of unfinished records of one partition at which fetching stops. It resumes at half."""
 
 
 @dataclass(slots=True, eq=False)
 class Execution:
-    """Records of one partition handed to one call of the handler, in offset order."""
+    """Records of one partition passed to one call of the handler, in offset order."""
 
     topic_partition: TopicPartition
     works: tuple[Work, ...]
@@ -61,7 +61,7 @@ class Execution:
 
 
 class KeyScheduler:
-    """See the module. Not thread-safe; every method returns at once."""
+    """See the module. It is not thread-safe; every method returns at once."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class KeyScheduler:
         self.max_concurrency = max_concurrency
         self.batch_records_max = batch_records_max
         self.buffered_records_max = buffered_records_max
-        self.ignored = 0  # results that came after their partition was lost, or had been rewound
+        self.ignored = 0  # results after their partition was lost or rewound
         self.skipped = 0  # delivered records that an earlier owner had finished
         self._partitions: dict[TopicPartition, PartitionProgress] = {}
         self._turn: deque[TopicPartition] = deque()
@@ -83,17 +83,20 @@ class KeyScheduler:
         self._sequence = 0
 
     def assign(self, partition: TopicPartition, committed: OffsetAndMetadata | None) -> None:
-        """Own a partition from its committed position; DataError if its metadata is damaged: assign without it."""
+        """Own a partition from its committed position.
+
+        Raises DataError if its metadata is damaged: assign it without.
+        """
         if partition in self._partitions:
             raise IllegalState(f"{partition} is assigned already")
         self._partitions[partition] = PartitionProgress(committed, decode_finished(committed) if committed else ())
         self._turn.append(partition)
 
     def deliver(self, columns: Columns) -> int:
-        """Take records in; returns how many are to be handled.
+        """Queue records. Returns the number of records to handle.
 
-        Those of a partition that is being given up are left to its next owner.
-        IllegalState for a partition that is not assigned: its records would be missing from the contiguous offset.
+        Records of a partition that is being revoked are left to its next owner. Raises IllegalState for a partition
+        that is not assigned: its records would be missing from the contiguous offset.
         """
         partition = columns.topic_partition
         if (state := self._partitions.get(partition)) is None:
@@ -111,8 +114,10 @@ class KeyScheduler:
         return taken
 
     def pass_over(self, partition: TopicPartition, position: int) -> bool:
-        """Nothing is to be delivered before this offset: where nothing is unfinished either, it is committable, though
-        no record came. True once where nothing of the partition was ever committed: it should be now."""
+        """Note that no record before this offset will be delivered. It is committable if no record is unfinished.
+
+        Returns True, once, if the partition never had a commit: then it should be committed now.
+        """
         return self._partitions[partition].pass_over(position)
 
     def _enqueue(self, state: PartitionProgress, work: Work, key: bytes | None) -> None:
@@ -124,7 +129,10 @@ class KeyScheduler:
             heapq.heappush(state.ready, (work.offset, lane))
 
     def take(self, now_ms: int) -> Execution | None:
-        """The next records to hand to the handler, or None: nothing may run now, or `max_concurrency` do."""
+        """Return the next records for the handler.
+
+        Returns None if none may run now, or at `max_concurrency` executions.
+        """
         while self._waiting and self._waiting[0][0] <= now_ms:
             *_, partition, state, lane = heapq.heappop(self._waiting)
             if self._partitions.get(partition) is state and state.lanes.get(lane.key) is lane and lane.queue:
@@ -143,7 +151,7 @@ class KeyScheduler:
 
     def _take_of(self, state: PartitionProgress) -> tuple[Work, ...]:
         works: list[Work] = []
-        next_in_lane: list[tuple[int, Lane]] = []  # a batch may go on in its lanes: the handler sees them in order
+        next_in_lane: list[tuple[int, Lane]] = []  # a batch may continue in its lanes, in order
         while len(works) < self.batch_records_max and (state.ready or next_in_lane):
             from_ready = not next_in_lane or (bool(state.ready) and state.ready[0] < next_in_lane[0])
             heap = state.ready if from_ready else next_in_lane
@@ -166,7 +174,10 @@ class KeyScheduler:
     def settle(
         self, execution: Execution, finished: Iterable[Work] = (), retry: Iterable[Work] = (), due_ms: int = 0
     ) -> bool:
-        """End an execution: what is finished, and what is to run again at `due_ms`; False, and counted, if too late."""
+        """End an execution: `finished` records are done, `retry` records run again at `due_ms`.
+
+        Returns False if the partition was lost or rewound meanwhile; the results are then ignored and counted.
+        """
         self._executions.remove(execution)
         state, works = execution.owner, execution.works
         state.running -= len(works)
@@ -189,7 +200,7 @@ class KeyScheduler:
         return owned
 
     def holds(self, execution: Execution) -> bool:
-        """Whether the partition is still ours as it was when the execution began, and was read on from there."""
+        """Whether the partition has been owned, and not rewound, since the execution began."""
         owner = execution.owner
         return self._partitions.get(execution.topic_partition) is owner and execution.epoch == owner.epoch
 
@@ -205,11 +216,11 @@ class KeyScheduler:
                 heapq.heappush(self._waiting, (due_ms, self._sequence, partition, state, lane))
 
     def next_due_ms(self) -> int | None:
-        """When the next retry is due."""
+        """Return the ms at which the next retry is due. Returns None if there is none."""
         return self._waiting[0][0] if self._waiting else None
 
     def paused(self) -> dict[TopicPartition, PauseReason]:
-        """Partitions of which no more records are wanted, and why."""
+        """Return the partitions of which no more records are wanted, with the reason."""
         reasons: dict[TopicPartition, PauseReason] = {}
         for partition, state in self._partitions.items():
             limit = self.buffered_records_max // 2 if state.buffering else self.buffered_records_max
@@ -219,26 +230,29 @@ class KeyScheduler:
         return reasons
 
     def is_wanted(self, partition: TopicPartition) -> bool:
-        """Whether a paused partition is paused for nothing any more."""
+        """Whether the reason to pause a partition is gone."""
         state = self._partitions.get(partition)
         return state is None or not (state.full or state.unfinished >= max(self.buffered_records_max // 2, 1))
 
     def committable(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What may be committed and differs from what was, by partition; nothing of those that are not ours."""
+        """Return the offsets to commit that differ from the committed ones, by owned partition."""
         wanted = self._partitions if partitions is None else [p for p in partitions if p in self._partitions]
         offsets = {p: self._partitions[p].committable() for p in wanted}
         return {p: o for p, o in offsets.items() if o is not None and o != self._partitions[p].committed}
 
     def committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """A commit went through; partitions given up meanwhile are passed over."""
+        """Note a successful commit; partitions that are no longer owned are ignored."""
         for partition, offset in offsets.items():
             if partition in self._partitions:
                 self._partitions[partition].committed = offset
 
     def revoke(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
-        """Start nothing more of these; returns what is in flight. Commit once it is settled, then `lost` lets go."""
+        """Start no more records of these partitions. Returns the executions in flight.
+
+        Once they are settled, commit and call `lost`.
+        """
         going = {p: self._partitions[p] for p in partitions if p in self._partitions}
         for state in going.values():
             state.draining = True
@@ -246,7 +260,7 @@ class KeyScheduler:
         return [e for e in self._executions if e.owner is going.get(e.topic_partition)]
 
     def lost(self, partitions: Iterable[TopicPartition]) -> list[Execution]:
-        """Let go of these; returns what is still in flight, whose results will be ignored and counted."""
+        """Drop these partitions. Returns the executions in flight; their results will be ignored and counted."""
         in_flight = self.revoke(gone := [p for p in partitions if p in self._partitions])
         for partition in gone:
             del self._partitions[partition]
@@ -259,11 +273,11 @@ class KeyScheduler:
 
     @property
     def in_flight(self) -> int:
-        """Executions that are not settled."""
+        """The number of executions that are not settled."""
         return len(self._executions)
 
     def unfinished(self, partition: TopicPartition) -> int:
-        """Delivered records of the partition that are not finished."""
+        """Return the number of delivered records of the partition that are not finished."""
         return self._partitions[partition].unfinished
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a user hears of a rebalance."""
+"""The rebalance listener: a user's callbacks for a rebalance."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from penstock.shared.common.records import TopicPartition
 
 
 class RebalanceListener:
-    """Base with all methods doing nothing; override what is wanted.
+    """Base class whose methods do nothing; override those you need.
 
-    They are called inside `poll`, the next record of an `async for`, and `close`, and nowhere else, each within
-    `listener_timeout_ms`; heartbeats go on meanwhile. What a method raises (or its time running out, as KafkaTimeout)
-    is raised by that poll. A `commit()` in them takes everything that was handed out; in a `close` that ends an
-    iteration, or that follows an exception in `async with`, not what was handed out last. They cannot poll, iterate or
-    close.
+    They are called only inside `poll`, the next record of an `async for`, and `close`, each within
+    `listener_timeout_ms`. Heartbeats continue meanwhile. That poll raises a method's exception, or KafkaTimeout if the
+    method runs out of time. A `commit()` in a method covers everything that was handed out. In a `close` that ends an
+    iteration, or that follows an exception in `async with`, it leaves out the records handed out last. The methods
+    cannot poll, iterate or close.
 
     Source of the semantics: Java's ConsumerRebalanceListener.
     """
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are ours from now on, and were not just before; called after every rebalance. The place to seek.
+        """Called after every rebalance with the partitions that are newly owned. Seek here.
 
-        An eager member has given everything back before, so these are all; a cooperative one hears only of what is new,
-        which may be nothing.
+        For an eager member, which revoked everything before, these are all its partitions. For a cooperative member
+        they are the new ones, possibly none.
         """
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are still ours and will not be after this returns: finish them and commit.
+        """Called with partitions that are owned until this returns: finish their records and commit.
 
-        All of them for an eager member, before it joins the group anew; for a cooperative one what goes to others.
+        For an eager member these are all its partitions, before it joins the group again. For a cooperative member they
+        are those that move to other members.
         """
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are not ours any more and may be another's already: a commit would be refused."""
+        """Called with partitions that are lost and may be owned by another member: a commit would be rejected."""

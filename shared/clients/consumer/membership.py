@@ -1,7 +1,7 @@
-"""What a rebalance does to a consumer: which listener is called, what is committed before, and what is forgotten.
+"""A rebalance's effects on a consumer: the calls of the listener, the commit before, and the positions to forget.
 
-The listener is called inside `poll`, the next record of an iteration, and `close`, as with the Java consumer. So all
-that was handed out has been processed by then, or counts as processed (`positions.py`).
+The listener is called inside `poll`, the next record of an iteration, and `close`, as in the Java consumer. So all
+records that were handed out have been processed by then, or count as processed (`positions.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOT_OWNED = "this member does not own the partitions any more"
 
 
 class Membership:
-    """The listener's calls around a rebalance, and the positions that go with the partitions."""
+    """Calls the listener around a rebalance, and keeps the positions of the owned partitions."""
 
     def __init__(
         self,
@@ -49,23 +49,27 @@ class Membership:
         self.positions = Positions()
 
     def raise_pending(self) -> None:
-        """Raise what a listener raised, and under a `commit_strategy` what was lost before it was committed."""
+        """Raise a listener's pending error.
+
+        Under a `commit_strategy` also raise CommitFailed for records whose partition was lost before they were
+        committed.
+        """
         if self._errors:
             raise self._errors.popleft()
         if self._settings.commit_strategy != "none" and (lost := self.positions.take_forfeited()):
             raise self.not_committed(lost)
 
     def is_called(self, task: asyncio.Task[object] | None) -> bool:
-        """Whether the listener is being called by this task."""
+        """Whether this task is inside a call of the listener."""
         return task is not None and task is self._calling
 
     async def wait(self, timeout_ms: float) -> None:
-        """Until there may be something to return; the listener may be called meanwhile."""
+        """Wait until there may be something to return. The listener may be called meanwhile."""
         with self._subscription.listening():
             await self._subscription.wait_for_data(timeout_ms)
 
     def not_committed(self, offsets: Mapping[TopicPartition, int]) -> CommitFailed:
-        """The error of offsets that this member cannot commit any more."""
+        """Return the error for offsets that this member can no longer commit."""
         if self._subscription.identity[0] == NO_GENERATION:
             return UnknownMember(f"{self._who()}: not assigned anything by the group yet")
         reason = self._subscription.gone_because or self._why_gone
@@ -73,18 +77,18 @@ class Membership:
         return CommitFailed(f"{self._who()}: not committed: {named}: {reason}")
 
     async def on_revoked(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """Partitions are given back, or were lost already: all of them before an eager member joins again."""
+        """Handle partitions that are revoked or were lost. An eager member revokes all before it joins again."""
         self._why_gone = (lost and self._subscription.gone_because) or NOT_OWNED
         if lost:
             self._let_go(partitions, lost=True)
         try:
             await self._give_back(partitions, lost=lost, limit_ms=self._listener_limit_ms)
-        finally:  # also where a close gives the call up, which does not make it again
+        finally:  # also if a close cancels the call, since it does not repeat it
             if not lost:
                 self._let_go(partitions, lost=False)
 
     async def on_assigned(self, partitions: frozenset[TopicPartition], added: frozenset[TopicPartition]) -> None:
-        """After the group has assigned; `added` are those that were not ours before."""
+        """Handle an assignment; `added` are the partitions that were not owned before."""
         self._metrics.no_lag(self._owned - partitions)
         self._owned = partitions
         log.info(
@@ -102,7 +106,7 @@ class Membership:
             self._metrics.rebalanced(self._subscription.rebalance_ms)
 
     async def leave(self, timeout_ms: float | None) -> None:
-        """The last commit and revocation, before the group is left; `timeout_ms` bounds all of it."""
+        """Commit and revoke for the last time, before LeaveGroup; `timeout_ms` bounds all of it."""
         if self._settings.group_id is None:
             return
         limit_ms = self._listener_limit_ms if timeout_ms is None else timeout_ms
@@ -123,10 +127,11 @@ class Membership:
         return float(min(self._settings.listener_timeout_ms, self._settings.max_poll_interval_ms))
 
     def _let_go(self, partitions: frozenset[TopicPartition], *, lost: bool) -> None:
-        """From here on another member may commit these, so that nothing may be left which would go out later.
+        """Drop the state of partitions that another member may commit from now on, so that no commit of them is sent
+        later.
 
-        What was handed out and not committed is remembered until the user was told, but for an ordinary revocation
-        under a `commit_strategy`: the next owner goes on from what was committed.
+        Records that were handed out and not committed are remembered until that is reported. The exception is an
+        ordinary revocation under a `commit_strategy`: the next owner continues from the committed offset.
         """
         kept = self._subscription.assignment() - partitions
         if lost or self._settings.commit_strategy == "none":
@@ -135,7 +140,7 @@ class Membership:
         self._commits.keep(kept)
 
     async def _give_back(self, partitions: frozenset[TopicPartition], *, lost: bool, limit_ms: float) -> None:
-        """Listener and commit, within one limit."""
+        """Call the listener and commit, within one limit."""
         listener, started_ms = self.listener, SYSTEM_CLOCK.monotonic_ms()
         if lost:
             if listener is not None and partitions:
@@ -165,7 +170,7 @@ class Membership:
             if task is None or task.cancelling():
                 self._note(KafkaTimeout(f"{self._who()}: {name}: not done when the consumer was closed"), name)
                 raise
-            # Something that the listener awaits was cancelled. Passed on, it would end the membership silently.
+            # A task or future that the listener awaits was cancelled. Raised, this would end the membership silently.
             self._note(IllegalState(f"{self._who()}: {name} let a cancellation through that was not asked for"), name)
         except Exception as e:
             self._note(e, name)

@@ -1,4 +1,4 @@
-"""The consumer's metrics, in a registry of the caller's or one of its own."""
+"""The consumer's metrics, in a registry of the caller or its own."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class ConsumerMetrics:
             self._lag.labels(group=self._group, topic=tp.topic, partition=tp.partition).set(lag)
 
     def no_lag(self, partitions: frozenset[TopicPartition]) -> None:
-        """Partitions that are read here no more."""
+        """Remove the lag of partitions that are no longer read here."""
         for tp in partitions:
             with contextlib.suppress(KeyError):
                 self._lag.remove(self._group, tp.topic, str(tp.partition))
 
     def fetched(self, latency_ms: float, size: int) -> None:
-        """A fetch was answered, with so many bytes of records."""
+        """Count an answered fetch with `size` bytes of records."""
         self._fetches_ok.inc()
         self._fetched_bytes.inc(size)
         self._fetch_latency.observe(latency_ms / 1000)
@@ -81,7 +81,7 @@ class ConsumerMetrics:
         self._fetches_failed.inc()
 
     def position_reset(self, topic: str, by: int) -> None:
-        """A position that the log did not hold was replaced by one so many offsets further."""
+        """Count a position outside of the log that was replaced by one `by` offsets further."""
         self._resets.labels(group=self._group, topic=topic).inc()
         self._skipped.labels(group=self._group, topic=topic).inc(max(0, by))
 
@@ -96,6 +96,6 @@ class ConsumerMetrics:
         self._failed.inc()
 
     def rebalanced(self, length_ms: float) -> None:
-        """The group has assigned, and the listener knows."""
+        """Record a rebalance, after the listener was called."""
         self._rebalances.inc()
         self._rebalance_length.observe(length_ms / 1000)

@@ -1,8 +1,8 @@
 """Commits offsets: sends the OffsetCommit requests that the commit sequence wants, one at a time.
 
-A request carries generation, member and instance id. A response is judged partition by partition. A stored partition is
-done. A partition that the coordinator rejects (its topic was deleted, the metadata is too long) is retried for
-REFUSED_RETRY_MS if the error is retriable, and then given up by name.
+A request carries generation, member and instance id. The response has an error code for each partition. A partition
+without one is committed. A partition that the coordinator rejects (its topic was deleted, the metadata is too long) is
+retried for REFUSED_RETRY_MS if the error is retriable. Then it is given up, with an error that names it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ OnCommit = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | Non
 
 BACKOFF_MAX_MS = 1_000
 WAITING_MAX = 10_000
-"""Callbacks of asynchronous commits that wait for a response. While the coordinator is away, each commit adds one."""
+"""The maximum number of callbacks that wait for a response. While the coordinator is away, each commit adds one."""
 REFUSED_RETRY_MS = 5_000
-"""So long a partition is retried that the coordinator does not know: it may just have been created. After it was given
-up, its next commit is tried once."""
+"""How long a partition is retried that the coordinator does not know: it may just have been created. After it was
+given up, its next commit is tried once."""
 OF_ONE_PARTITION = codes_of(
     "UNKNOWN_TOPIC_OR_PARTITION",
     "OFFSET_METADATA_TOO_LARGE",
@@ -66,10 +66,10 @@ class OffsetCommits:
         on_refused: Callable[[tuple[int, str], int], None] = lambda sent_as, code: None,
         on_committed: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], None] = lambda offsets: None,
     ) -> None:
-        """`gone_because` says why the member has lost its place, "" where it does not know; `is_owner` whether it is in
-        the group and owns partitions: a commit then waits for the end of a rebalance. `on_refused` is told of answers
-        that say otherwise: whose commit it was (generation and member id), and the code; `on_committed` of what the
-        coordinator has taken."""
+        """`gone_because` returns the reason why the membership was lost, "" if unknown. `is_owner` tells whether the
+        member is in the group and owns partitions: a commit then waits for the end of a rebalance. `on_refused` is
+        called with an answer that shows the loss of the membership: the commit's generation and member id, and the
+        code. `on_committed` is called with the offsets that the coordinator has stored."""
         self._connection = connection
         self._member = member
         self._metrics = metrics
@@ -86,7 +86,7 @@ class OffsetCommits:
         self._changed = asyncio.Event()
         self._last_error: PenstockError | None = None
         self._refusal: PenstockError | None = None
-        """The last error, where trying again is of no use."""
+        """The last error that is not retriable."""
         self._refused_since: dict[TopicPartition, float] = {}
         self._given_up: dict[TopicPartition, tuple[int, PenstockError]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -95,9 +95,9 @@ class OffsetCommits:
     def commit_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: OnCommit | None = None
     ) -> None:
-        """Have offsets committed beside the caller; `callback(offsets, error)` is called once, None for success.
+        """Commit offsets without waiting. `callback(offsets, error)` is called once; the error is None for success.
 
-        Where WAITING_MAX callbacks wait already, the oldest is told that its commit has no answer yet.
+        If WAITING_MAX callbacks wait already, the oldest is called with an error: its commit has no answer yet.
         """
         numbers = self.sequence.register(offsets)
         if callback is not None:
@@ -109,11 +109,11 @@ class OffsetCommits:
         self._start()
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float) -> None:
-        """Commit and wait, pending ones before (or with) it; without offsets it waits for those alone.
+        """Commit and wait; pending commits are sent before it or with it. Without offsets it waits for those alone.
 
-        Raises CommitFailed (IllegalGeneration, UnknownMember) and RebalanceInProgress at once, KafkaTimeout after
-        `timeout_ms`: the offsets may then still be committed. What is said of a partition alone (it does not exist, its
-        text is too long) is raised once the others are committed.
+        Raises CommitFailed (IllegalGeneration, UnknownMember) and RebalanceInProgress at once. Raises KafkaTimeout
+        after `timeout_ms`: the offsets may then still be committed. An error of one partition (it does not exist, its
+        metadata is too long) is raised once the others are committed.
         """
         where = self._where(self._member())
         numbers = self.sequence.register(offsets)
@@ -145,11 +145,14 @@ class OffsetCommits:
         return self.sequence.is_done({tp: number for tp, number in numbers.items() if tp not in given_up})
 
     def _given_up_of(self, numbers: Mapping[TopicPartition, int]) -> dict[TopicPartition, PenstockError]:
-        """What of these was refused for good."""
+        """Return the errors of the given offsets that were given up."""
         return {tp: e for tp, (until, e) in self._given_up.items() if tp in numbers and numbers[tp] <= until}
 
     async def drain(self, timeout_ms: float) -> None:
-        """Until nothing is pending, for at most `timeout_ms`; what fails is logged and left to the next generation."""
+        """Wait until no commit is pending, for at most `timeout_ms`.
+
+        A failure is logged; the next generation retries it.
+        """
         self._start()
         try:
             async with asyncio.timeout(max(0.0, timeout_ms) / 1000):
@@ -160,7 +163,7 @@ class OffsetCommits:
             log.warning("commits are pending", **self._fields(), waited_ms=round(timeout_ms))
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Only these are ours now: their pending offsets go on under the new generation, others are dropped."""
+        """Keep the pending offsets of these partitions for the new generation; drop all others."""
         dropped = self.sequence.keep(partitions)
         if dropped:
             log.warning(
@@ -173,7 +176,7 @@ class OffsetCommits:
         self._start()
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last offsets of these that this member has committed since they were assigned to it."""
+        """Return the last offsets of these partitions that this member has committed since their assignment."""
         return self.sequence.committed(partitions)
 
     def _taken_away(self) -> CommitFailed:
@@ -181,7 +184,7 @@ class OffsetCommits:
         return CommitFailed(f"{self._where(self._member())}: not committed before: {reason}")
 
     async def close(self) -> None:
-        """Stop; callbacks still waiting are told."""
+        """Stop. Callbacks that still wait are called with CommitFailed."""
         if self._timer is not None:
             self._timer.cancel()
         for task in (self._task, self._looking):
@@ -195,7 +198,7 @@ class OffsetCommits:
     async def fetch(
         self, partitions: Sequence[TopicPartition], timeout_ms: float
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What the group has committed for partitions; those without a commit are missing."""
+        """Return the group's committed offsets of partitions; partitions without a commit are missing."""
         group_id = self._member().group_id
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
@@ -224,14 +227,14 @@ class OffsetCommits:
             self._task.add_done_callback(lambda _: self._changed.set())
 
     async def _run(self) -> None:
-        """Send until nothing is wanted; ends where only a rebalance can help."""
+        """Send commits until none is wanted. Returns early if only a rebalance can help."""
         backoff_ms = self._connection.settings.retry_backoff_ms
         while (commit := self.sequence.next_commit(self._member().generation_id)) is not None:
             error = await self._try(commit)
             if error is None:
                 backoff_ms = self._connection.settings.retry_backoff_ms
             elif self._is_of_before(commit):
-                continue  # what is still ours goes on under the new generation
+                continue  # owned partitions are committed under the new generation
             elif not self._passing(error):
                 return
             else:
@@ -288,7 +291,7 @@ class OffsetCommits:
             self.sequence.on_read_back(found, partitions, asked_ms)
 
     def _look_again(self) -> None:
-        """Read back once more when what has got no answer cannot land any more."""
+        """Read back once more when a commit without an answer can no longer be applied."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -307,7 +310,7 @@ class OffsetCommits:
         self._look_again()
 
     def _refused(self, commit: Commit, refused: Mapping[TopicPartition, PenstockError]) -> PenstockError | None:
-        """Give up what will not pass; gives the error for which the rest is tried again."""
+        """Give up the offsets that are not retried. Returns the error for which the rest is retried."""
         self._metrics.commit_failed()
         now_ms, again = self._clock.monotonic_ms(), None
         for tp, error in refused.items():
@@ -331,23 +334,23 @@ class OffsetCommits:
         if not self._passing(error) and not waits_for_rebalance:
             self.sequence.give_up(commit)
         if not self._passing(error) and not self._is_of_before(commit):
-            # Sooner or later the offsets may be committed after all; the callback is told of this try.
+            # The offsets may still be committed later; the callback reports this attempt.
             for entry in [w for w in self._waiting if set(w[1]) <= set(commit.numbers)]:
                 self._waiting.remove(entry)
                 self._tell(entry, error)
 
     async def _send(self, commit: Commit) -> tuple[dict[TopicPartition, PenstockError], PenstockError | None]:
-        """What was refused of each partition, and the first refusal that is the whole group's."""
+        """Return each rejected partition's error, and the first error that concerns the whole group."""
         member = self._member()
         if member.generation_id < 0 and self._is_managed():
-            # The broker would take it for a commit by hand, as long as the group is empty.
+            # The broker would accept it as a commit from outside the group, as long as the group is empty.
             raise UnknownMember(f"{self._where(member)}: not assigned anything by the group yet")
         if commit.generation != member.generation_id:
             raise IllegalGeneration(f"{self._where(member)}: the commit belongs to generation {commit.generation}")
         topics: dict[str, list[tuple[int, int, int, str]]] = defaultdict(list)
         for tp, (offset, metadata, epoch) in commit.offsets.items():
             topics[tp.topic].append((tp.partition, offset, epoch, metadata))
-        # Without a member id it is a commit by hand, which is nobody's in the group.
+        # Without a member id it is a commit from outside the group, which has no instance id.
         instance_id = member.group_instance_id if member.member_id else None
         request = wire.OFFSET_COMMIT(
             member.group_id, member.generation_id, member.member_id, instance_id, list(topics.items())
@@ -380,7 +383,7 @@ class OffsetCommits:
         return error
 
     def _is_of_before(self, commit: Commit) -> bool:
-        """Whether the group has assigned anew since it was sent: an error is that generation's then."""
+        """Whether a newer generation was assigned after the commit was sent: its error is then outdated."""
         return commit.generation != self._member().generation_id
 
     def _passing(self, error: PenstockError) -> bool:

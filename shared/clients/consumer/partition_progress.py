@@ -1,7 +1,7 @@
-"""What of one partition was delivered, runs and is finished: the scheduler's books, without its choices.
+"""The delivered, running and finished records of one partition: the scheduler's state, without its choices.
 
-Unfinished records form a linked list in offset order; each knows the run of finished ones behind it, so that what is
-committable is read off, however far the finished ones are ahead.
+Unfinished records form a linked list in offset order. Each knows the run of finished records after it, so that the
+committable offset and its metadata are read from the list, however far the finished records are ahead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from penstock.shared.common.commit_metadata import METADATA_BYTES_MAX, Ranges, e
 from penstock.shared.common.records import Columns, ConsumerRecord, OffsetAndMetadata
 
 SPAN_ALWAYS_FITS = 24_000
-"""So many offsets fit as a bitmap, whatever the pattern: the usual case, known without a calculation."""
+"""This many offsets fit as a bitmap in any pattern. It is the usual case, which needs no calculation."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Work:
-    """One delivered record: `attempts` that failed, whether it must run alone, and a `memo` of whoever runs it."""
+    """One delivered record: failed `attempts`, whether it must run `alone`, and a `memo` for the code that runs it."""
 
     columns: Columns
     index: int
@@ -49,7 +49,7 @@ class Lane:
 
 
 class PartitionProgress:
-    """Lanes and progress of one partition: a linked list of its unfinished records, each with the run behind it."""
+    """Lanes and progress of one partition: a linked list of its unfinished records, each with the run after it."""
 
     def __init__(self, committed: OffsetAndMetadata | None, finished: Ranges) -> None:
         self.committed = committed
@@ -69,7 +69,10 @@ class PartitionProgress:
         self.full = self.buffering = self.draining = False
 
     def rewind(self) -> None:
-        """Delivery went back (a truncated log, or a seek): forget the progress, keep the locks of what runs."""
+        """Forget the progress, since delivery went back (a truncated log, or a seek).
+
+        Keep the locks of running records.
+        """
         lanes, running, epoch = {k: lane for k, lane in self.lanes.items() if lane.running}, self.running, self.epoch
         self.begin()
         for lane in lanes.values():
@@ -79,7 +82,7 @@ class PartitionProgress:
         self.highest = self.leader_epoch = -1
 
     def deliver(self, work: Work) -> bool:
-        """Append a record; False where the metadata of an earlier commit says that it is finished."""
+        """Append a record. Returns False if the metadata of an earlier commit marks it as finished."""
         offset = work.offset
         if self.position is not None and offset < self.position:
             self.rewind()
@@ -100,8 +103,10 @@ class PartitionProgress:
         return True
 
     def pass_over(self, position: int) -> bool:
-        """There is no record before this offset which is not delivered: found by a reset, or behind markers. True once
-        where nothing of the partition was ever committed."""
+        """Note that every record before this offset was delivered: a reset found it, or only markers are before it.
+
+        Returns True, once, if the partition never had a commit.
+        """
         if self.head is None and not self.draining:
             self.position = max(position, self.position or 0)
         was_new, self.is_new = self.is_new, False

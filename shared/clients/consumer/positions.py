@@ -1,13 +1,13 @@
-"""Which positions may be committed at any moment, by themselves or on request.
+"""The positions that may be committed at any moment, automatically or on request.
 
-A position goes through three hands: what the current poll returned (`_returned`: the user may be working on it), what
-polls before it returned (`_processed`), and what of that went to `OffsetCommits`, by the commit strategy or by the
-user (`_registered`). What commits by itself takes `_processed` and no more, and never goes below what was registered.
-In an `async for` each record is returned by itself; the rest of its batch is `unread`, and nobody's position has passed
-it. A position that the reset policy found, or that moved over offsets without a record, counts like one that was read.
+A position passes three stages. 1. The current poll returned it (`_returned`): the user may still process the records.
+2. An earlier poll returned it (`_processed`). 3. It went to `OffsetCommits`, by the commit strategy or by the user
+(`_registered`). An automatic commit takes only `_processed`, and never goes below `_registered`. In an `async for` each
+record is returned separately. The rest of its batch is `unread`, and no position has passed it. A position that the
+reset policy found, or that moved over offsets without a record, counts like one that was read.
 
-Records that were handed out and not committed when their partition went are `forfeited`: the next commit that covers
-them says so, once.
+If records were handed out and not committed when their partition was taken away, their positions are `forfeited`. The
+next commit that covers them reports them, once.
 
 >>> clicks = TopicPartition("clicks", 0)
 >>> positions = Positions()
@@ -35,7 +35,7 @@ _Offsets = dict[TopicPartition, int]
 
 
 class Positions:
-    """Of one consumer; those of partitions that are not read any more are to be forgotten (`forget_except`)."""
+    """The positions of one consumer. Call `forget_except` when partitions are no longer read."""
 
     def __init__(self) -> None:
         self._returned: dict[TopicPartition, _At] = {}
@@ -46,16 +46,17 @@ class Positions:
         self._forfeited: dict[TopicPartition, int] = {}
         self.unread = Unread()
         self.is_one_by_one = False
-        """Whether what was returned last is one record, of an iteration."""
+        """Whether the last return was one record of an iteration."""
         self.has_drifting = False
-        """Whether a position was found from the end, or by a time, and not given to `OffsetCommits` yet: a member that
-        dies before it is committed leaves its successor to the policy, which then leads past what came meanwhile."""
+        """Whether a position was found from the end, or by a time, and not given to `OffsetCommits` yet. If the member
+        dies before the commit, its successor uses the policy again, which then skips the records that arrived
+        meanwhile."""
 
     def __repr__(self) -> str:
         return f"<Positions returned {self._returned}, processed {self._processed}, registered {self._registered}>"
 
     def returned(self, positions: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int] = {}) -> None:
-        """A poll returned records up to these positions, the last of them of these leader epochs."""
+        """Note that a poll returned records up to these positions, the last records with these leader epochs."""
         for tp, position in positions.items():
             self._note_return(tp, position)
             self._returned[tp] = position, epochs.get(tp, NO_EPOCH)
@@ -63,21 +64,21 @@ class Positions:
         self.is_one_by_one = False
 
     def taken(self, taken: Mapping[TopicPartition, Taken]) -> None:
-        """Records to be returned one by one."""
+        """Note records that are to be returned one by one."""
         for tp, each in taken.items():
             self._note_return(tp, each.columns.offsets.item(0) + 1)
         self.unread.add(taken)
 
     def returned_one(self, tp: TopicPartition, position: int, epoch: int) -> None:
-        """An iteration returned one of the records that were taken."""
+        """Note that an iteration returned one of the taken records."""
         self._returned[tp] = position, epoch
         self._handed[tp] = position
         self.is_one_by_one = True
 
     def moved(self, tp: TopicPartition, move: Move) -> None:
-        """The position went on without a record handed out, or was found by the reset policy.
+        """Note that the position passed offsets without a record, or was found by the reset policy.
 
-        What is unread lies before it, so that this one counts when that has been returned.
+        It is ignored while the partition has unread records: it lies after them, and counts once they are returned.
         """
         if self.unread.position(tp) is not None:
             return
@@ -89,17 +90,17 @@ class Positions:
         hand[tp] = move.position, move.epoch
 
     def processed(self) -> None:
-        """The next poll or record asked for (or close) says that what was returned so far is done."""
+        """Note that all returned records are processed: the next poll or record was requested, or close was called."""
         self._processed.update(self._returned)
         self._returned.clear()
 
     def unprocessed(self) -> None:
-        """What was returned last may not be done: from here on `polled` is what is `uncommitted`."""
+        """Note that the last returned records may be unprocessed: from now on `polled` equals `uncommitted`."""
         self._processed = {tp: self._processed[tp] for tp in self.uncommitted()}
         self._returned.clear()
 
     def uncommitted(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The processed positions above what was given to `OffsetCommits`."""
+        """Return the processed positions above those given to `OffsetCommits`."""
         registered = self._registered
         return {
             tp: OffsetAndMetadata(position, "", epoch)
@@ -108,50 +109,50 @@ class Positions:
         }
 
     def registered(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """`OffsetCommits` has them: what commits by itself stays above."""
+        """Note offsets given to `OffsetCommits`: automatic commits stay above them."""
         self._registered.update({tp: at.offset for tp, at in offsets.items()})
         self.has_drifting = False
 
     def polled(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions after everything that was returned, for a commit that the user asks for."""
+        """Return the positions after all returned records, for a commit that the user requests."""
         return {tp: OffsetAndMetadata(p, "", epoch) for tp, (p, epoch) in (self._processed | self._returned).items()}
 
     def handed_out(self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, int]) -> _Offsets:
-        """Of these, the positions after the records handed out that are above what was `committed`."""
+        """Return the positions of these partitions after the records handed out, if they are above `committed`."""
         return {tp: at for tp, at in self._handed.items() if tp in partitions and at > committed.get(tp, -1)}
 
     def reported(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """The user was told that these are not committed: once is enough.
+        """Note that the user got an error for these uncommitted offsets, so that it is raised only once.
 
-        That says nothing of a partition that has gone already: if it comes back, its records are handed out again.
+        A partition that is no longer owned is not marked: if it is assigned again, its records are handed out again.
         """
         for tp in offsets.keys() & self._handed.keys():
             self._reported[tp] = max(offsets[tp], self._reported.get(tp, -1))
         self.recovered(offsets)
 
     def recovered(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """These are committed after all: what was forfeited up to there is not."""
+        """Note that these offsets are committed after all: positions up to them are no longer forfeited."""
         for tp, offset in offsets.items():
             if self._forfeited.get(tp, -1) <= offset:
                 self._forfeited.pop(tp, None)
 
     def forfeit(self, partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, int]) -> None:
-        """These go: remember what was handed out of them and not committed, until the user was told."""
+        """Remember these partitions' positions that were handed out and not committed, until they are reported."""
         for tp, offset in self.handed_out(partitions, committed).items():
             if offset > self._reported.get(tp, -1):
                 self._forfeited[tp] = max(offset, self._forfeited.get(tp, -1))
 
     def forfeited(self, beyond: Mapping[TopicPartition, int]) -> _Offsets:
-        """What was handed out and not committed before its partition went, where that is beyond these offsets."""
+        """Return the forfeited positions beyond these offsets."""
         return {tp: offset for tp, offset in self._forfeited.items() if offset > beyond.get(tp, -1)}
 
     def take_forfeited(self) -> _Offsets:
-        """The same of all partitions; the user is told now."""
+        """Return all forfeited positions and forget them, since they are now reported."""
         forfeited, self._forfeited = self._forfeited, {}
         return forfeited
 
     def sought(self, tp: TopicPartition, offset: int) -> None:
-        """The user's own position: what was read and committed before says nothing any more."""
+        """Note the user's own seek: earlier reads and commits of the partition no longer count."""
         self.unread.drop([tp])
         self._handed.pop(tp, None)
         self._reported.pop(tp, None)
@@ -160,7 +161,7 @@ class Positions:
         self._processed[tp] = offset, NO_EPOCH
 
     def forget_except(self, partitions: Iterable[TopicPartition]) -> None:
-        """Only these are read now."""
+        """Forget all partitions except these."""
         kept = set(partitions)
         self.unread.keep(kept)
         for hand in (self._returned, self._processed, self._registered, self._handed, self._reported):
@@ -168,7 +169,7 @@ class Positions:
                 del hand[tp]
 
     def _note_return(self, tp: TopicPartition, position: int) -> None:
-        """A log that was cut, or made anew, is read from further down: so it is committed from there."""
+        """If a truncated or recreated log is read at a lower position, allow commits from there."""
         before = self._returned.get(tp) or self._processed.get(tp)
         if before is not None and position < before[0]:
             self._registered.pop(tp, None)

@@ -1,7 +1,7 @@
-"""The edge under the fetcher: sends what it wants to have sent and brings it the answers.
+"""The I/O of the fetcher: sends its requests and passes it the answers.
 
-There is no loop. Whatever may change what is wanted (an answer, records taken, a seek, an assignment, the end of a
-back-off) calls `pump`, which asks the fetcher and starts one task for each request.
+There is no loop. Every event that may change the fetcher's requests (an answer, records taken, a seek, an assignment,
+the end of a backoff) calls `pump`, which asks the fetcher and starts one task for each request.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FetchCommitted = Callable[[Sequence[TopicPartition]], Awaitable[dict[TopicPartit
 
 
 class Reader:
-    """The reading side of one consumer, over a connection that others use as well.
+    """Reads for one consumer, over a connection that is shared.
 
-    Whoever decides what is read (a group, the user) calls `assign`; `waiters` are the futures of those who wait for
-    data, into which an error may be put.
+    The group or the user decides what is read, through `assign`. `waiters` are the futures of callers that wait for
+    data; an error may be set on them.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class Reader:
         self._is_open = False
         self.waiters: set[asyncio.Future[None]] = set()
         self.on_move: Callable[[TopicPartition, Move], None] | None = None
-        """Told of a position that changed without a record taken."""
+        """Called for a position that changed without a record taken."""
 
     def __repr__(self) -> str:
         return f"<Reader {self.fetcher}, {len(self._tasks)} tasks>"
 
     def open(self, fetch_committed: FetchCommitted | None) -> None:
-        """Begin to fetch, over an open connection; `fetch_committed` finds the group's offsets."""
+        """Begin to fetch, over an open connection. `fetch_committed` looks up the group's offsets."""
         self._fetch_committed = fetch_committed
         self._is_open = True
         self.pump()
 
     async def close(self) -> None:
-        """Fetch no more; whoever waits for data is woken."""
+        """Stop fetching, and wake callers that wait for data."""
         self._is_open = False
         if self._timer is not None:
             self._timer.cancel()
@@ -71,7 +71,7 @@ class Reader:
         self._wake()
 
     def assign(self, partitions: Iterable[TopicPartition], kept: Iterable[TopicPartition] = ()) -> None:
-        """Read these from now on; of those in `kept` position, buffer and pause stay as they are."""
+        """Read these partitions from now on. Those in `kept` keep position, buffer and pause."""
         partitions = list(partitions)
         self.fetcher.assign(partitions, kept)
         for topic in dict.fromkeys(tp.topic for tp in partitions):
@@ -79,12 +79,12 @@ class Reader:
         self.pump()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on from `offset`."""
+        """Continue from `offset`."""
         self.fetcher.seek(tp, offset)
         self.pump()
 
     def reset(self, partitions: Iterable[TopicPartition], policy: ResetPolicy) -> None:
-        """Go on from where the policy says; the positions are None until they are known."""
+        """Continue from the offset that the policy finds; the positions are None until then."""
         for tp in partitions:
             self.fetcher.seek(tp, policy)
         self.pump()
@@ -100,7 +100,7 @@ class Reader:
         self.pump()
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
-        """See `Fetcher.take`."""
+        """Take records; see `Fetcher.take`."""
         if self._broken is not None:
             raise self._broken
         try:
@@ -110,7 +110,7 @@ class Reader:
             self.pump()
 
     async def wait_for_data(self, timeout_ms: float) -> None:
-        """Until there may be something to take, someone put an error into `waiters`, or the time is over."""
+        """Wait until there may be records to take, an error was set on `waiters`, or `timeout_ms` has passed."""
         if self.fetcher.has_data or not self._is_open:
             return
         waiter = asyncio.get_running_loop().create_future()
@@ -122,10 +122,10 @@ class Reader:
             if not waiter.done():
                 waiter.cancel()
             elif not waiter.cancelled():
-                waiter.exception()  # seen here; whoever put it there raises it
+                waiter.exception()  # mark the error as retrieved; the code that set it raises it
 
     def pump(self) -> None:
-        """Start what the fetcher wants to have done now."""
+        """Start the requests that the fetcher wants now."""
         if not self._is_open:
             return
         now_ms = self._clock.monotonic_ms()
@@ -211,7 +211,7 @@ class Reader:
             self._metrics.position_reset(tp.topic, move.position - move.left)
 
     async def _refresh(self) -> None:
-        """Fetch the metadata; the longer leaders are missing, the longer the waits between two refreshes."""
+        """Refresh the metadata; the wait until the next refresh grows while leaders are missing."""
         if self._clock.monotonic_ms() - self._refreshed_ms > BACKOFF_MAX_MS:
             self._refresh_backoff_ms = 0
         await self._connection.refresh_metadata()

@@ -1,4 +1,5 @@
-"""Where to read a partition on that has no position, or one that it does not hold: `auto_offset_reset`.
+"""The reset policy (`auto_offset_reset`): the offset to read from if a partition's position is missing or not in the
+log.
 
 >>> ResetPolicy.parse("earliest").spec(now_ms=0)
 'earliest'
@@ -33,8 +34,11 @@ class ResetPolicy:
 
     @classmethod
     def parse(cls, text: str) -> ResetPolicy:
-        """From `earliest`, `latest`, `none` or `by_duration:` with an ISO 8601 duration (`P7D`, `PT1H30M`) or one such
-        as `90m`; ConfigError for anything else."""
+        """Parse `earliest`, `latest`, `none`, or `by_duration:` with an ISO 8601 duration (`P7D`, `PT1H30M`) or one
+        like `90m`.
+
+        Raises ConfigError for anything else. `by_duration` is KIP-1106.
+        """
         if text in NAMES:
             return cls(text)
         if not text.startswith(BY_DURATION):
@@ -47,7 +51,7 @@ class ResetPolicy:
         return self.name == "none"
 
     def spec(self, now_ms: int) -> str | int:
-        """What to look up: `earliest`, `latest`, or the time (ms since the epoch) of the first record wanted."""
+        """Return what to look up: `earliest`, `latest`, or the time (ms since the epoch) of the first record wanted."""
         return self.name if self.duration_ms is None else max(0, now_ms - self.duration_ms)
 
 

@@ -24,7 +24,7 @@ def _is_reset_policy(text: str) -> str:
 
 
 class ReadingSettings(Section):
-    """What is read and how, and when a member counts as dead: all but who commits which group's positions."""
+    """Settings for reading and for liveness: all except those of the group and its commits."""
 
     group_instance_id: str | None = Field(default=None, min_length=1, description="static membership")
     auto_offset_reset: Annotated[str, AfterValidator(_is_reset_policy)] = Field(
@@ -62,7 +62,7 @@ class ReadingSettings(Section):
 
 
 class ConsumerSettings(ReadingSettings):
-    """What is read, how positions are committed, and when a member counts as dead."""
+    """Settings for reading, for committing positions, and for the member's liveness."""
 
     group_id: str | None = Field(default=None, min_length=1, description="none: no commits, no shared assignment")
     commit_strategy: CommitStrategy = Field(

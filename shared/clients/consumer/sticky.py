@@ -1,13 +1,16 @@
-"""The sticky assignment: balanced first, then as few changes of hands as that allows.
+"""The sticky assignment: balanced first, then with as few moved partitions as the balance allows.
 
-First every valid claim is honoured (what a member was assigned last; where several claim a partition the one of the
-newest generation, and nobody where that is a tie). Then what is left goes to the member with the fewest. Then the one
-with the most gives to the one with the fewest, along a path where it must be: `a` hands a partition to `b` and `b` one
-of another topic to `c`. Such a path is taken where its ends differ by two or more, so each makes the sum of the squared
-loads smaller, and when there is none left no assignment has a smaller one. Paths over what nobody owned come first.
+1. Every valid claim is kept. A claim is a partition of the member's last assignment. If several members claim a
+   partition, the newest generation wins; in a tie none does.
+2. Each unowned partition goes to the subscribed member with the fewest.
+3. The member with the most gives one to the member with the fewest, if needed along a path: `a` gives a partition to
+   `b`, and `b` gives one of another topic to `c`. Paths over initially unowned partitions come first.
 
-Hence a cooperative group settles in two rounds: what the first leaves out has, without touching anything that is held,
-a place in the second that is as balanced.
+A path is used if the loads of its ends differ by two or more, so each one reduces the sum of the squared loads. When no
+path is left, no assignment has a smaller sum.
+
+So a cooperative group settles in two rounds. The partitions left out of the first round are placed in the second. That
+round is as balanced, and moves no partition that is held.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from collections.abc import Collection, Mapping, Sequence
 from penstock.shared.common.records import TopicPartition
 
 Claims = Mapping[str, tuple[Sequence[TopicPartition], int]]
-"""What each member says it was assigned, and in which generation."""
+"""The partitions that each member claims from its last assignment, and that assignment's generation."""
 Path = list[tuple[str, str, str]]
-"""Who gives a partition of which topic to whom, from the end to the start."""
+"""The steps (giver, topic, receiver) of a path, from its end to its start."""
 
 
 def assign_sticky(
@@ -30,9 +33,9 @@ def assign_sticky(
     claims: Claims,
     preferred: Mapping[str, Collection[TopicPartition]] | None = None,
 ) -> dict[str, list[TopicPartition]]:
-    """Each member's partitions; `subscribers` are each topic's, `order` breaks ties.
+    """Return each member's partitions. `subscribers` are the members of each topic; `order` breaks ties.
 
-    What nobody has goes to whom it is `preferred` to be with, among those with the fewest.
+    An unowned partition goes to a member with the fewest, and among those to one that it is `preferred` by.
     """
     balance = _Balance(partitions, subscribers, order, claims)
     balance.place_unowned(preferred or {})
@@ -87,7 +90,7 @@ class _Balance:
         return {tp: member_id for tp, (_, member_id) in newest.items() if member_id is not None}
 
     def place_unowned(self, preferred: Mapping[str, Collection[TopicPartition]]) -> None:
-        """Give what nobody has to whoever has the fewest, topics with few subscribers first."""
+        """Assign unowned partitions to the member with the fewest, topics with few subscribers first."""
         for topic in sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic)):
             for partition in sorted(self._unowned[topic]):
                 at = TopicPartition(topic, partition)
@@ -98,7 +101,7 @@ class _Balance:
                 self._give(topic, partition, min(ranks, key=ranks.__getitem__))
 
     def move(self, *, unowned_alone: bool) -> bool:
-        """Let one partition, or one along each step of a path, change hands where that makes it more even."""
+        """Move one partition along each step of a path, if that improves the balance. Returns whether it did."""
         for giver in sorted(self._load, key=lambda member_id: (-self._load[member_id], self._place[member_id])):
             path = self._path(giver, unowned_alone=unowned_alone)
             for source, topic, target in path:
@@ -111,7 +114,10 @@ class _Balance:
         return False
 
     def _path(self, giver: str, *, unowned_alone: bool) -> Path:
-        """The shortest way to whoever has the fewest, and at least two fewer than the giver; none without."""
+        """Return the shortest path to a member with the fewest partitions, and at least two fewer than the giver.
+
+        The path is empty if there is none.
+        """
         came: dict[str, tuple[str, str]] = {}
         topics: set[str] = set()
         reached = [giver]
@@ -137,7 +143,7 @@ class _Balance:
         return path
 
     def _choose(self, source: str, topic: str, target: str) -> int:
-        """What would change hands anyhow, else what the target claims, else any: the last."""
+        """Return an initially unowned partition, else one that the target claims, else any: the last."""
         held = self.held[source][topic]
         return max(held & self._unowned[topic] or held & self._claims[target][topic] or held)
 

@@ -1,8 +1,8 @@
-"""What a consumer reads, and from where (Java: `SubscriptionState`).
+"""The partitions that a consumer reads, and their positions (Java: `SubscriptionState`).
 
 The partitions are decided in one of three ways: 1. the group assigns them; 2. without a group, a subscription reads all
 partitions of its topics; 3. the user assigns them. `SubscriptionState` holds the consumer's connection, its
-subscription, its place in the group, and the `Reader` that fetches the assigned partitions. The reader has every new
+subscription, its group membership, and the `Reader` that fetches the assigned partitions. The reader has every new
 assignment before a listener is called.
 """
 
@@ -34,13 +34,13 @@ from penstock.shared.common.settings import KafkaSettings
 Partitions = frozenset[TopicPartition]
 NONE: Partitions = frozenset()
 LEAVE_TIME_MS = 200
-"""A close always has so long for LeaveGroup. Without it the partitions would be idle for a session timeout."""
+"""The time that a close always has for LeaveGroup. Without it the partitions would be idle for a session timeout."""
 UNKNOWN_TOPIC_REFRESH_MS = 1_000
 """The interval of metadata requests while a subscribed topic does not exist."""
 
 
 class SubscriptionState:
-    """What one consumer reads: its subscription, its place in the group, its partitions and their positions."""
+    """One consumer's subscription, group membership, partitions and positions."""
 
     def __init__(
         self, kafka_settings: KafkaSettings, settings: ConsumerSettings, metrics: ConsumerMetrics | None = None
@@ -57,7 +57,7 @@ class SubscriptionState:
         self._waiters: set[asyncio.Future[None]] = set()
         self._group: GroupState | None = None
         self.assignor: Assignor | None = None
-        """One of the caller's own, under the name of the settings' one."""
+        """The caller's own assignor; it has the name of the assignor in the settings."""
         self._coordinator: ConsumerCoordinator | None = None
         self._polls = 0
         self._next_refresh_ms = 0
@@ -88,7 +88,7 @@ class SubscriptionState:
         self._reader.open(fetch_committed)
 
     async def _open(self) -> None:
-        """Connect, and prepare the place in the group."""
+        """Connect, and prepare the group membership."""
         await self.connection.open()
         self._waiters = self._reader.waiters
         self.connection.on_metadata(self._on_metadata)
@@ -116,7 +116,7 @@ class SubscriptionState:
         )
 
     async def stop_joining(self, timeout_ms: float) -> None:
-        """Take no further part in rebalances, though the place in the group is kept: before the last commit."""
+        """Take no further part in rebalances before the last commit; the membership is kept."""
         if self._coordinator is not None:
             await self._coordinator.stop_joining(timeout_ms)
 
@@ -139,7 +139,7 @@ class SubscriptionState:
 
     @property
     def generation(self) -> int:
-        """The group's generation this member is in; -1 outside of one."""
+        """The group's generation that this member is in; -1 outside of one."""
         return NO_GENERATION if self._group is None else self._group.generation
 
     @property
@@ -148,37 +148,37 @@ class SubscriptionState:
 
     @property
     def gone_because(self) -> str:
-        """Why the place in the group was lost, "" where that is not this process's doing."""
+        """Why the group membership was lost, "" if this process did not cause it."""
         return "" if self._coordinator is None else self._coordinator.gone_because
 
     @property
     def identity(self) -> tuple[int, str]:
-        """The generation and member id under which partitions were assigned last; -1 and "" before."""
+        """The generation and member id of the last assignment; -1 and "" before."""
         return (NO_GENERATION, "") if self._group is None else self._group.identity
 
     @property
     def owned(self) -> Partitions:
-        """What is read and may be committed: what is assigned, without what the group has taken away unasked."""
+        """The partitions that are read and may be committed: the assigned ones, without those that were lost."""
         return NONE if self.is_managed and self.generation == NO_GENERATION else self._assignment
 
     @property
     def is_owner(self) -> bool:
-        """Whether this is a member that owns partitions, and takes part in the group's rebalances."""
+        """Whether this member owns partitions, and takes part in the group's rebalances."""
         return self._coordinator is not None and self._coordinator.is_owner
 
     def on_commit_refused(self, sent_as: tuple[int, str], code: int) -> None:
-        """The group does not know this member, or its generation, any more."""
+        """Handle a rejected commit: the group no longer knows this member, or its generation."""
         if self._coordinator is not None:
             self._coordinator.on_commit_refused(sent_as, code)
 
     @property
     def rebalance_ms(self) -> float:
-        """How long the rebalance has taken that goes on now."""
+        """The ms since the current rebalance began."""
         return 0.0 if self._coordinator is None else self._coordinator.rebalance_ms
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether there is a subscription, or partitions assigned by hand."""
+        """Whether there is a subscription, or the user has assigned partitions."""
         return self._mode != "none"
 
     @property
@@ -188,7 +188,7 @@ class SubscriptionState:
 
     @property
     def idle_ms(self) -> float:
-        """How long nothing has been polled."""
+        """The ms since the last poll."""
         return 0.0 if self._polls else float(SYSTEM_CLOCK.monotonic_ms() - self._polled_ms)
 
     def leave_if_overdue(self) -> None:
@@ -201,26 +201,26 @@ class SubscriptionState:
 
     @property
     def is_listener_due(self) -> bool:
-        """Whether the listener is to be called before any more records are handed out."""
+        """Whether the listener must be called before more records are handed out."""
         return self._coordinator is not None and self._coordinator.is_listener_due
 
     async def call_listener(self) -> None:
-        """Let the listener be called where it is due, and wait until that is done."""
+        """Let the listener be called if it is due, and wait until the call has ended."""
         if self._coordinator is not None:
             await self._coordinator.call_listener()
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which the listener may be called: the caller processes no records."""
+        """Return a block in which the listener may be called: the caller processes no records."""
         return contextlib.nullcontext() if self._coordinator is None else self._coordinator.listening()
 
     def polled(self, now_ms: int) -> None:
-        """The user asks for more: the consumer counts as alive for `max_poll_interval_ms` from now, if it still did."""
+        """Note a poll: the consumer counts as alive for `max_poll_interval_ms` from now, unless that had passed."""
         if now_ms - self._polled_ms >= self._consumer_settings.max_poll_interval_ms:
             self.leave_if_overdue()
         self._polled_ms = now_ms
 
     def subscribe(self, topics: Sequence[str] | re.Pattern[str], rebalances: Rebalances) -> None:
-        """Read topics, or all whose whole name a pattern matches; `rebalances` hears what the group assigns."""
+        """Read topics, or all whose whole name matches a pattern; `rebalances` gets the group's assignments."""
         if isinstance(topics, re.Pattern):
             self._become("pattern")
             self._pattern = topics
@@ -240,7 +240,7 @@ class SubscriptionState:
             self._coordinator.wake()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions, outside of any group's assignment."""
+        """Read these partitions, without the group's assignment."""
         self._become("partitions")
         self._read(frozenset(partitions), NONE)
 
@@ -270,7 +270,7 @@ class SubscriptionState:
         self.connection.check_refusals()
 
     def polling(self) -> SubscriptionState:
-        """A block in which the consumer counts as alive for `max_poll_interval_ms`."""
+        """Return a block in which the consumer counts as alive for `max_poll_interval_ms`."""
         return self
 
     def __enter__(self) -> None:
@@ -284,7 +284,7 @@ class SubscriptionState:
         self._polled_ms = SYSTEM_CLOCK.monotonic_ms()
 
     async def on_revoked(self, partitions: Partitions, *, lost: bool) -> None:
-        """The group takes these away. They stay assigned until the listener returns, unless they are lost."""
+        """Handle a revocation. The partitions stay assigned until the listener returns, unless they are lost."""
         left = self._assignment - partitions
         if lost:
             self._read(left, left)
@@ -295,40 +295,40 @@ class SubscriptionState:
             self._read(left, left)
 
     async def on_assigned(self, assigned: Partitions, added: Partitions) -> None:
-        """The group has assigned these."""
+        """Handle an assignment by the group."""
         self._read(assigned, assigned - added)
         if self._rebalances is not None:
             await self._rebalances.on_assigned(assigned, added)
 
     def position(self, tp: TopicPartition) -> int | None:
-        """The offset of the next record to hand out, None while it is being found out."""
+        """Return the offset of the next record to hand out. Returns None while it is being looked up."""
         self._check_assigned([tp])
         return self._fetcher.position(tp)
 
     def error_of(self, tp: TopicPartition) -> PenstockError | None:
-        """The error that keeps the partition from being read, until `take` has raised it."""
+        """Return the error that keeps the partition from being read, until `take` has raised it."""
         return self._fetcher.error_of(tp)
 
     def is_at_end(self, tp: TopicPartition) -> bool:
-        """Whether there was nothing at or after the position, not even of an open transaction."""
+        """Whether there was no record at or after the position, not even of an open transaction."""
         return self._fetcher.is_at_end(tp)
 
     def known_lag(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The lag of each position behind the last known end (under read_committed: the last stable offset)."""
+        """Return the lag of each position behind the last known end (under read_committed: the last stable offset)."""
         return {tp: lag for tp in partitions if (lag := self._fetcher.lag(tp)) is not None}
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that are fetched and not yet handed out, as fetched."""
+        """The fetched bytes that are not handed out yet, as fetched."""
         return self._fetcher.buffered_bytes
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on from `offset`."""
+        """Continue from `offset`."""
         self._check_assigned([tp])
         self._reader.seek(tp, offset)
 
     def reset(self, partitions: Iterable[TopicPartition], to: str) -> None:
-        """Go on from a partition's start or end; the position is None until it is known."""
+        """Continue from a partition's start or end; the position is None until it is known."""
         wanted = self._check_assigned(partitions)
         self._reader.reset(wanted, EARLIEST if to == "earliest" else LATEST)
 
@@ -342,11 +342,11 @@ class SubscriptionState:
         return self._fetcher.paused()
 
     def take(self, max_records: int | None) -> dict[TopicPartition, Columns]:
-        """What is buffered and not paused; see `Fetcher.take`."""
+        """Return buffered records of partitions that are not paused; see `Fetcher.take`."""
         return self._reader.take(max_records)
 
     async def wait_for_data(self, timeout_ms: float) -> None:
-        """Wait until data or an error arrives, or the time is over."""
+        """Wait until data or an error arrives, or `timeout_ms` has passed."""
         await self._reader.wait_for_data(timeout_ms)
 
     def _become(self, mode: Literal["topics", "pattern", "partitions"]) -> None:

@@ -1,7 +1,7 @@
-"""What was taken from the fetcher and not handed to the user yet: the rest of a batch that is read record by record.
+"""The records taken from the fetcher and not handed out yet: the rest of a batch that is read record by record.
 
-The position of a partition follows the records handed out. So whatever moves a position elsewhere (a seek, another
-assignment) drops its records here, and a pause holds them.
+The position of a partition follows the records handed out. So every change of a position (a seek, another assignment)
+drops its records here, and a pause holds them.
 
 >>> from penstock.shared.common.records import ConsumerRecord
 >>> clicks = TopicPartition("clicks", 0)
@@ -37,13 +37,13 @@ class _Rest:
 
     @property
     def position(self) -> int:
-        """Of the next record; after the last one what lies behind it."""
+        """The offset of the next record; after the last one, the position after the records."""
         columns = self.taken.columns
         return columns.offsets.item(self.index) if self.index < len(columns) else self.taken.position
 
 
 class Unread:
-    """By partition, in the order in which it was taken."""
+    """The unread records by partition, in the order in which they were taken."""
 
     def __init__(self) -> None:
         self._rests: dict[TopicPartition, deque[_Rest]] = {}
@@ -52,13 +52,16 @@ class Unread:
         return f"<Unread {self._rests}>"
 
     def add(self, taken: Mapping[TopicPartition, Taken]) -> None:
-        """What was fetched, or taken from here before: it comes before what is left of its partition, of which nothing
-        is fetched meanwhile."""
+        """Add records that were fetched, or taken from here before. They come before the partition's other unread
+        records.
+
+        A partition is not fetched while it has unread records.
+        """
         for tp, each in taken.items():
             self._rests.setdefault(tp, deque()).appendleft(_Rest(each))
 
     def next(self, held: Collection[TopicPartition]) -> tuple[ConsumerRecord[Any, Any], int, int] | None:
-        """The next record of a partition that is not held, the position after it and its leader epoch."""
+        """Return the next record of a partition that is not held, the position after it and its leader epoch."""
         for tp, rests in self._rests.items():
             if tp in held:
                 continue
@@ -73,7 +76,7 @@ class Unread:
         return None
 
     def take(self, max_records: int | None, held: Collection[TopicPartition]) -> dict[TopicPartition, Taken]:
-        """What `next` would give, as columns: the first of every partition, `max_records` in all."""
+        """Return records as `next` does, but as columns: the first ones of each partition, `max_records` in all."""
         taken: dict[TopicPartition, Taken] = {}
         left = max_records
         for tp in [tp for tp in self._rests if tp not in held]:
@@ -91,7 +94,7 @@ class Unread:
         return taken
 
     def position(self, tp: TopicPartition) -> int | None:
-        """The offset of the partition's next record, None where there is none here."""
+        """Return the offset of the partition's next unread record. Returns None if there is none."""
         return self._rests[tp][0].position if tp in self._rests else None
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
@@ -99,7 +102,7 @@ class Unread:
             self._rests.pop(tp, None)
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Drop all but these."""
+        """Drop the records of all partitions except these."""
         self.drop([tp for tp in self._rests if tp not in partitions])
 
     def _shorten(self, tp: TopicPartition) -> None:

@@ -1,5 +1,5 @@
-"""A place in a group by Kafka's classic protocol: what consumers and Connect workers have in common.
+"""Membership in a group by Kafka's classic protocol: the part that consumers and Connect workers share.
 
-What a member holds, what members tell each other and who assigns is its own: the protocol type and the protocols that
-it offers come with every join.
+Each kind of member defines what it holds, what members write to each other, and which member assigns. The protocol type
+and the offered protocols are sent with every join.
 """

@@ -1,8 +1,8 @@
-"""A member of a group, whatever the group is for: what it makes of the coordinator's answers and of silence.
+"""A member of any kind of group: how it handles the coordinator's answers, and missing answers.
 
-Nothing here waits or sends. Whoever is a member says by its own `next_step` what is to be done; what is alike for all
-ends here: a generation that counts no more is forgotten, what may pass is tried again after a wait that doubles, a
-coordinator that has moved is looked up anew, and the rest is `fail`.
+Nothing here waits or sends. A subclass's `next_step` returns the next step. This class handles what all members share:
+it forgets an invalid generation, retries retriable errors with a doubling backoff, and requests a new lookup of a
+coordinator that has moved. Every other error goes to `fail`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ILLEGAL_GENERATION, UNKNOWN_MEMBER, REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED = 
 
 @dataclass(slots=True)
 class Member(ABC):
-    """One member; all times are of one monotonic clock."""
+    """One member. All times are of one monotonic clock."""
 
     config: GroupConfig
     state: MemberState = field(default=MemberState.UNJOINED, init=False)
@@ -31,9 +31,9 @@ class Member(ABC):
     member_id: str = field(default="", init=False)
     is_leader: bool = field(default=False, init=False)
     error: PenstockError | None = field(default=None, init=False)
-    """What keeps the member out of the group, until it is told."""
+    """The error that keeps the member out of the group, until it is raised."""
     forget_coordinator: bool = field(default=False, init=False)
-    """The coordinator is elsewhere: look it up again before the next request. Whoever does resets this."""
+    """The coordinator may have moved: look it up before the next request. The code that does so resets this."""
     _rejoin: bool = field(default=True, init=False)
     _reason: str = field(default="new", init=False)
     _failures: int = field(default=0, init=False)
@@ -43,26 +43,30 @@ class Member(ABC):
 
     @abstractmethod
     def where(self) -> str:
-        """What every message about this member starts with."""
+        """Return the start of every message about this member."""
 
     @abstractmethod
     def fail(self, error: PenstockError) -> None:
-        """Out of the group, until the user has been told why."""
+        """Leave the group until the error was raised to the user."""
 
     @abstractmethod
     def on_session_over(self) -> None:
-        """No heartbeat was answered for a session timeout: the group must have given the member up."""
+        """Called after a session timeout without an answered heartbeat: the group must have removed the member."""
 
     def rejoin(self, reason: str) -> None:
-        """Have the group assign anew."""
+        """Request a new assignment by the group."""
         if not self._rejoin:
             self._rejoin, self._reason = True, reason
 
     # --- answers ---
 
     def is_joined(self, answer: JoinAnswer, now_ms: int) -> bool:
-        """Note the coordinator's answer to Join; False where the member is to ask again, or is out."""
+        """Apply the coordinator's answer to Join.
+
+        Returns False if the member must ask again, or is out of the group.
+        """
         if answer.code == MEMBER_ID_REQUIRED:
+            # The first join only requests a member id (KIP-394).
             self.member_id = answer.member_id
             self._again(now_ms, at_once=True)
         elif answer.code:
@@ -76,7 +80,7 @@ class Member(ABC):
         return False
 
     def on_failure(self, error: PenstockError, now_ms: int) -> None:
-        """A step came to nothing."""
+        """Handle a failed step: retry a retriable error, otherwise `fail`."""
         if isinstance(error, RetriableError):
             self._again(now_ms)
         else:
@@ -85,18 +89,21 @@ class Member(ABC):
     # --- heartbeats ---
 
     def heartbeat_wait_ms(self, now_ms: int) -> int | None:
-        """How long until a heartbeat is due, 0 when it is; None while there is none to send."""
+        """Return the ms until the next heartbeat, 0 if it is due. Returns None while none must be sent."""
         if self.state not in BEATING or self.generation == NO_GENERATION:
             return None
         return max(0, self._beat_at_ms - now_ms)
 
     def on_heartbeat_sent(self, now_ms: int) -> tuple[int, str]:
-        """As whom it was sent; its answer is for that one."""
+        """Schedule the next heartbeat. Returns the generation and member id that this one carries."""
         self._beat_at_ms = now_ms + self.config.heartbeat_interval_ms
         return self.generation, self.member_id
 
     def on_heartbeat(self, sent_as: tuple[int, str], code: int, now_ms: int) -> None:
-        """The coordinator's answer; one for who the member no longer is says nothing."""
+        """Apply the coordinator's answer to a heartbeat.
+
+        An answer for an earlier generation or member id is ignored.
+        """
         if sent_as != (self.generation, self.member_id) or self.state not in BEATING:
             return
         if code in (0, REBALANCE_IN_PROGRESS):
@@ -113,13 +120,16 @@ class Member(ABC):
             self.fail(error_for_code(code, f"Heartbeat of {self.where()}"))
 
     def on_heartbeat_lost(self, now_ms: int) -> None:
-        """It got no answer: try soon, and elsewhere once the session must be over."""
+        """Handle a heartbeat without an answer: retry soon.
+
+        After a session timeout also look up the coordinator again.
+        """
         self._beat_at_ms = now_ms + self.config.retry_backoff_ms
         if now_ms - self._heard_ms >= self.config.session_timeout_ms:
             self.forget_coordinator = True
             self.on_session_over()
 
-    # --- what they have in common ---
+    # --- helpers ---
 
     def _refused(self, api: str, code: int, now_ms: int) -> None:
         self._reason = f"{api}: {name_of(code)}"

@@ -1,8 +1,8 @@
-"""The states of a member of a group, as Kafka's classic protocol has them, and who the member is.
+"""The states of a member of a group, as in Kafka's classic protocol, and the member's configuration.
 
-UNJOINED --needs a group--> PREPARING --given back--> JOINING --generation--> SYNCING --assignment--> COMPLETING
-COMPLETING --listener told--> STABLE --rebalance, news--> UNJOINED
-any --error that a retry may pass--> UNJOINED; --no poll for max_poll_interval_ms--> LEFT; --fatal--> FAILED
+UNJOINED --needs a group--> PREPARING --revoked--> JOINING --generation--> SYNCING --assignment--> COMPLETING
+COMPLETING --listener called--> STABLE --rebalance, other topics--> UNJOINED
+any --retriable error--> UNJOINED; --no poll for max_poll_interval_ms--> LEFT; --fatal--> FAILED
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class MemberState(StrEnum):
-    """Where a member is."""
+    """The states of a member."""
 
     UNJOINED = "unjoined"
     PREPARING = "preparing"
@@ -37,12 +37,12 @@ TRANSITIONS: Mapping[MemberState, frozenset[MemberState]] = {
     _S.FAILED: frozenset({_S.UNJOINED}),
 }
 BEATING = frozenset({_S.PREPARING, _S.COMPLETING, _S.STABLE})
-"""Where the coordinator expects to hear of a member; while it joins or syncs, an answer is due to the member."""
+"""The states in which the coordinator expects heartbeats. While a member joins or syncs, it waits for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """Who the member is and how long it may take; times in ms."""
+    """The member's identity and its time limits; times in ms."""
 
     group_id: str
     client_id: str

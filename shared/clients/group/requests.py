@@ -1,6 +1,6 @@
-"""The edge under every `Member`: JoinGroup, SyncGroup, LeaveGroup, and the heartbeats beside them.
+"""The I/O for every `Member`: JoinGroup, SyncGroup, LeaveGroup, and the heartbeats sent in parallel.
 
-JoinGroup and SyncGroup are answered when all members are there; they have a connection of their own, so that
+The coordinator answers JoinGroup and SyncGroup once all members are there. They have a connection of their own, so that
 heartbeats, commits and fetches do not queue behind them.
 """
 
@@ -22,15 +22,15 @@ from penstock.shared.common.repeated_failure import RepeatedFailure
 log = get_logger(__name__)
 
 ANSWER_GRACE_MS = 5_000
-"""How much longer than the rebalance timeout the coordinator may take to answer a join, as with the Java consumer."""
+"""The extra time beyond the rebalance timeout that the coordinator has to answer a join, as in the Java consumer."""
 FIRST_ANSWER_MS = 2_000
-"""How long a leave waits for the answer to a first join, which has the id to leave with. Kafka gives it at once."""
+"""How long a leave waits for the answer to a first join, which has the member id. Kafka sends it at once (KIP-394)."""
 LEAVE_TRIES = 3
-"""How often a coordinator that has moved is looked for to be told of a leave."""
+"""How often LeaveGroup is sent if the coordinator has moved."""
 
 
 class GroupRequests:
-    """What one member asks its group's coordinator, over an open connection."""
+    """Sends one member's requests to its group's coordinator, over an open connection."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class GroupRequests:
         rebalance_timeout_ms: int,
         on_heartbeat: Callable[[bool], None],
     ) -> None:
-        """`on_heartbeat` is called after each one: whether all is well."""
+        """`on_heartbeat` is called after each heartbeat, with True if it was answered without an error."""
         self._connection = connection
         self._member = member
         self._clock = clock
@@ -59,8 +59,11 @@ class GroupRequests:
         return f"<GroupRequests of {self._member.where()}>"
 
     async def join(self, join: Join) -> JoinAnswer:
-        """Send JoinGroup. One without a member id makes the coordinator keep a place for the id that it answers with:
-        it goes on where its caller is cancelled, so that `leave` can give the place back."""
+        """Send JoinGroup.
+
+        On a join without a member id the coordinator reserves a membership for the id that it answers with (KIP-394).
+        Such a join continues if its caller is cancelled, so that `leave` can release the membership.
+        """
         if join.member_id or self._member.config.instance_id is not None:
             return await self._join(join)
         self._first_join = asyncio.ensure_future(self._join(join))
@@ -70,7 +73,7 @@ class GroupRequests:
 
     async def _join(self, join: Join) -> JoinAnswer:
         config = self._member.config
-        if not self._failing.is_failing:  # or it is tried again, which `failed` says
+        if not self._failing.is_failing:  # `failed` logs a retry
             log.info("joining the group", **self.fields(), reason=join.reason)
         response = await self._ask(
             wire_groups.JOIN_GROUP(
@@ -110,8 +113,10 @@ class GroupRequests:
         return SyncAnswer(response.error_code, bytes(response.assignment or b""))
 
     async def leave(self, member_id: str) -> None:
-        """Best effort: a group that is not told finds out when the session is over. Without an id it is that of the
-        first join under way, if there is one."""
+        """Send LeaveGroup, best effort. Without it the group notices when the session times out.
+
+        Without a member id it uses the id of the first join in progress, if there is one.
+        """
         if not (member_id := member_id or await self._first_id()):
             return
         request = wire_groups.LEAVE_GROUP(self._group_id, [(member_id, None)])
@@ -142,7 +147,7 @@ class GroupRequests:
             return ""
 
     async def heartbeats(self) -> None:
-        """Send them whenever they are due, until cancelled."""
+        """Send each heartbeat when it is due, until cancelled."""
         while True:
             wait_ms = self._member.heartbeat_wait_ms(self._clock.monotonic_ms())
             if wait_ms == 0:
@@ -177,25 +182,25 @@ class GroupRequests:
         self._on_heartbeat(code == 0)
 
     def failed(self, step: object, error: PenstockError) -> None:
-        """A step's request came to nothing: log it, now and then where it is tried again and again."""
+        """Log a step's failed request; repeated failures are logged only now and then."""
         if (times := self._failing.failed(self._clock.monotonic_ms())) is not None:
             name = type(step).__name__
             log.warning("group request failed", **self.fields(), **times, step=name, reason=str(error))
 
     def succeeded(self, step: object) -> None:
-        """A step was taken; one that asks the group says that its answers are back."""
+        """Note that a step succeeded. If the requests had failed before, log that they are answered again."""
         if isinstance(step, Join | Sync) and (times := self._failing.succeeded(self._clock.monotonic_ms())) is not None:
             log.info("group requests are answered again", **self.fields(), **times)
 
     def follow_up(self) -> None:
-        """After each step: the next heartbeat may be due at another time, the coordinator elsewhere."""
+        """Called after each step: check again when the next heartbeat is due, and forget a moved coordinator."""
         self._beats.set()
         if self._member.forget_coordinator:
             self._member.forget_coordinator = False
             self._connection.forget_coordinator("group", self._group_id)
 
     def fields(self) -> dict[str, object]:
-        """Who the member is, for the log."""
+        """Return the member's identity as fields for the log."""
         config = self._member.config
         return {
             "client_id": config.client_id,

@@ -1,4 +1,4 @@
-"""What a member of any group has to do next, and the coordinator's answers: the values between decision and deed."""
+"""The next steps of a member of any group, and the coordinator's answers. All are plain values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing, for so long (None: until something changes)."""
+    """Do nothing for `ms` (None: until something changes)."""
 
     ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Send JoinGroup with these protocols, (name, what the member says of itself); then `on_join` or `on_failure`."""
+    """Send JoinGroup with these protocols, (name, the member's metadata); then call `on_join` or `on_failure`."""
 
     member_id: str
     protocols: tuple[tuple[str, bytes], ...]
@@ -25,7 +25,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Send SyncGroup, with what the leader assigned; then `on_sync` or `on_failure`."""
+    """Send SyncGroup with the leader's assignments; then call `on_sync` or `on_failure`."""
 
     generation: int
     member_id: str
@@ -34,7 +34,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class JoinAnswer:
-    """Of JoinGroup; `members` are (member id, instance id, what it says of itself), for the leader alone."""
+    """The answer to JoinGroup. `members` are (member id, instance id, metadata); only the leader gets them."""
 
     code: int
     generation: int = NO_GENERATION
@@ -46,7 +46,7 @@ class JoinAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """Of SyncGroup."""
+    """The answer to SyncGroup."""
 
     code: int
     assignment: bytes = b""

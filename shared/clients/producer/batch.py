@@ -1,15 +1,15 @@
 """A batch: records of one partition that are sent, acknowledged, retried and given up together.
 
-The future belongs to the batch. A record keeps only its index, and its own metadata is made when somebody asks.
+The future belongs to the batch. A record keeps only its index; its own metadata is made when it is requested.
 
     OPEN ──append full, linger, flush──▶ OUT ◀──retry──▶ QUEUED ──▶ DONE (an offset, or an error)
                                           └── too large for the broker ──▶ SPLIT (its parts are QUEUED)
 
-A record can be taken back while the batch is open: the compiled builder cannot forget it, so it is marked, and the
-batch is encoded again without it when it is sealed.
+A record can be cancelled while the batch is open. The compiled builder cannot remove it, so the batch marks it and is
+encoded again without it when it is sealed.
 
-`fate_unknown` is set once a try may have reached the log without an answer; it decides whether the sequence numbers
-of a batch that is given up are still free.
+`fate_unknown` is set once an attempt may have reached the log without an answer. It decides whether the sequence
+numbers of a batch that is given up can be used again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OnDelivery = Callable[[RecordMetadata | None, Exception | None], object]
 
 
 class BatchState(Enum):
-    """Where a batch is in its life."""
+    """The states of a batch."""
 
     OPEN = auto()
     OUT = auto()
@@ -50,7 +50,7 @@ class BatchState(Enum):
 
 
 class ProducerState(NamedTuple):
-    """What makes a batch idempotent: producer id, epoch, and the sequence number of its first record."""
+    """The identity of an idempotent batch: producer id, epoch, and the sequence number of its first record."""
 
     producer_id: int = -1
     epoch: int = -1
@@ -61,7 +61,7 @@ NO_STATE = ProducerState()
 
 
 class Callback(NamedTuple):
-    """Who wants to hear of one record's fate, with what its metadata needs; `place` is the record's index."""
+    """A callback for one record's fate, with the fields of the record's metadata; `place` is the record's index."""
 
     place: int
     timestamp: int
@@ -70,7 +70,7 @@ class Callback(NamedTuple):
     on_delivery: OnDelivery
 
     def tell(self, metadata: RecordMetadata | None, error: PenstockError | None) -> None:
-        """Call it; what it raises is logged and changes nothing."""
+        """Call the callback. An exception that it raises is logged and has no other effect."""
         try:
             self.on_delivery(metadata, error)
         except Exception:
@@ -78,8 +78,11 @@ class Callback(NamedTuple):
 
 
 class Batch:
-    """Records of one partition under way to the broker. `append(index, timestamp, key, value, headers)` is the
-    builder's own: it gives None where the record does not fit (the first always does), and `count` is its caller's."""
+    """Records of one partition under way to the broker.
+
+    `append(index, timestamp, key, value, headers)` is the builder's own. It returns None if the record does not fit;
+    the first record always fits. The caller increments `count`.
+    """
 
     __slots__ = (
         "_builder",
@@ -125,7 +128,7 @@ class Batch:
         now_ms: int,
         builder: Any = None,
     ) -> None:
-        """`builder` is a ColumnBatchBuilder where the records come in columns; by default it is aiokafka's."""
+        """`builder` is a ColumnBatchBuilder if the records come in columns; by default it is aiokafka's."""
         self.tp = tp
         self.takes_columns = builder is not None
         self.created_ms = now_ms
@@ -135,22 +138,22 @@ class Batch:
         self.count = 0
         self.memory = 0
         self.order = (0, 0)
-        """Its place among its partition's batches: number of the batch, and first record of a part of it."""
+        """Its order in its partition: the number of the batch, then the first record of a part that a split made."""
         self.nodes: tuple[int, ...] = ()
-        """Where it was sent to."""
+        """The nodes that it was sent to."""
         self.held_up_by = ""
-        """Why it could not be sent when it expired in its queue, if that is known."""
+        """The reason why it could not be sent when it expired in its queue; empty if unknown."""
         self.callbacks: list[Callback] = []
         self.done_callbacks: dict[int, list[tuple[Callable[[Any], object], Context]]] = {}
-        """Of deliveries that are used as futures, by the record's index; `callbacks` has one entry for each."""
+        """Done callbacks of deliveries used as futures, by record index; `callbacks` has one entry for each."""
         self.on_taken_back: Callable[[SendCancelled], None] | None = None
-        """Who wants to hear that records were taken back, though not of each."""
+        """Called once after records were cancelled, not for each record."""
         self.removed: list[int] = []
         self.parts: list[tuple[int, Batch]] = []
         self.producer_state = NO_STATE
         self.attempts = 0
         self.splits = 0
-        """Tries that ended in a split, which count for nothing."""
+        """Attempts that ended in a split; they do not count as retries."""
         self.retry_at_ms = 0
         self.sent_ms = 0
         self.fate_unknown = False
@@ -160,7 +163,7 @@ class Batch:
         self.last_error: PenstockError | None = None
         self.future: asyncio.Future[None] | None = None
         self.run: object = None
-        """The run of a bulk's appends that is going on, if it has filled this batch (places.py)."""
+        """The current run of a bulk's appends, if it has filled this batch (places.py)."""
         self._builder: Any = new_batch_builder(batch_size, transactional) if builder is None else builder
         self._data: SealedBatch | None = None
         self._size = 0
@@ -171,17 +174,17 @@ class Batch:
 
     @property
     def sequenced(self) -> bool:
-        """Whether it has a sequence number, which a retry keeps."""
+        """Whether the batch has a sequence number. A retry keeps the number."""
         return self.producer_state.producer_id >= 0
 
     def size(self) -> int:
-        """Bytes, before compression while the batch is open; of one that is done, as they were sent."""
+        """Return the size in bytes: uncompressed while the batch is open, as it was sent once it is done."""
         return int(self._builder.size()) if self._builder is not None else self._size
 
     def extend(self, columns: Any, rows: Int64Array, first: int) -> int:
-        """Take the records `rows[first:]` of the columns (EncodableColumns), as many as fit; gives where it stopped.
+        """Append the records `rows[first:]` of the columns (EncodableColumns), as many as fit.
 
-        A batch of single records takes none.
+        Returns the index in `rows` of the first record that did not fit. A batch of single records takes none.
         """
         if not self.takes_columns:
             return first
@@ -190,9 +193,9 @@ class Batch:
         return stop
 
     def remove(self, index: int) -> bool:
-        """Take a record back; False where the batch is no longer open, or the record is gone already.
+        """Cancel a record. Returns False if the batch is no longer open, or the record was cancelled before.
 
-        Whoever does that says so with `taken_back` once it is through.
+        The caller then calls `taken_back` once, after it has removed all its records.
         """
         if self.state is not BatchState.OPEN or index in self.removed:
             return False
@@ -204,16 +207,16 @@ class Batch:
         return True
 
     def taken_back(self) -> None:
-        """Records were removed: tell who wants to hear of it."""
+        """Call `on_taken_back`, since records were removed."""
         if self.on_taken_back is not None:
             self.on_taken_back(self.cancelled_error())
 
     def cancelled_error(self) -> SendCancelled:
-        """What a record that was taken back ended in."""
+        """Return the error of a cancelled record."""
         return SendCancelled(f"{self.tp}: the record was taken back before it was sent")
 
     def without_removed(self) -> int:
-        """Encode the batch again without the records that were taken back; gives how many are left."""
+        """Encode the batch again without the cancelled records. Returns the number of records left."""
         if not self.removed:
             return self.count
         records = batch_records(seal_batch(self._builder, NO_STATE))
@@ -226,16 +229,16 @@ class Batch:
         return self.count
 
     def position(self, index: int) -> int:
-        """Where the record that was appended as `index` is among those that were sent."""
+        """Return the position, among the sent records, of the record that was appended as `index`."""
         return index - bisect_left(self.removed, index) if self.removed else index
 
     def forget_state(self) -> None:
-        """It is certain that no try reached the log: the next one may be under another producer state."""
+        """Clear the producer state: no attempt reached the log, so the next one may use another producer state."""
         self.producer_state = NO_STATE
         self.fate_unknown = False
 
     def data(self, state: ProducerState) -> SealedBatch:
-        """The bytes to send under a producer state; a new state is written over the old one."""
+        """Return the bytes to send under a producer state; a new state overwrites the old one."""
         if self._data is None:
             self._data = seal_batch(self._builder, state, self.compression)
             self._size = len(self._data)
@@ -246,7 +249,10 @@ class Batch:
         return self._data
 
     def split(self) -> list[Batch]:
-        """Two batches with half of the bytes each, with this one's sequence numbers, age, callbacks and memory."""
+        """Return two batches with half of the bytes each.
+
+        They keep this one's sequence numbers, age, callbacks and memory.
+        """
         assert self._data is not None, "only a batch that was sent can turn out too large"
         assert self.count > 1, "one record cannot be split"
         records = batch_records(self._data)
@@ -276,14 +282,14 @@ class Batch:
         return parts
 
     def complete(self, base_offset: int, log_append_time: int) -> None:
-        """The broker has it: `base_offset` is its first record's, -1 where unknown."""
+        """Complete the batch. `base_offset` is the offset of its first record, -1 if unknown."""
         self._finish()
         self.base_offset = base_offset
         self.log_append_time = log_append_time
         self._tell()
 
     def fail(self, error: PenstockError) -> None:
-        """It is given up."""
+        """End the batch with an error."""
         self._finish()
         self.error = error
         self._tell()
@@ -298,7 +304,7 @@ class Batch:
             self.future.set_result(None)
 
     async def wait(self) -> None:
-        """Until the batch is done or split; cancelling a waiter leaves the batch alone."""
+        """Wait until the batch is done or split. Cancelling a waiter does not affect the batch."""
         if self.state is BatchState.DONE or self.state is BatchState.SPLIT:
             return
         if self.future is None:
@@ -306,13 +312,13 @@ class Batch:
         await asyncio.shield(self.future)
 
     async def wait_all(self) -> None:
-        """Until the batch, or each of its parts, is done."""
+        """Wait until the batch, or each of its parts, is done."""
         await self.wait()
         for _, part in self.parts:
             await part.wait_all()
 
     def metadata(self, index: int, timestamp: int, key_size: int, value_size: int) -> RecordMetadata:
-        """Where the record at `index` was stored; the batch must have been completed."""
+        """Return the metadata of the record at `index`. The batch must be completed."""
         return RecordMetadata(
             self.tp.topic,
             self.tp.partition,
@@ -324,7 +330,10 @@ class Batch:
 
 
 def located(batch: Batch, index: int) -> tuple[Batch, int]:
-    """The batch a record is in now, and its position there, through every split; -1 where it was taken back."""
+    """Return the batch that holds a record now, and the record's position there, through every split.
+
+    The position is -1 if the record was cancelled.
+    """
     while True:
         if batch.removed:
             if index in batch.removed:
@@ -342,6 +351,6 @@ _crc = struct.Struct(">I")
 
 
 def restamp(data: SealedBatch, state: ProducerState) -> None:
-    """Write another producer state into a sealed record batch (magic 2), and its checksum anew."""
+    """Write another producer state into a sealed record batch (magic 2), and compute its checksum again."""
     _state.pack_into(data, _STATE_AT, *state)
     _crc.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_CRC_FROM:]))

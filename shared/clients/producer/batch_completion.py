@@ -1,7 +1,7 @@
-"""How a batch ends: it is acknowledged, retried, split, or failed. Values in, values out; no I/O.
+"""The end of a batch: it is acknowledged, retried, split, or failed. Values in, values out; no I/O.
 
 A response completes a batch, puts it back into its partition's queue with a backoff of its own, or fails it.
-`delivery_timeout_ms` fails a batch wherever it is. The memory of a batch is released once nobody can read it any more:
+`delivery_timeout_ms` fails a batch in any state. The memory of a batch is released once nothing can read it any more:
 for a batch in flight, when its request is over.
 """
 
@@ -86,10 +86,10 @@ class BatchCompletion:
         return f"<BatchCompletion {self.ledger!r}>"
 
     def settle(self) -> None:
-        """Settle the sequence numbers of partitions that nothing is out of; afterwards the ledger may not be ready.
+        """Settle the sequence numbers of troubled partitions that have no batch in flight.
 
-        It is a step of its own before draining: a bump between two batches of one drain would part what they were
-        drained under from what they are sent under.
+        The ledger may not be ready afterwards. This is a step of its own before draining: an epoch bump between two
+        batches of one drain would send the second under another epoch than the one it was drained under.
         """
         ledger = self.ledger
         for tp in ledger.troubled():
@@ -104,7 +104,7 @@ class BatchCompletion:
                 self._accumulator.renumber(tp)
 
     def may_send(self, queue: PartitionQueue) -> bool:
-        """Whether a partition's first batch may go out now."""
+        """Whether the first batch of a partition may be sent now."""
         if self._transaction is not None and self._transaction.muted(queue.tp):
             return False
         if not self._settings.enable_idempotence:
@@ -120,7 +120,7 @@ class BatchCompletion:
         return bool(queue.out) and self.ledger.is_troubled(queue.tp)
 
     def sent(self, batch: Batch, now_ms: int) -> SealedBatch:
-        """The bytes of a batch that was drained, for its next try."""
+        """Count an attempt and return the bytes of a drained batch."""
         if batch.attempts == 0:
             self._metrics.drained(now_ms - batch.created_ms)
         batch.attempts += 1
@@ -133,9 +133,10 @@ class BatchCompletion:
         return batch.producer_state if batch.sequenced else self.ledger.assign(batch.tp, batch.count)
 
     def answered(self, batch: Batch, answer: ProduceAnswer, now_ms: int) -> None:
-        """The broker answered: the batch is no longer out."""
+        """Handle the broker's response for a batch. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         code = answer.error_code
+        # A duplicate is in the log already: an earlier attempt succeeded (KIP-98).
         if code in (0, DUPLICATE_SEQUENCE_NUMBER):
             self._acknowledged(batch, answer, now_ms)
             return
@@ -148,6 +149,7 @@ class BatchCompletion:
             self.metadata_is_stale = True
         if self._is_over(batch):
             return
+        # The broker's limit is smaller than the batch: send it in parts (KIP-126).
         if code == MESSAGE_TOO_LARGE and batch.count > 1 and not self._transaction_is_lost():
             self._metrics.split(batch.tp.topic)
             log.info("a batch is too large for the broker: split", topic_partition=str(batch.tp), records=batch.count)
@@ -165,7 +167,7 @@ class BatchCompletion:
         self._refused(batch, error, now_ms, alone=code in ENDS_TRANSACTION_ALONE)
 
     def unanswered(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
-        """The request failed in flight: the batch may be in the log or not. It is no longer out."""
+        """Handle a request that failed in flight: the batch may or may not be in the log. It is no longer in flight."""
         self._accumulator.landed(batch)
         batch.fate_unknown = True
         if isinstance(error, STALE_METADATA):
@@ -174,16 +176,16 @@ class BatchCompletion:
             self._refused(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
 
     def unsent(self, batch: Batch, error: PenstockError, now_ms: int) -> None:
-        """The request never left; the batch is no longer out."""
+        """Handle a request that was never sent. The batch is no longer in flight."""
         self._accumulator.landed(batch)
         if not self._is_over(batch):
             self._refused(batch, type(error)(f"{batch.tp}: {error}"), now_ms)
 
     def expire(self, now_ms: int) -> None:
-        """Give up every batch that is older than `delivery_timeout_ms`."""
+        """Fail every batch that is older than `delivery_timeout_ms`."""
         for batch in self._accumulator.expire(now_ms):
             if batch.state is BatchState.DONE:
-                continue  # the end of an earlier one ended its transaction, and so this one
+                continue  # the end of an earlier batch ended its transaction, and so this batch
             out = self._accumulator.is_out(batch)
             fate = "it may still be written" if out or batch.fate_unknown else "it was not written"
             last = f", last error: {batch.last_error}" if batch.last_error else ""
@@ -197,7 +199,7 @@ class BatchCompletion:
                 self.fail_transaction(error)
 
     def fail_transaction(self, error: PenstockError) -> None:
-        """Fail the transaction and drop what it still has queued: it can no longer be committed."""
+        """Fail the transaction and drop its queued batches: it can no longer be committed."""
         assert self._transaction is not None
         self._transaction.fail(error)
         fatal = is_fatal(error)
@@ -205,21 +207,21 @@ class BatchCompletion:
         self.fail_all(error if fatal else TransactionAborted(f"{where}: not sent, since {error}"), out=False)
 
     def _taken_back(self, error: SendCancelled) -> None:
-        """Fail the transaction after records were taken back: a commit would leave them out silently."""
+        """Fail the transaction after records were cancelled: a commit would leave them out silently."""
         assert self._transaction is not None
         if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
             self.fail_transaction(error)
 
     def fail_all(self, error: PenstockError, *, out: bool) -> int:
-        """End what is queued, and with `out` also what is in a request; gives how many batches."""
+        """Fail all queued batches, and with `out` also those in flight. Returns the number of batches."""
         batches = self._accumulator.take_all(out=out)
         for batch in batches:
-            if batch.state is not BatchState.DONE:  # a callback of an earlier one may have ended it
+            if batch.state is not BatchState.DONE:  # a callback of an earlier batch may have ended it
                 self.fail(batch, error)
         return len(batches)
 
     def emptied(self, batch: Batch) -> None:
-        """Every record of a batch was taken back before it was sent."""
+        """End a batch of which every record was cancelled before it was sent."""
         batch.fail(batch.cancelled_error())
         self._done(batch)
 

@@ -1,9 +1,9 @@
-"""The bytes that records may hold until they are acknowledged (Java: `BufferPool`), and who may have them.
+"""The memory that records may hold until they are acknowledged (Java: `BufferPool`), and its distribution.
 
 `BufferPool` hands out `buffer_memory` bytes in the order of the requests.
 
 `HeldUpShare` bounds the partitions that make no progress: together they may use at most half of the buffer. The other
-half goes round among the partitions that do, so that one bad partition, several, or a dead node cannot stop them before
+half stays for the partitions that do. So neither one bad partition, nor several, nor a dead node can stop them before
 the good partitions hold half of the buffer. A partition whose leader is known to be unreachable counts before it holds
 anything, so that a dead node with a thousand partitions does not get a batch for each. A send to a partition that makes
 no progress waits here while those partitions are over their share. Waiting sends are served in the order they came,
@@ -45,14 +45,14 @@ class BufferPool:
         return len(self._waiters)
 
     def try_acquire(self, size: int) -> bool:
-        """Take `size` bytes if they are free and nobody waits."""
+        """Take `size` bytes if they are free and no request waits. Returns whether it took them."""
         if self._waiters or size > self.available:
             return False
         self.available -= size
         return True
 
     async def acquire(self, size: int, timeout_ms: float) -> None:
-        """Take `size` bytes; BufferExhausted once `timeout_ms` has passed."""
+        """Take `size` bytes. Raises BufferExhausted once `timeout_ms` has passed."""
         if self.try_acquire(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,7 +63,7 @@ class BufferPool:
                 await future
         except BaseException as e:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self.release(size)  # granted in the very moment the waiter was given up
+                self.release(size)  # granted at the moment the waiter was given up
             elif entry in self._waiters:
                 self._waiters.remove(entry)
                 self._grant()
@@ -75,14 +75,14 @@ class BufferPool:
             raise
 
     def release(self, size: int) -> None:
-        """Give bytes back; the longest waiting are served first."""
+        """Return bytes to the pool; the requests that have waited longest are served first."""
         self.available += size
         assert self.available <= self.size, "more bytes given back than taken"
         self._grant()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Serve the waiters once at the end of the block, with all that was given back in it."""
+        """Serve the waiters once at the end of the block, with all bytes released in it."""
         self._gathering = True
         try:
             yield
@@ -91,7 +91,7 @@ class BufferPool:
             self._grant()
 
     def close(self) -> None:
-        """Fail whoever waits with IllegalState."""
+        """Fail every waiting request with IllegalState."""
         while self._waiters:
             future, _ = self._waiters.popleft()
             if not future.done():
@@ -119,7 +119,7 @@ class _Waiter(NamedTuple):
 
 
 class HeldUpShare:
-    """Makes sends wait while partitions without progress have their share. A single partition has no such limit."""
+    """Makes sends wait while partitions without progress use up their share. A single partition has no such limit."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class HeldUpShare:
         now_ms: Callable[[], int],
         is_away: Callable[[TopicPartition], bool] = lambda tp: False,
     ) -> None:
-        """`is_away` tells whether the leader of a partition is unreachable: it counts before it holds anything."""
+        """`is_away` tells whether a partition's leader is unreachable: it then counts before it holds anything."""
         self._accumulator = accumulator
         self._memory = memory
         self._now_ms = now_ms
@@ -185,7 +185,7 @@ class HeldUpShare:
         self._granted -= size  # the caller requests it now
 
     def close(self) -> None:
-        """Fail whoever waits with IllegalState."""
+        """Fail every waiting request with IllegalState."""
         while self._waiters:
             future = self._waiters.popleft().future
             if not future.done():

@@ -1,4 +1,4 @@
-"""Many records on their way into batches: the part of `send_many` that needs no await, one loop for all of them."""
+"""The part of `send_many` that needs no await: one loop that appends many records to batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_HEADERS: list[tuple[str, bytes | None]] = []
 
 
 class Topic(Protocol):
-    """Where a topic's records without headers go."""
+    """The queues for a topic's records without headers."""
 
     queues: dict[int, PartitionQueue]
     by_key: dict[bytes, PartitionQueue]
@@ -29,7 +29,7 @@ class Topic(Protocol):
 
 
 class Bulk:
-    """Takes `records` in order; `timestamp` (ms) is that of records without one."""
+    """Takes `records` in order; `timestamp` (ms) is used for records without one."""
 
     def __init__(self, records: Sequence[ProducerRecord], timestamp: int) -> None:
         self.records = records
@@ -40,9 +40,9 @@ class Bulk:
         self._ended: PenstockError | None = None
         self._unknown: dict[tuple[str, int | None], PenstockError] = {}
         self.stop = len(records)
-        """The record before which `fill` ends."""
+        """The index of the record before which `fill` ends."""
         self.impatient: set[str] = set()
-        """Topics that were waited for once, in vain: what else is unknown of them is not waited for again."""
+        """Topics that were waited for once without success; their other unknown partitions are not waited for again."""
         self.refusals = 0
         self.first_refusal: Exception | None = None
 
@@ -55,7 +55,7 @@ class Bulk:
     def fill(self, topics: Mapping[str, Topic]) -> ProducerRecord | None:
         """Append to open batches, up to the first record that needs more (a new batch, headers, a partition, metadata).
 
-        Gives that record, None at the end.
+        Returns that record, or None at the end.
         """
         run = self._places.begin()
         try:
@@ -64,7 +64,7 @@ class Bulk:
             self._places.end()
 
     def _fill(self, topics: Mapping[str, Topic], run: Run) -> ProducerRecord | None:
-        """The loop is flat: a call, a property or an object here is felt."""
+        """The loop is flat: one more call, property or object here lowers the throughput."""
         places, now_ms = self._places.of.append, self.timestamp
         name: str | None = None
         by_key: dict[bytes, PartitionQueue] = {}
@@ -95,11 +95,14 @@ class Bulk:
                     batch.run, run[batch] = run, index
                 places(batch)
         except (TypeError, OverflowError, AttributeError):
-            return record  # not bytes, or no record at all: the record's own way says so
+            return record  # not bytes, or no record at all: `_take_one` raises the error that fits
         return None
 
     def refused(self, record: ProducerRecord) -> PenstockError | None:
-        """What ended an earlier record and will end this one in the same way, so that it need not wait again."""
+        """Return the error of an earlier record that this one will also have, so that it need not wait.
+
+        Returns None if there is no such error.
+        """
         topic, partition = record.topic, record.partition
         known = self._unknown.get((topic, None))
         if known is None and partition is not None:
@@ -107,7 +110,7 @@ class Bulk:
         return known or self._ended
 
     def failed(self, record: ProducerRecord, error: Exception, *, whole_topic: bool = False) -> None:
-        """The next record was not taken; with `whole_topic` none of its topic will be."""
+        """Note that the next record was rejected. With `whole_topic`, so is every later record of its topic."""
         self.refusals += 1
         self.first_refusal = self.first_refusal or error
         if isinstance(error, BufferExhausted | TransactionAborted):
@@ -116,12 +119,12 @@ class Bulk:
             self.impatient.add(record.topic)
             if whole_topic:
                 self._unknown[record.topic, None] = error
-            elif record.partition is not None:  # a partitioner may choose another one for the next
+            elif record.partition is not None:  # a partitioner may choose another partition for the next record
                 self._unknown[record.topic, record.partition] = error
         self._places.add(error, -1)
 
     def taken(self, delivery: Delivery) -> None:
-        """The next record went its own way."""
+        """Note that the next record was sent alone, with this delivery."""
         at = len(self._places)
         record = self.records[at]
         sizes = delivery._key_size, delivery._value_size
@@ -130,14 +133,14 @@ class Bulk:
         self._places.add(delivery._batch, delivery._index)
 
     def deliveries(self) -> Deliveries:
-        """The fates of all."""
+        """Return the deliveries of all records."""
         return Deliveries(self._places, self.records, self.timestamp, self._sizes, all_taken=not self.refusals)
 
 
 class ColumnBulk(Bulk):
-    """As `Bulk`, of records in columns: no object is made of one that goes straight into an open batch.
+    """As `Bulk`, for records in columns. A record that goes straight into an open batch needs no object of its own.
 
-    They are taken some at a time: in a slice, by kernels, or one after the other up to `stop`.
+    The records are taken in steps: a slice by kernels, or one by one up to `stop`.
     """
 
     def __init__(self, records: RecordColumns, timestamp: int) -> None:
@@ -147,7 +150,7 @@ class ColumnBulk(Bulk):
         self._fields: Iterator[tuple[Any, Any, Any, Any]] = iter(())
 
     def one_by_one(self, stop: int) -> None:
-        """The records up to `stop` are those that `fill` takes."""
+        """Let `fill` take the records up to `stop` one by one."""
         self.stop = min(stop, len(self.columns))
         part = self.columns[len(self) : self.stop]
         timestamps: Iterable[int] = repeat(self.timestamp)
@@ -157,12 +160,12 @@ class ColumnBulk(Bulk):
         self._fields = zip(part.keys, part.values, timestamps, headers, strict=False)
 
     def sliced(self, count: int, spans: list[Span]) -> None:
-        """The next `count` records went as the spans say."""
+        """Note that the next `count` records went into batches, or failed, as in `spans`."""
         self._places.add_slice(count, spans)
         self.stop = len(self)
 
     def slice_failed(self, error: Exception, records: int) -> None:
-        """So many records of a slice were not taken."""
+        """Note that `records` records of a slice failed."""
         self.refusals += records
         self.first_refusal = self.first_refusal or error
         self._ended = error if isinstance(error, BufferExhausted | TransactionAborted) else self._ended
@@ -179,8 +182,8 @@ class ColumnBulk(Bulk):
                 queue = topic.queues.get(columns.partition)
                 self._fill_batch(None if queue is None else queue.open, run)
         except (TypeError, OverflowError):
-            pass  # not bytes: the record's own way says so
-        at = len(self._places)  # where the loop stopped: at the one record that was looked at and not taken
+            pass  # not bytes: `_take_one` raises the error that fits
+        at = len(self._places)  # the position of the one record that was read and not taken
         return columns[at] if at < self.stop else None
 
     def _fill_by_key(self, topic: Topic, run: Run) -> None:
@@ -221,7 +224,7 @@ class ColumnBulk(Bulk):
 
 
 def bulk_of(records: Iterable[ProducerRecord[Any, Any]], timestamp: int) -> Bulk:
-    """The way that suits what the records are in."""
+    """Return a ColumnBulk for records in columns, a Bulk for all others."""
     if isinstance(records, RecordColumns):
         return ColumnBulk(records, timestamp)
     return Bulk(records if isinstance(records, list) else list(records), timestamp)

@@ -1,4 +1,4 @@
-"""Where the records of columns go, by kernels: each key's partition, and the records of each partition in order.
+"""The partitions of records in columns, by kernels: each key's partition, and the rows of each partition in order.
 
 >>> keys = PackedBytes.of([b"21", None, b"ann", b"21"])
 >>> partitions = partitions_of_keys(keys, 7)
@@ -20,14 +20,14 @@ from penstock.shared.common.packed_bytes import PackedBytes
 from penstock.shared.common.records import Int64Array
 
 NO_PARTITION = -1
-"""In the place of the partition of a record without a key."""
+"""The partition number of a record without a key."""
 
 _MULTIPLIER, _SEED, _LOW = 0x5BD1E995, 0x9747B28C, 0xFFFFFFFF
 
 
 @compiled
 def murmur2_of(data: Any, offset: Any, length: Any) -> Any:
-    """Kafka's `Utils.murmur2`, unsigned: 32 bits in an int64, in which no product of it overflows."""
+    """Kafka's `Utils.murmur2`, unsigned: 32 bits in an int64, in which no product overflows."""
     h = np.int64(_SEED) ^ length
     at, end = offset, offset + (length & ~3)
     while at < end:
@@ -79,14 +79,17 @@ def _sort(partitions: Any, ends: Any, out: Any) -> None:
 
 
 def partitions_of_keys(keys: PackedBytes, partition_count: int) -> Int64Array:
-    """As Java's partitioner: `(murmur2(key) & 0x7fffffff) % partition_count`, NO_PARTITION where there is no key."""
+    """Return `(murmur2(key) & 0x7fffffff) % partition_count` of each key, as Java's partitioner does.
+
+    A record without a key gets NO_PARTITION.
+    """
     out = np.empty(len(keys), np.int64)
     _partitions(*keys.arrays, partition_count, out)
     return out
 
 
 def rows_by_partition(partitions: Int64Array, partition_count: int) -> list[tuple[int, Int64Array]]:
-    """The partitions that occur, ascending, each with its rows in order."""
+    """Return the partitions that occur, ascending, each with its rows in order."""
     ends, rows = np.zeros(partition_count, np.int64), np.empty(len(partitions), np.int64)
     _sort(partitions, ends, rows)
     found, begin = list[tuple[int, Int64Array]](), 0

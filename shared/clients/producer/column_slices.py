@@ -1,6 +1,6 @@
-"""Records in columns on their way into batches by kernels: some thousands at a time, no Python object for one.
+"""Kernels that move records in columns into batches: some thousands at a time, without a Python object for each.
 
-This module is loaded where numba is installed and columns are sent (producer.py).
+producer.py loads this module only if numba is installed and columns are sent.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from penstock.shared.clients.producer.record_accumulator import PartitionQueue
 
 SLICE_RECORDS = 16_384
-"""Records that are routed at once: the event loop is held up for some milliseconds, and a full buffer is noticed."""
+"""Records that are routed at once. This blocks the event loop for some milliseconds, and a full buffer is noticed."""
 
 SLICE_BYTES = 4 * 1024 * 1024
-"""Bytes of lists that are copied into one buffer at once, beside the buffer memory."""
+"""Bytes of lists that are copied into one buffer at once, in addition to the buffer memory."""
 
 WRONG_KEYS, WRONG_VALUES, WRONG_HEADERS, WRONG_TIMESTAMP = -1, -2, -3, -4
-"""In the place of the largest record's size."""
+"""Error codes that `_measure` returns instead of the largest record's size."""
 OUTSIDE = {WRONG_KEYS: "keys", WRONG_VALUES: "values", WRONG_HEADERS: "headers"}
 
 new_builder = ColumnBatchBuilder
@@ -56,7 +56,7 @@ def _measure(
     timestamps: Any,
     sizes: Any,
 ) -> Any:
-    """The bytes of each record's key, value and headers; gives the most, or what is wrong."""
+    """Write the bytes of each record's key, value and headers to `sizes`. Returns the largest, or an error code."""
     largest, has_headers = np.int64(0), len(header_lengths) > 0
     for row in range(len(sizes)):
         key, value = key_lengths[row], value_lengths[row]
@@ -71,13 +71,16 @@ def _measure(
             headers = header_lengths[row]
             if headers < NULL or header_offsets[row] < 0 or header_offsets[row] + headers > header_bytes:
                 return np.int64(WRONG_HEADERS)
-            sizes[row] += max(headers - 1, 0)  # RECORD_BYTES_MAX has the byte that no headers take
+            sizes[row] += max(headers - 1, 0)  # RECORD_BYTES_MAX includes the byte for the number of headers
         largest = max(largest, sizes[row])
     return largest
 
 
 class Group:
-    """The records of a slice for one partition: `rows[at:]` are not in a batch yet, `full` has no room for the next."""
+    """The records of a slice for one partition.
+
+    `rows[at:]` are not in a batch yet. `full` is a batch without room for the next record.
+    """
 
     __slots__ = ("at", "full", "of", "queue", "rows")
 
@@ -93,15 +96,15 @@ class Group:
 
     @property
     def left(self) -> int:
-        """How many records are not in a batch."""
+        """The number of records that are not in a batch."""
         return len(self.rows) - self.at
 
     def next_size(self) -> int:
-        """Bytes of a batch with the next record alone, at most."""
+        """Return an upper bound of the bytes of a batch with the next record alone."""
         return RECORD_BYTES_MAX + int(self.of.sizes[self.rows[self.at]])
 
     def fill(self, batch: Batch | None) -> int:
-        """Move records into a batch, as many as fit; gives how many those are."""
+        """Move records into a batch, as many as fit. Returns their number."""
         if batch is None or batch is self.full:
             return 0
         self.full = batch
@@ -113,7 +116,10 @@ class Group:
 
 
 class ColumnSlice:
-    """Consecutive records of columns, ready for the kernels; `spans` says where those went that have left a group."""
+    """Consecutive records of columns, ready for the kernels.
+
+    `spans` has the batch or error of each record that has left its group.
+    """
 
     __slots__ = ("columns", "groups", "keys", "largest", "sizes", "spans")
 
@@ -148,16 +154,16 @@ class ColumnSlice:
         return len(self.sizes)
 
     def to_partition(self, queue: PartitionQueue) -> None:
-        """All records go to one partition."""
+        """Route all records to one partition."""
         self.groups = [Group(self, queue, np.arange(len(self)))]
 
     def by_key(
         self, queues: Sequence[PartitionQueue], without_key: Callable[[Int64Array], list[tuple[int, int]]]
     ) -> bool:
-        """Each record goes where its key belongs; gives whether there were some without a key.
+        """Route each record by its key. Returns whether some records have no key.
 
-        `without_key` takes those records' sizes and gives, for one run of them after the other, the place of its
-        partition among the `queues` and where the run ends.
+        `without_key` takes the sizes of the records without a key. It returns for each run of them the index of its
+        partition in `queues` and the end of the run.
         """
         partitions = partitions_of_keys(self.keys, len(queues))
         keyless = np.flatnonzero(partitions == NO_PARTITION)
@@ -170,7 +176,7 @@ class ColumnSlice:
         return len(keyless) > 0
 
     def fail(self, error: Exception) -> int:
-        """The records that are left are not taken; gives how many those are."""
+        """Fail the records that are in no batch yet. Returns their number."""
         failed = sum(group.left for group in self.groups)
         for group in self.groups:
             if group.left:
@@ -182,8 +188,8 @@ class ColumnSlice:
 def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) -> ColumnSlice | None:
     """Return the records from `first` on. Records without a timestamp get `timestamp`.
 
-    Returns None if one of them must be sent by itself, because it is not bytes, has an invalid timestamp or header, or
-    may be larger than `size_max` bytes. Raises ValueError if a packed column has strings outside its buffer.
+    Returns None if one of them must be sent alone, because it is not bytes, has an invalid timestamp or header, or may
+    be larger than `size_max` bytes. Raises ValueError if a packed column has strings outside its buffer.
     """
     stop = min(first + SLICE_RECORDS, len(columns))
     try:
@@ -205,7 +211,7 @@ def slice_of(columns: RecordColumns, first: int, timestamp: int, size_max: int) 
 
 
 def _packed(strings: Sequence[bytes | None]) -> PackedBytes:
-    """The strings, or the first of them that are SLICE_BYTES together."""
+    """Pack the strings, or the first of them that have SLICE_BYTES together."""
     if isinstance(strings, PackedBytes):
         return strings
     lengths = lengths_of(strings)
@@ -219,7 +225,7 @@ def _packed(strings: Sequence[bytes | None]) -> PackedBytes:
 def _timestamps(
     timestamps: Sequence[int] | Int64Array | None, first: int, stop: int, default: int
 ) -> Int64Array | None:
-    """The timestamps of some records; None where one of them is no int64."""
+    """Return the timestamps of some records. Returns None if one of them is not an int64."""
     if timestamps is None:
         return np.full(stop - first, default, np.int64)
     some = timestamps[first:stop]
@@ -234,7 +240,10 @@ def _timestamps(
 
 
 def _headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | None:
-    """The headers of some records, or of the first that have SLICE_BYTES; None where some are not what they must be."""
+    """Return the headers of some records, or of the first that have SLICE_BYTES.
+
+    Returns None if some headers are invalid.
+    """
     if columns.headers is None:
         return NO_HEADERS
     some = columns.headers[first:stop]
@@ -244,7 +253,7 @@ def _headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | Non
         return some.blocks
     blocks, size = list[bytes](), 0
     for own in some:
-        if not isinstance(own, tuple | list | dict):  # an iterator would have nothing left for the record's own way
+        if not isinstance(own, tuple | list | dict):  # `_take_one` would find an iterator empty
             return None
         try:
             blocks.append(header_block(checked_headers(columns.topic, header_pairs(own))))
@@ -257,7 +266,7 @@ def _headers(columns: RecordColumns, first: int, stop: int) -> PackedBytes | Non
 
 
 def compile_kernels() -> None:
-    """Have the kernels compiled, or read from where compiled code is kept."""
+    """Compile the kernels, or load them from the cache of compiled code."""
     some = PackedBytes.of([b"k", None])
     rows_by_partition(np.abs(partitions_of_keys(some, 2)), 2)
     part = ColumnSlice(some, some, np.array([1, 2], np.int64))

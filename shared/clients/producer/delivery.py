@@ -1,12 +1,11 @@
-"""What a send gives back: the fate of a record, or of many, to be awaited or not.
+"""Deliveries: the fate of a sent record, or of many. A caller may await a delivery or ignore it.
 
-Cancelling whoever waits takes the record back if it is not under way yet; afterwards only the wait ends, and the
-record's fate still reaches callbacks, interceptors and metrics. A transaction that a record was taken back from can
-only be aborted: the rest of it would be committed without that record. `asyncio.shield(delivery)` takes
-nothing back when it is cancelled.
+Cancelling a waiter cancels the record if it is not in a request yet. Afterwards it ends only the wait, and the
+record's fate still reaches callbacks, interceptors and metrics. A transaction that a record was cancelled from can only
+be aborted: a commit would leave out that record. Cancelling `asyncio.shield(delivery)` does not cancel the record.
 
-A `Delivery` is no `asyncio.Future`, which would cost each record one, but it has a future's methods: `asyncio.wait`,
-`gather`, `wait_for` and `as_completed` take it as it is.
+A `Delivery` is not an `asyncio.Future`, since one future a record costs too much. It has a future's methods:
+`asyncio.wait`, `gather`, `wait_for` and `as_completed` accept it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from penstock.shared.common.records import ProducerRecord, RecordMetadata
 
 
 def fresh(error: PenstockError) -> PenstockError:
-    """The error again, so that many waiters do not share one traceback."""
+    """Return a copy of the error, so that many waiters do not share one traceback."""
     again = type(error)(*error.args)
     again.__cause__ = error.__cause__
     again.maybe_written, again.abortable = error.maybe_written, error.abortable
@@ -36,7 +35,7 @@ DoneCallback = Callable[["Delivery"], object]
 
 
 class Delivery(msgspec.Struct, eq=False, gc=False):
-    """One record's fate. `await delivery` gives its RecordMetadata, or raises what ended it."""
+    """One record's fate. `await delivery` returns its RecordMetadata, or raises the record's error."""
 
     _batch: Batch
     _index: int
@@ -48,14 +47,14 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return f"<Delivery of record {self._index} in {self._batch!r}>"
 
     def done(self) -> bool:
-        """Whether the record's fate is known."""
+        """Whether the record was stored or has failed."""
         batch, index = located(self._batch, self._index)
         return index < 0 or batch.state is BatchState.DONE
 
     def cancel(self) -> bool:
-        """Take the record back; False where it is under way or done. Its fate is then SendCancelled.
+        """Cancel the record. Returns False if it is in a request or done. Its result is then SendCancelled.
 
-        Its transaction can only be aborted from then on.
+        Its transaction can then only be aborted.
         """
         removed = self._batch.remove(self._index)
         if removed:
@@ -63,20 +62,20 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return removed
 
     def cancelled(self) -> bool:
-        """Whether the record was taken back."""
+        """Whether the record was cancelled."""
         return located(self._batch, self._index)[1] < 0
 
     def result(self) -> RecordMetadata:
-        """What awaiting it gives or raises, without waiting; asyncio.InvalidStateError while it is not done."""
+        """Return or raise the result without waiting. Raises asyncio.InvalidStateError while it is not done."""
         if (error := self.exception()) is not None:
             raise error
         batch, index = located(self._batch, self._index)
         return batch.metadata(index, self._timestamp, self._key_size, self._value_size)
 
     def exception(self) -> PenstockError | None:
-        """The error that ended the record, SendCancelled where it was taken back; None where it was stored.
+        """Return the record's error, SendCancelled if it was cancelled, None if it was stored.
 
-        asyncio.InvalidStateError while it is not done.
+        Raises asyncio.InvalidStateError while it is not done.
         """
         batch, index = located(self._batch, self._index)
         if index < 0:
@@ -86,7 +85,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return None if batch.error is None else fresh(batch.error)
 
     def add_done_callback(self, call: DoneCallback, *, context: Context | None = None) -> None:
-        """Have the event loop call `call(delivery)` once the record's fate is known."""
+        """Have the event loop call `call(delivery)` once the record is done."""
         loop, context = asyncio.get_running_loop(), context or copy_context()
         if self.done():
             loop.call_soon(call, self, context=context)
@@ -94,14 +93,14 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         known = self._batch.done_callbacks.get(self._index)
         if known is None:
             known = self._batch.done_callbacks[self._index] = []
-            # A batch that is open knows a record by the index it was appended with, one that is sent by its place.
+            # An open batch knows a record by the index it was appended with, a sealed one by its position.
             is_open = self._batch.state is BatchState.OPEN
             batch, place = (self._batch, self._index) if is_open else located(self._batch, self._index)
             batch.callbacks.append(Callback(place, self._timestamp, self._key_size, self._value_size, self._is_done))
         known.append((call, context))
 
     def remove_done_callback(self, call: DoneCallback) -> int:
-        """Do not call it; gives how often it would have been called."""
+        """Remove a callback. Returns how often it had been added."""
         known = self._batch.done_callbacks.get(self._index, [])
         left = [each for each in known if each[0] != call]
         removed, known[:] = len(known) - len(left), left
@@ -134,9 +133,9 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
 
 
 class Deliveries:
-    """Many records' fates. `await deliveries` gives, in the records' order, a RecordMetadata or the error for each.
+    """The fates of many records. `await deliveries` returns a RecordMetadata or an error for each, in order.
 
-    For bulk there is `first_error()`, which waits as long and makes no object a record.
+    `first_error()` waits as long and makes no object for each record, which suits bulks.
     """
 
     __slots__ = ("_all_taken", "_batches", "_places", "_records", "_sizes", "_timestamp")
@@ -150,8 +149,8 @@ class Deliveries:
         *,
         all_taken: bool,
     ) -> None:
-        """`timestamp` is that of records without one; `sizes` (key, value) are given where serializers changed them;
-        `all_taken` says that every record has a batch."""
+        """`timestamp` is used for records without one. `sizes` (key, value) has entries where serializers changed them.
+        `all_taken` means that every record has a batch."""
         self._places = places
         self._records = records
         self._timestamp = timestamp
@@ -166,11 +165,14 @@ class Deliveries:
         return f"<Deliveries of {len(self)} records, {'done' if self.done() else 'pending'}>"
 
     def done(self) -> bool:
-        """Whether the fate of all is known."""
+        """Whether all records are done."""
         return all(_is_done(batch) for batch in self._batches)
 
     def cancel(self) -> int:
-        """Take back what is not under way; gives how many records that were. Their transaction can only be aborted."""
+        """Cancel the records that are not in a request. Returns their number.
+
+        Their transaction can then only be aborted.
+        """
         pairs = zip(self._places.of, self._places.indices(), strict=True)
         batches = [place for place, index in pairs if isinstance(place, Batch) and place.remove(index)]
         if batches:
@@ -178,7 +180,7 @@ class Deliveries:
         return len(batches)
 
     async def wait(self) -> None:
-        """Until the fate of all is known."""
+        """Wait until all records are done."""
         try:
             for batch in self._batches:
                 await batch.wait_all()
@@ -187,7 +189,7 @@ class Deliveries:
             raise
 
     async def first_error(self) -> Exception | None:
-        """Wait for all; the error of the first record that has one, or None."""
+        """Wait for all records. Returns the error of the first record that has one, or None."""
         await self.wait()
         whole = all(b.error is None and not b.parts and not b.removed for b in self._batches)
         if whole and self._all_taken:
@@ -195,7 +197,7 @@ class Deliveries:
         return next((r for r in self._results() if isinstance(r, Exception)), None)
 
     def last(self) -> RecordMetadata | Exception:
-        """The last record's fate, once all are known."""
+        """Return the last record's metadata or error. All records must be done."""
         return self._result(len(self) - 1, *self._places.last())
 
     def __await__(self) -> Generator[Any, None, list[RecordMetadata | Exception]]:
@@ -222,7 +224,7 @@ class Deliveries:
 
 
 def size_of(data: bytes | None) -> int:
-    """Bytes, -1 for none.
+    """Return the size in bytes, -1 for None.
 
     >>> size_of(b"ab"), size_of(memoryview(b"abcd").cast("i")), size_of(None)
     (2, 4, -1)

@@ -1,4 +1,4 @@
-"""Interceptors: see every record on its way out and its fate; what they raise is logged and changes nothing."""
+"""Interceptors see every record before it is sent, and its fate. An exception they raise is logged and ignored."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ log = get_logger(__name__)
 
 
 class ProducerInterceptor:
-    """Base with both methods doing nothing; override what is wanted. They run on the event loop and must not block."""
+    """Base class whose methods do nothing; override those you need. They run on the event loop and must not block."""
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """The record (key and value not yet serialized) to send in this one's place."""
+        """Return the record to send instead of `record`; its key and value are not yet serialized."""
         return record
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
-        """One record's fate: its metadata, or the error it ended in.
+        """Called with one record's metadata, or with the error it ended in.
 
-        It is told once of every record that `on_send` saw. `headers` are those that it was sent with: what `on_send`
-        put there says which record it is.
+        It is called once for every record that `on_send` saw. `headers` are those that the record was sent with: a
+        header that `on_send` added identifies the record.
         """
 
 
 class Interceptors:
-    """A chain, each called with what the one before returned."""
+    """A chain of interceptors. Each is called with the record that the one before returned."""
 
     def __init__(self, chain: Sequence[ProducerInterceptor]) -> None:
         self._chain = tuple(chain)
@@ -36,7 +36,7 @@ class Interceptors:
         return bool(self._chain)
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Through all; one that raises, or gives no record, is passed over."""
+        """Call all. One that raises, or returns no record, is skipped."""
         for interceptor in self._chain:
             try:
                 changed = interceptor.on_send(record)
@@ -50,7 +50,7 @@ class Interceptors:
         return record
 
     def told_too(self, record: ProducerRecord, on_delivery: OnDelivery | None) -> OnDelivery:
-        """A callback that tells the chain of what became of `record`, then `on_delivery`."""
+        """Return a callback that passes the fate of `record` to the chain, then to `on_delivery`."""
         headers = record.headers
 
         def tell(metadata: RecordMetadata | None, error: Exception | None) -> None:
@@ -61,7 +61,7 @@ class Interceptors:
         return tell
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
-        """To all, whatever one raises."""
+        """Call all, also if one raises."""
         for interceptor in self._chain:
             try:
                 interceptor.on_acknowledgement(metadata, error, headers)

@@ -1,7 +1,7 @@
-"""The producer's metrics, in a registry of the caller's or one of its own, and as a table by the Java producer's names.
+"""The producer's metrics, in a registry of the caller or its own, and as a table by the Java producer's names.
 
-Prometheus makes rates and averages of what only grows (`..._total`, `..._sum` over `..._count`). Where Java has a rate,
-an average or a maximum of the last while, the table has it, and the registry what an operator looks for first.
+Prometheus computes rates and averages from counters (`..._total`, `..._sum` over `..._count`). The table has Java's
+rates, averages and maxima over a time window. The registry has the metrics that an operator needs first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOTALS = (
 
 
 class ProducerMetrics:
-    """Counters by topic, latencies, and this client's figures of the last while; `now_ms` is a monotonic clock."""
+    """Counters by topic, latencies, and this client's windowed figures; `now_ms` is a monotonic clock."""
 
     def __init__(
         self,
@@ -109,9 +109,9 @@ class ProducerMetrics:
         size.set_function(partial(_figure, me, "batch_size_avg"))
 
     def close(self) -> None:
-        """Take this client's figures out of the registry, unless another one has its client id; a second time, nothing.
+        """Remove this client's figures from the registry, unless another client has its client id. May be called again.
 
-        What is counted by topic stays.
+        The counters by topic stay.
         """
         if not self._own:
             return
@@ -123,7 +123,7 @@ class ProducerMetrics:
         self._own = []
 
     def figures(self) -> dict[str, float]:
-        """Totals since the start; rates (a second), averages and maxima (ms, bytes) of the last while."""
+        """Return totals since the start; rates (per second), averages and maxima (ms, bytes) over the window."""
         now_ms = self._now_ms()
         return {
             **self.totals,
@@ -142,7 +142,7 @@ class ProducerMetrics:
         }
 
     def acknowledged(self, topic: str, records: int, size: int, latency_ms: float) -> None:
-        """A batch was acknowledged."""
+        """Count an acknowledged batch."""
         known = self._by_topic.get(topic)
         if known is None:
             labelled = (of.labels(topic=topic) for of in (self._sent, self._bytes, self._batches))
@@ -159,19 +159,19 @@ class ProducerMetrics:
         self._sizes.record(size, now_ms)
 
     def failed(self, topic: str, records: int) -> None:
-        """A batch, or a record that never came into one, was given up."""
+        """Count the records of a failed batch, or a record that failed before it had a batch."""
         self._errors.labels(topic=topic).inc(records)
         self.totals["record_error_total"] += records
         self._failures.record(records, self._now_ms())
 
     def buffer_exhausted(self, records: int) -> None:
-        """Records were not taken because the buffer stayed full for `max_block_ms`; they have failed as well."""
+        """Count records rejected because the buffer stayed full for `max_block_ms`; `failed` counts them as well."""
         self._exhausted.inc(records)
         self.totals["buffer_exhausted_total"] += records
         self._exhaustions.record(records, self._now_ms())
 
     def retried(self, topic: str, records: int) -> None:
-        """A batch goes back into its queue."""
+        """Count a batch that is put back into its queue."""
         self._retries.labels(topic=topic).inc()
         self._record_retries.labels(topic=topic).inc(records)
         self.totals["batch_retry_total"] += 1
@@ -179,28 +179,28 @@ class ProducerMetrics:
         self._again.record(records, self._now_ms())
 
     def split(self, topic: str) -> None:
-        """A batch goes on in two parts."""
+        """Count a batch that is split in two."""
         self._splits.labels(topic=topic).inc()
         self.totals["batch_split_total"] += 1
 
     def drained(self, queued_ms: float) -> None:
-        """A batch leaves its queue."""
+        """Record the time a batch has spent in its queue."""
         self._queued.observe(queued_ms / 1000)
         self._queue_times.record(queued_ms, self._now_ms())
 
     def requested(self, latency_ms: float) -> None:
-        """A produce request was answered."""
+        """Record the latency of a produce request."""
         self._request.observe(latency_ms / 1000)
         self.totals["request_total"] += 1
         self._latencies.record(latency_ms, self._now_ms())
 
     def throttled(self, wait_ms: float) -> None:
-        """A broker answered, and asked for a rest (0: for none)."""
+        """Record a broker's throttle time (0 if it does not throttle)."""
         self._throttles.record(wait_ms, self._now_ms())
 
 
 _CLIENTS: weakref.WeakKeyDictionary[CollectorRegistry, Counts[str]] = weakref.WeakKeyDictionary()
-"""How many producers of each client id a registry has."""
+"""The number of producers of each client id in a registry."""
 
 
 def _clients_of(registry: CollectorRegistry) -> Counts[str]:

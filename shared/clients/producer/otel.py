@@ -2,12 +2,12 @@
 
     producer = Producer(kafka, interceptors=[OpenTelemetryInterceptor()])
 
-The names are those of OpenTelemetry's semantic conventions for messaging. Whoever reads the record finds the span's
-context in its headers (`traceparent`, as W3C writes it, unless another propagator is set up) and can go on from there.
-The span's parent is the current span where `send` is called; where there is none, what the record brings in its
-headers, so that a record that is handed on stays in its trace.
+The names follow OpenTelemetry's semantic conventions for messaging. A reader of the record finds the span's context in
+its headers (`traceparent` in W3C format, unless another propagator is set up) and can continue the trace. The span's
+parent is the current span where `send` is called. If there is none, it is the context in the record's own headers, so
+that a forwarded record stays in its trace.
 
-It needs the extra `penstock[otel]`, and does nothing until the application sets a tracer provider up.
+It needs the extra `penstock[otel]`, and does nothing until the application sets up a tracer provider.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from penstock.shared.common.records import Headers, ProducerRecord, RecordMetada
 
 INSTRUMENTATION = "penstock"
 OPEN_SPANS_MAX = 500_000
-"""More than fit into `buffer_memory` by default. Past it the oldest is ended without its fate: an interceptor further
-on that takes the headers away must not make spans pile up."""
+"""More than fit into `buffer_memory` by default. Past it the oldest span is ended without its fate. Otherwise spans
+would accumulate if a later interceptor removes the headers."""
 
 
 class _HeaderSetter(Setter[dict[str, bytes]]):
@@ -69,7 +69,7 @@ class OpenTelemetryInterceptor(ProducerInterceptor):
         return f"<OpenTelemetryInterceptor {len(self._open)} spans open>"
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Start the record's span and put its context into the headers, in the place of one that is there."""
+        """Start the record's span and put its context into the headers; it replaces a context that is there."""
         propagator = self._propagator or propagate.get_global_textmap()
         attributes: dict[str, str | bool] = {**self._attributes, "messaging.destination.name": record.topic}
         if (key := _text(record.key)) is not None:
@@ -89,7 +89,7 @@ class OpenTelemetryInterceptor(ProducerInterceptor):
         return msgspec.structs.replace(record, headers=headers) if carrier else record
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: Exception | None, headers: Headers) -> None:
-        """End the record's span with where the record is, or with what it ended in."""
+        """End the record's span with the record's partition and offset, or with its error."""
         span = self._open.pop(_key(headers, (self._propagator or propagate.get_global_textmap()).fields), None)
         if span is None:
             return
@@ -108,14 +108,14 @@ class OpenTelemetryInterceptor(ProducerInterceptor):
 
 
 def _parent(propagator: TextMapPropagator, headers: Headers) -> Context | None:
-    """None for the current context."""
+    """Return the parent context; None means the current context."""
     if not headers or trace.get_current_span().get_span_context().is_valid:
         return None
     return propagator.extract(headers, getter=_HeaderGetter())
 
 
 def _key(headers: Headers, fields: Collection[str]) -> Headers:
-    """What a propagator put into the headers: the span's id is in it, so no two records have the same."""
+    """Return the headers that the propagator added. They contain the span id, so they differ for each record."""
     return tuple(header for header in headers if header[0] in fields)
 
 

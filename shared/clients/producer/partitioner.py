@@ -1,4 +1,4 @@
-"""Which partition and which queue a record goes to.
+"""The partition and the queue that a record goes to.
 
 A record with a key goes by Java's murmur2 of the key. Records without a key share a sticky partition (KIP-480,
 KIP-794): the choice stays for `batch_size` bytes. The next one is drawn among the partitions that have a leader. A
@@ -31,7 +31,10 @@ from penstock.shared.clients.producer.settings import ProducerSettings
 from penstock.shared.common.records import Int64Array, ProducerRecord, TopicPartition
 
 Partitioner = Callable[[str, bytes | None, bytes | None, Sequence[int]], int | None]
-"""A user's own: topic, key, value and the topic's partitions to one of them; None leaves it to the built-in choice."""
+"""A custom partitioner: topic, key, value and the topic's partitions to one of them.
+
+If it returns None, the built-in partitioner chooses.
+"""
 
 _SEED = 0x9747B28C
 
@@ -43,12 +46,12 @@ def murmur2(data: bytes) -> int:
 
 
 def for_key(key: bytes, partition_count: int) -> int:
-    """`(murmur2(key) & 0x7fffffff) % partition_count`, over all partitions whether they have a leader or not."""
+    """Return `(murmur2(key) & 0x7fffffff) % partition_count`, over all partitions with or without a leader."""
     return int((murmurhash2(key, _SEED) & 0x7FFFFFFF) % partition_count)
 
 
 class StickyPartition:
-    """One topic's choice for records without a key."""
+    """One topic's choice for records without a key (KIP-480, KIP-794)."""
 
     def __init__(self, batch_size: int, *, adaptive: bool, rng: random.Random | None = None) -> None:
         self._batch_size = batch_size
@@ -61,7 +64,7 @@ class StickyPartition:
         return f"<StickyPartition {self.partition}, {self._bytes} bytes>"
 
     def produced(self, size: int) -> None:
-        """Note bytes that went to the present choice."""
+        """Count bytes that went to the current choice."""
         self._bytes += size
 
     def choose(
@@ -72,9 +75,10 @@ class StickyPartition:
         queued: Callable[[TopicPartition], int],
         slow: Callable[[TopicPartition], bool],
     ) -> int:
-        """The partition for the next batch: the present one until it has had `batch_size` bytes, then another draw.
+        """Return the partition for the next batch: the current one until it has had `batch_size` bytes, then a new one.
 
-        Among the available ones that are not slow; among all available, or all there are, where that leaves none.
+        It draws among the partitions with a leader, or among all if none has one. Slow partitions are skipped unless
+        all are slow. Without adaptive partitioning `queued` and `slow` are ignored.
         """
         choices = available or all_partitions
         if self.partition in choices and self._bytes < self._batch_size:
@@ -83,6 +87,7 @@ class StickyPartition:
         if not self._adaptive:
             self.partition = self._random.choice(choices)
             return self.partition
+        # A partition with fewer queued batches is drawn more often (KIP-794).
         quick = [p for p in choices if not slow(TopicPartition(topic, p))] or choices
         sizes = [queued(TopicPartition(topic, p)) for p in quick]
         weights = list(accumulate(max(sizes) + 1 - size for size in sizes))
@@ -91,17 +96,18 @@ class StickyPartition:
 
 
 KEY_CACHE_MAX = 65_536
-"""Keys of a topic whose partition is remembered, which is cheaper than hashing. Full, the cache starts anew."""
+"""Keys of a topic whose partition is cached, since a lookup is cheaper than a hash. A full cache is cleared."""
 
 CACHED_KEY_BYTES_MAX = 128
-"""A longer key is hashed each time, so that the cache of a topic stays below some 16 MiB."""
+"""A longer key is hashed each time, so that the cache of a topic stays below about 16 MiB."""
 
 RECORD_OVERHEAD = 12
-"""Bytes of a record beside key and value, as a rule: what is left over opens a batch that the next records fill."""
+"""Typical bytes of a record besides key and value. If it is an underestimate, the records that are left open a batch
+that the next records fill."""
 
 
 class RoutedTopic:
-    """A topic's partitions and those with a leader, where the keys seen before go, and the sticky choice."""
+    """A topic's partitions, those with a leader, the cached partitions of keys, and the sticky choice."""
 
     __slots__ = (
         "available",
@@ -128,7 +134,7 @@ class RoutedTopic:
         self.used_ms = 0
 
     def for_key(self, key: bytes) -> PartitionQueue:
-        """The queue of a key's partition."""
+        """Return the queue of a key's partition."""
         queue = self.by_key.get(key)
         if queue is None:
             queue = self.queues[self.numbers[for_key(key, len(self.numbers))]]
@@ -158,7 +164,7 @@ class Routes:
         self._topics: dict[str, RoutedTopic] = {}
 
     def topic(self, name: str) -> RoutedTopic | None:
-        """A topic as the metadata has it now; None while it is unknown."""
+        """Return a topic as the current metadata has it. Returns None while it is unknown."""
         numbers = self._connection.partitions(name)
         if numbers is None:
             return None
@@ -175,10 +181,10 @@ class Routes:
         return known
 
     def forget_idle(self, now_ms: int) -> None:
-        """With fresh metadata: leave out topics that were not asked for since `metadata_max_idle_ms`.
+        """Called with fresh metadata: stop watching topics that were not used since `metadata_max_idle_ms`.
 
-        Of those that are gone the queues go as well. Their sequence numbers are kept: should a topic only seem to be
-        gone, a number used twice would be taken for a repetition.
+        The queues of deleted topics are dropped. Their sequence numbers are kept: if a topic only seems to be deleted,
+        the broker would take a number used twice for a duplicate.
         """
         for name, known in list(self._topics.items()):
             if known.is_used or any(queue.held for queue in known.queues.values()):
@@ -191,7 +197,10 @@ class Routes:
     def number_for(
         self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, value: bytes | None
     ) -> int | None:
-        """The partition that a record, or the partitioner, asks for; DataError where that is no number of one."""
+        """Return the partition that the record or the partitioner chose. Returns None if neither did.
+
+        Raises DataError if the partitioner returned no valid partition number.
+        """
         if record.partition is not None or self._partitioner is None:
             return record.partition
         number = self._partitioner(topic.name, key, value, topic.numbers)
@@ -199,7 +208,10 @@ class Routes:
         return number
 
     def queue_for(self, topic: RoutedTopic, number: int | None, key: bytes | None) -> PartitionQueue | None:
-        """The queue of a partition, or of the one that is chosen where `number` is None; None: there is no such one."""
+        """Return the queue of a partition; if `number` is None, of the partition chosen for the record.
+
+        Returns None if there is no such partition.
+        """
         if number is not None:
             return topic.queues.get(number)
         if key is not None and not self._settings.partitioner_ignore_keys:
@@ -210,10 +222,10 @@ class Routes:
         return self._next_sticky(topic)
 
     def spread(self, topic: RoutedTopic, sizes: Int64Array) -> list[tuple[int, int]]:
-        """Partitions for records without a key, of these sizes: for each run of them its partition's place among the
-        topic's, and where the run ends.
+        """Choose partitions for records without a key, of these sizes in bytes.
 
-        A run fills the rest of the sticky batch, or a batch, as far as sizes tell.
+        Returns for each run of records the index of its partition in `topic.numbers`, and the end of the run. A run
+        fills the rest of the sticky batch, or a whole batch, as far as the sizes tell.
         """
         queue, batch_size = topic.sticky_queue, self._accumulator.batch_size
         if queue is None or queue.open is None or queue.open is not topic.sticky_batch:
@@ -231,20 +243,26 @@ class Routes:
             queue, before, room = self._next_sticky(topic), int(ends[end - 1]), batch_size
 
     def slice_taken(self, topic: RoutedTopic) -> None:
-        """Records without a key went where `spread` said: the sticky choice stays until that batch is full."""
+        """Note that records without a key went where `spread` chose.
+
+        The sticky choice stays until the batch is full.
+        """
         if topic.sticky_queue is not None:
             topic.sticky_batch = topic.sticky_queue.open
 
     def after_full(
         self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, queue: PartitionQueue
     ) -> PartitionQueue:
-        """The queue for a record that its queue's open batch has no room for: the sticky choice may move on."""
+        """Return the queue for a record that does not fit into its queue's open batch.
+
+        The sticky choice may move on.
+        """
         if queue is topic.sticky_queue and self._is_free(record, key):
             return self._next_sticky(topic)
         return queue
 
     def opened(self, topic: RoutedTopic, record: ProducerRecord, key: bytes | None, batch: Batch) -> None:
-        """A record opened (or joined) a batch: the sticky choice stays until it is full."""
+        """Note that a record opened or joined a batch: the sticky choice stays until that batch is full."""
         if self._is_free(record, key) and topic.sticky_queue is not None and topic.sticky_queue.tp == batch.tp:
             topic.sticky_batch = batch
 

@@ -1,10 +1,10 @@
-"""Where the records of a bulk went, at the least cost a record: its batch alone.
+"""The batches that the records of a bulk went to, at the lowest cost per record: one reference to a batch.
 
-A record's index in its batch follows from where the bulk's run of appends began in that batch, and from how many
-records of the run before it went there: nobody else appends during a run, which awaits nothing. Indices are worked out
-only when somebody asks for one record's fate.
+A run is a sequence of appends without an await, so nothing else appends in between. A record's index in its batch
+follows from the index at which the run began in that batch, and from the number of earlier records of the run in it.
+Indices are computed only when one record's fate is requested.
 
-A slice of columns has less: one span for each batch. It is spread over its records when somebody asks for one of them.
+A slice of columns stores even less: one span for each batch. A span is spread over its records when one is requested.
 """
 
 from __future__ import annotations
@@ -18,16 +18,20 @@ from penstock.shared.clients.producer.batch import Batch
 from penstock.shared.common.records import Int64Array
 
 Span = tuple[Batch | Exception, int, Int64Array]
-"""Rows of a slice, ascending, that went into one batch one after the other, the first at this index; or their error."""
+"""A batch, the index of the span's first record in it, and the rows of a slice, ascending, that were appended in turn.
+
+Rows that failed have their error in place of the batch, and the index -1.
+"""
 
 Run = dict[Batch, int]
 """The batches that a run of appends filled, each with the index of the run's first record in it."""
 
 
 class Places:
-    """`of` has, for each record in order, its batch or the error that kept it from getting into one.
+    """`of` has for each record, in order, its batch, or the error that kept it out of a batch.
 
-    During a run whoever appends adds to `of`, and to the run each batch that does not name it as its `run` yet.
+    During a run the appending code adds to `of`. It also adds to the run each batch that does not have it as its `run`
+    yet.
     """
 
     __slots__ = ("_indices", "_of", "_runs", "_sliced", "_slices")
@@ -35,7 +39,7 @@ class Places:
     def __init__(self) -> None:
         self._of: list[Batch | Exception] = []
         self._slices: list[tuple[int, list[Span]]] = []
-        """Behind what `_of` has: how many records, and where they went."""
+        """The records after those in `_of`: their number, and their spans."""
         self._sliced = 0
         self._runs: list[tuple[int, Run]] = []
         self._indices: list[int] | None = None
@@ -48,7 +52,7 @@ class Places:
 
     @property
     def of(self) -> list[Batch | Exception]:
-        """Batch or error of each record."""
+        """The batch or error of each record."""
         for count, spans in self._slices:
             places = np.empty(count, object)
             for place, _, rows in spans:
@@ -59,18 +63,18 @@ class Places:
         return self._of
 
     def add_slice(self, count: int, spans: list[Span]) -> None:
-        """The next `count` records; the spans have each of them once, and each batch once."""
+        """Add the next `count` records. The spans contain each record once, and each batch once."""
         self._slices.append((count, spans))
         self._sliced += count
 
     def begin(self) -> Run:
-        """A run begins: nothing else is appended to any batch until `end`."""
+        """Begin a run: nothing else is appended to any batch until `end`."""
         run: Run = {}
         self._runs.append((len(self.of), run))
         return run
 
     def end(self) -> None:
-        """The run is over."""
+        """End the run."""
         start, run = self._runs[-1]
         for batch in run:
             batch.run = None
@@ -78,18 +82,18 @@ class Places:
             self._runs.pop()
 
     def add(self, place: Batch | Exception, index: int) -> None:
-        """The next record, by itself."""
+        """Add the next record, which was appended outside a run."""
         self._runs.append((len(self.of), {place: index} if isinstance(place, Batch) else {}))
         self.of.append(place)
 
     def batches(self) -> list[Batch]:
-        """Every batch that has one of the records, once."""
+        """Return every batch that has one of the records, once."""
         spans = chain.from_iterable(spans for _, spans in self._slices)
         sliced = (place for place, _, _ in spans if isinstance(place, Batch))
         return list(dict.fromkeys(chain(chain.from_iterable(run for _, run in self._runs), sliced)))
 
     def last(self) -> tuple[Batch | Exception, int]:
-        """The last record's batch and its index there; its error and -1 where it is in none."""
+        """Return the last record's batch and its index there; its error and -1 if it has no batch."""
         if self._slices:
             count, spans = self._slices[-1]
             place, index, rows = next(span for span in spans if span[2][-1] == count - 1)
@@ -99,7 +103,7 @@ class Places:
         return last, run[last] + self._of[start:].count(last) - 1 if isinstance(last, Batch) else -1
 
     def indices(self) -> list[int]:
-        """The index of each record in its batch, -1 for one that is in none."""
+        """Return the index of each record in its batch, -1 for a record without a batch."""
         if self._indices is None:
             of = self.of
             ends = [*(start for start, _ in self._runs), len(of)][1:]

@@ -1,4 +1,4 @@
-"""The producer: records in, acknowledgements out, with the Java producer's names, defaults and guarantees.
+"""The producer sends records and returns their acknowledgements, with the Java producer's names and guarantees.
 
     async with Producer("localhost:9092") as producer:
         delivery = await producer.send("clicks", b"{}", key=b"ann")
@@ -6,10 +6,10 @@
 
 `send` suspends only while the topic's metadata is missing and while the buffer is full. Most records go straight into
 an open batch of their partition. Every other record goes through `_enqueue`: checks, serializers, metadata, partition,
-memory, a new batch. The `Sender` sends the batches: record_accumulator.py says when a batch is due, sender.py what a
-response means.
+memory, a new batch. The `Sender` sends the batches. record_accumulator.py decides when a batch is due,
+batch_completion.py handles the response.
 
-A transactional producer makes everything that it sends between begin and commit visible to `read_committed` at once,
+Everything that a transactional producer sends between begin and commit becomes visible to `read_committed` at once,
 or never:
 
     async with producer.transaction():
@@ -19,7 +19,8 @@ or never:
 An error of a record or of an offset makes the transaction abortable. So does a rejected or cancelled `send`: a commit
 would leave out its record silently. `transaction()` aborts on any exception and raises it again.
 
-A record whose delivery has timed out may still be written if its request was in flight; the error says so.
+A record whose delivery has timed out may still be written if its request was in flight; `maybe_written` of the error
+is then True.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 YIELD_EVERY_BATCHES = 32
-"""Sends may open so many new batches before they yield to the event loop: a loop of sends starves no other task."""
+"""The number of new batches that sends may open before they yield to the event loop, so that other tasks can run."""
 
 UNLOADED: Any = object()
 
@@ -112,9 +113,9 @@ class Producer:
         partitioner: Partitioner | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        """`kafka` says where the brokers are: settings, or bootstrap servers as text.
+        """`kafka` has the brokers' addresses: settings, or bootstrap servers as text.
 
-        ConfigError names a setting that is wrong.
+        Raises ConfigError, which names the wrong setting.
         """
         kafka = KafkaSettings.of(kafka)
         self._settings = settings = with_timeouts_that_fit(kafka, ProducerSettings.given(settings))
@@ -138,7 +139,7 @@ class Producer:
         )
         self._held_up = HeldUpShare(self._accumulator, self._memory, SYSTEM_CLOCK.monotonic_ms, self._sender.is_away)
         self._slices: Any = UNLOADED
-        """column_slices.py, once columns were sent; None where it is not used."""
+        """The module column_slices, once columns were sent; None if it is not used."""
         self._state = "new"
         self._until_closed = UntilClosed()
         self._closed = asyncio.Event()
@@ -155,7 +156,10 @@ class Producer:
         return f"<Producer {self._state}, {self._connection!r}, {self._sender!r}>"
 
     async def start(self) -> None:
-        """Connect; BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once."""
+        """Connect to the cluster.
+
+        Raises BrokerNotAvailable with the address within `request_timeout_ms`, AuthenticationFailed at once.
+        """
         if self._state != "new":
             raise IllegalState(f"the producer is {self._state}; make a new one")
         await self._connection.open()
@@ -165,10 +169,10 @@ class Producer:
         log.info("producer open", client_id=self._connection.client_id)
 
     async def close(self, timeout_ms: float | None = None) -> None:
-        """Send what is buffered for up to `timeout_ms` (None: as long as it takes), end the rest with IllegalState.
+        """Send what is buffered for up to `timeout_ms` (None: without a limit), then fail the rest with IllegalState.
 
         An open transaction is aborted. Calls that wait for metadata or buffer memory end in IllegalState at once. A
-        second call waits for the first, and cuts it short where its own `timeout_ms` passes before.
+        second call waits for the first, and ends it early if its own `timeout_ms` passes first.
         """
         if self._state == "closed":
             self._close_within(timeout_ms)
@@ -247,13 +251,13 @@ class Producer:
         timestamp: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Take a record, given whole or in its parts; `timestamp` is in ms since the epoch, by default now.
+        """Enqueue a record, given whole or as its fields; `timestamp` is in ms since the epoch, by default now.
 
-        Raises before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp, DataError (no number
-        of a partition), UnknownTopicOrPartition (not known within `max_block_ms`), BufferExhausted, IllegalState
+        Raises before anything is enqueued: SerializationError, RecordTooLarge, InvalidTimestamp, DataError (invalid
+        partition number), UnknownTopicOrPartition (not known within `max_block_ms`), BufferExhausted, IllegalState
         (closed, no open transaction), TransactionAborted, ProducerFenced, TypeError (`on_delivery` cannot be called, or
-        is async). A transaction whose record was refused or taken back can only be aborted.
-        `on_delivery(metadata, None)` or `(None, error)` is called once, on the event loop; not where this raises.
+        is async). A transaction of which a record was rejected or cancelled can only be aborted.
+        `on_delivery(metadata, None)` or `(None, error)` is called once, on the event loop; never if this method raises.
         """
         # The hot path: one more call, property or object here lowers the throughput.
         try:
@@ -299,21 +303,21 @@ class Producer:
     ) -> RecordMetadata: ...
 
     async def send_and_wait(self, topic: Any, value: Any = NO_VALUE, **rest: Any) -> RecordMetadata:
-        """Take a record as `send` does, and wait until it is acknowledged. Raises what `send` raises, or what awaiting
-        its delivery raises.
+        """Enqueue a record as `send` does, and wait until it is acknowledged. Raises the errors of `send`, and those of
+        awaiting its delivery.
 
-        One record after the other: each waits for `linger_ms` and the broker. `send` and `send_many` do not wait.
+        In a loop each record waits for `linger_ms` and the broker. `send` and `send_many` do not wait.
         """
         return await (await self.send(topic, value, **rest))
 
     async def send_many(self, records: Iterable[ProducerRecord[Any, Any]]) -> Deliveries:
-        """Take many records, in order; the order of each partition is theirs.
+        """Enqueue many records in order; each partition keeps their order.
 
-        What would make `send` raise for one record is that record's result instead, and makes a transaction abortable.
-        Once the buffer has stayed full for `max_block_ms`, all that follow end in BufferExhausted at once; a topic's
-        unknown partitions are waited for once. Raises IllegalState where the producer is closed or has no open
-        transaction, the transaction's error, and TypeError at what is no ProducerRecord: the records before it are then
-        taken back where they are not under way.
+        An error that `send` would raise for one record is that record's result instead, and makes a transaction
+        abortable. Once the buffer has stayed full for `max_block_ms`, all later records end in BufferExhausted at once.
+        A topic's unknown partitions are waited for once. Raises IllegalState if the producer is closed or has no open
+        transaction, and the transaction's error. Raises TypeError at an object that is no ProducerRecord. If it
+        raises, the records before are cancelled unless they are in a request.
         """
         self._check_open()
         bulk = bulk_of(records, time_ns() // 1_000_000)
@@ -326,21 +330,21 @@ class Producer:
                 if len(bulk) < bulk.stop:
                     await self._take_one(bulk, record)
         except BaseException:
-            bulk.deliveries().cancel()  # nobody will have them
+            bulk.deliveries().cancel()  # the caller does not get them
             raise
         if bulk.refusals:
             log.warning("records rejected", records=bulk.refusals, reason=str(bulk.first_refusal))
         return bulk.deliveries()
 
     async def flush(self) -> None:
-        """Send what is buffered without lingering and wait until the fate of all of it is known."""
+        """Send the buffered records without lingering, and wait until all of them are done."""
         self._check_usable()
         await self._flush()
 
     def abort_pending(self) -> int:
-        """End every record that is not in a request with SendCancelled; gives how many batches that were.
+        """Fail every batch that is not in a request with SendCancelled. Returns the number of batches.
 
-        A transaction that loses records so can only be aborted.
+        A transaction that loses records in this way can only be aborted.
         """
         error = SendCancelled("abort_pending was called before the record was acknowledged")
         failed = self._sender.fail_all(error, out=False)
@@ -349,7 +353,7 @@ class Producer:
         return failed
 
     async def partitions_for(self, topic: str) -> list[int]:
-        """The topic's partitions, ascending.
+        """Return the topic's partitions, ascending.
 
         Raises UnknownTopicOrPartition after `max_block_ms`, InvalidTopic at once, IllegalState once it is closed.
         """
@@ -359,8 +363,10 @@ class Producer:
             return list(await self._connection.wait_for_topic(topic, self._settings.max_block_ms))
 
     def metrics(self) -> dict[str, float]:
-        """By the Java producer's names: totals since the start, what is buffered and in flight now, rates (a second),
-        averages and maxima (bytes, ms) of the last `metrics_num_samples` windows of `metrics_sample_window_ms`.
+        """Return the metrics by the Java producer's names.
+
+        They are totals since the start, the current buffer and requests, and rates (per second), averages and maxima
+        (bytes, ms) over the last `metrics_num_samples` windows of `metrics_sample_window_ms`.
         """
         return {
             **self._metrics.figures(),
@@ -371,9 +377,9 @@ class Producer:
         }
 
     async def init_transactions(self) -> None:
-        """Take over the transactional id: older producers that have it are fenced, their open transaction is aborted.
+        """Take over the transactional id: fence older producers that use it, and abort their open transaction.
 
-        Raises KafkaTimeout after `max_block_ms` (may be called again), ProducerFenced.
+        Raises KafkaTimeout after `max_block_ms` (the call may be repeated), ProducerFenced.
         """
         self._check_usable()
         txn = self._transactional()
@@ -386,8 +392,9 @@ class Producer:
     async def begin_transaction(self) -> None:
         """Open a transaction.
 
-        Raises IllegalState if one is open or `init_transactions` was not called. Finishes the last transaction's abort
-        first if it failed with a retriable error; then it raises what `abort_transaction` raises.
+        If the last transaction's abort failed with a retriable error, it finishes that abort first, and raises the
+        errors of `abort_transaction`. Raises IllegalState if a transaction is open or `init_transactions` was not
+        called.
         """
         self._check_usable()
         txn = self._transactional()
@@ -398,9 +405,10 @@ class Producer:
     async def commit_transaction(self) -> None:
         """Flush, which takes up to `delivery_timeout_ms`, then commit.
 
-        Raises TransactionAborted where a record or offset failed (abort, then do the work again), ProducerFenced,
-        KafkaTimeout `max_block_ms` after the flush: whether it is committed is then unknown, and the call may be made
-        again. Cancelled during the flush it leaves the transaction open, to be aborted or committed.
+        Raises TransactionAborted if a record or offset failed (abort, then repeat the transaction), ProducerFenced.
+        Raises KafkaTimeout `max_block_ms` after the flush: it is then unknown whether the transaction is committed, and
+        the call may be repeated. If it is cancelled during the flush, the transaction stays open, to be aborted or
+        committed.
         """
         self._check_usable()
         await self._commit()
@@ -429,10 +437,10 @@ class Producer:
         txn.ended()
 
     async def abort_transaction(self) -> None:
-        """Drop what is not sent, then abort; the deliveries of dropped records end in TransactionAborted.
+        """Drop the records that are not sent, then abort; their deliveries end in TransactionAborted.
 
-        Raises ProducerFenced, KafkaTimeout after `max_block_ms` for what is under way and as long for the coordinator
-        (may be called again).
+        Raises ProducerFenced. Raises KafkaTimeout after `max_block_ms` for the batches in flight and as long for the
+        coordinator; the call may be repeated.
         """
         txn = self._transactional()
         txn.move(TxnState.ABORTING)
@@ -467,10 +475,11 @@ class Producer:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Begin; commit at the end, abort where the block raises.
+        """Begin a transaction; commit it at the end of the block, or abort it if the block raises.
 
-        A commit that failed is aborted before that is raised, unless its outcome is unknown: then `close` asks again.
-        Where the abort fails too, that is logged and a note on what is raised; a fatal error of it is raised instead.
+        If the commit fails, the transaction is aborted before the error is raised. If the commit's outcome is unknown,
+        it is not aborted, and `close` requests the commit again. If the abort fails too, that is logged and added as a
+        note to the error; a fatal error of the abort is raised instead.
         """
         await self.begin_transaction()
         txn = self._transactional()
@@ -491,7 +500,7 @@ class Producer:
     async def send_offsets_to_transaction(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata
     ) -> None:
-        """Commit a consumer's offsets with the transaction, fenced by the group's generation and member.
+        """Commit a consumer's offsets with the transaction, fenced by the group's generation and member (KIP-447).
 
         Raises IllegalGeneration, UnknownMember, FencedInstanceId, AuthorizationFailed (of the group): abort the
         transaction, and the producer can go on. Raises ProducerFenced.
@@ -621,7 +630,7 @@ class Producer:
             delivery = await self._take(record, None, patient=record.topic not in bulk.impatient)
         except IllegalState:
             raise
-        except Exception as e:  # of a partitioner or serializer as well
+        except Exception as e:  # a partitioner or serializer may raise any exception
             unknown = isinstance(e, UnknownTopicOrPartition) and self._connection.partitions(record.topic) is None
             bulk.failed(record, self._own_error(record, e), whole_topic=unknown)
         else:
@@ -735,7 +744,7 @@ class Producer:
         self._sender.wake()
 
     async def _acquire(self, queue: PartitionQueue, memory: int, deadline_ms: float) -> None:
-        """Acquire the memory of a new batch of a partition; waits for up to the deadline."""
+        """Acquire the memory of a new batch of a partition, waiting up to the deadline."""
         if self._sender.batches_since_turn >= YIELD_EVERY_BATCHES:
             await asyncio.sleep(0)
         if self._held_up.must_wait(queue, memory):
@@ -858,7 +867,7 @@ class UntilClosed:
             raise IllegalState(f"the producer was closed while {what}") from None
 
     def end(self) -> None:
-        """End the present waits."""
+        """End the current waits."""
         now = asyncio.get_running_loop().time()
         while self._waits:
             self._waits.pop().reschedule(now)

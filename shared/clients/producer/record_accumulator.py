@@ -1,9 +1,9 @@
-"""The record accumulator: a queue of batches for each partition, and the decision which are due.
+"""The record accumulator: a queue of batches for each partition, and the decision which batches are due.
 
-A partition's first batch is due when it is full (a second one is behind it), has lingered, is wanted by a flush, or
-when somebody waits for buffer memory; a batch that is tried again is due after its backoff, and goes alone: nothing of
-its partition is out beside it, so that the broker's answer to it is about it. What a partition waits for delays no
-other partition.
+A partition's first batch is due when it is full (a second one is behind it), has lingered, must be flushed, or when a
+send waits for buffer memory. A retried batch is due after its backoff. It is sent alone: no other batch of its
+partition is in flight, so that the broker's response is about this batch. A partition that waits delays no other
+partition.
 
 Time comes in as `now_ms` of a monotonic clock.
 """
@@ -21,18 +21,20 @@ from penstock.shared.common.errors import SendCancelled
 from penstock.shared.common.records import TopicPartition
 
 OUT_PER_PARTITION_MAX = 5
-"""The broker remembers an idempotent producer's last five batches of a partition; more could not be told apart."""
+"""The broker remembers an idempotent producer's last five batches of a partition. It could not identify duplicates
+among more."""
 
 
 HELD_UP_MS = 100
-"""A partition whose oldest batch has waited for its node, or for an answer, for longer does not get on."""
+"""A partition makes no progress if its oldest batch has waited longer than this for its node or for a response."""
 
 
 class PartitionQueue:
-    """One partition's batches: `queued` in the order of their records, `open` the last of them if it takes records,
-    `out` those in a request; `held` are the bytes of buffer memory that all of them hold.
+    """One partition's batches.
 
-    `batches` counts all there ever were, `batches_at_ack` those at the time of the last acknowledgement.
+    `queued` is in the order of the records, `open` is the last queued batch if it takes records, `out` are the batches
+    in a request. `held` are the bytes of buffer memory of all of them. `batches` counts all batches since the start,
+    `batches_at_ack` those at the last acknowledgement.
     """
 
     __slots__ = (
@@ -56,7 +58,7 @@ class PartitionQueue:
         self.out: list[Batch] = []
         self.ready_since_ms: int | None = None
         self.unreachable = ""
-        """Why its first batch, which is due, cannot go."""
+        """The reason why its first batch, which is due, cannot be sent; empty if there is none."""
         self.batches = 0
         self.batches_at_ack = 0
         self.held = 0
@@ -65,17 +67,17 @@ class PartitionQueue:
         return f"<PartitionQueue {self.tp}, {len(self.queued)} queued, {len(self.out)} out>"
 
     def retried(self) -> Batch | None:
-        """The batch that keeps the partition from going on as it has to be sent again, if there is one."""
+        """Return the batch that blocks the partition because it must be sent again, or None."""
         first = self.out[0] if self.out else self.queued[0] if self.queued else None
-        if first is None or first.state is BatchState.DONE:  # given up, and its request not over yet
+        if first is None or first.state is BatchState.DONE:  # given up, but its request is not over yet
             return None
         return first if first.attempts > (1 if self.out else 0) else None
 
     def is_held_up(self, now_ms: int) -> bool:
-        """Whether the partition does not get on, as far as is known.
+        """Whether the partition makes no progress, as far as is known.
 
-        It is retried, its leader is out of reach or silent, or it has more batches than may be in flight, of which the
-        oldest was handed over after the last acknowledgement.
+        There are three cases. 1. A batch of it is retried. 2. Its leader is unreachable or does not respond. 3. It has
+        more batches than may be in flight, and the oldest was created after the last acknowledgement.
         """
         if self.unreachable or self.retried() is not None:
             return True
@@ -88,12 +90,12 @@ class PartitionQueue:
         return self.ready_since_ms is not None and now_ms - self.ready_since_ms > HELD_UP_MS
 
     def earlier_pending(self, batch: Batch) -> bool:
-        """Whether a batch that got its number before this one still has its fate before it."""
+        """Whether a batch with an earlier sequence number is still pending."""
         return any(other.sequenced and other.order < batch.order for other in (*self.out, *self.queued))
 
 
 class Drained(NamedTuple):
-    """Batches by leader, topics of due batches that have no leader, and batches with nothing left in them."""
+    """Batches by leader, topics of due batches without a leader, and batches whose records were all cancelled."""
 
     requests: dict[int, list[Batch]]
     leaderless: set[str]
@@ -106,7 +108,8 @@ class RecordAccumulator:
     def __init__(self, settings: ProducerSettings) -> None:
         self._settings = settings
         self._compression = compression_of(settings.compression_type, settings.compression_level)
-        # Whatever fits into an open batch is not measured again, so a batch is never over the bound of a record.
+        # A record that fits into an open batch is not measured again. The minimum keeps a batch within every size
+        # limit.
         self.batch_size = min(settings.batch_size, settings.max_request_size, settings.buffer_memory)
         self._transactional = settings.transactional_id is not None
         self._queues: dict[TopicPartition, PartitionQueue] = {}
@@ -124,31 +127,31 @@ class RecordAccumulator:
         return f"<RecordAccumulator {queued} batches queued, {out} out>"
 
     def queue(self, tp: TopicPartition) -> PartitionQueue:
-        """A partition's queue, the same one until `drop`."""
+        """Return a partition's queue; it stays the same until `drop`."""
         queue = self._queues.get(tp)
         if queue is None:
             queue = self._queues[tp] = PartitionQueue(tp, self._in_flight_max)
         return queue
 
     def drop(self, topic: str) -> None:
-        """Forget the queues of a topic that is gone, as far as they are empty."""
+        """Drop the empty queues of a deleted topic."""
         for tp, queue in list(self._queues.items()):
             if tp.topic == topic and not queue.held and not queue.queued and not queue.out:
                 del self._queues[tp]
 
     @property
     def partitions(self) -> int:
-        """How many partitions the topics sent to so far have."""
+        """The number of partitions of the topics sent to so far."""
         return len(self._queues)
 
     def open_batch(
         self, queue: PartitionQueue, memory: int, now_ms: int, new_builder: Callable[..., Any] | None = None
     ) -> Batch:
-        """A new batch at the end of a queue, to be filled by whoever asked; it holds `memory` bytes of the buffer.
+        """Open a new batch at the end of a queue; it holds `memory` bytes of the buffer. The caller fills it.
 
-        For columns `new_builder` is ColumnBatchBuilder. What was open takes no more.
+        For columns `new_builder` is ColumnBatchBuilder. The batch that was open takes no more records.
         """
-        queue = self.queue(queue.tp)  # whoever asked may have waited, and the topic been dropped meanwhile
+        queue = self.queue(queue.tp)  # the caller may have waited, and the topic been dropped meanwhile
         builder = new_builder and new_builder(memory, self.batch_size, transactional=self._transactional)
         batch = Batch(queue.tp, self.batch_size, self._compression, self._transactional, now_ms, builder)
         batch.memory, batch.on_taken_back = memory, self.on_taken_back
@@ -162,19 +165,19 @@ class RecordAccumulator:
         return batch
 
     def freed(self, batch: Batch) -> None:
-        """The batch's memory was given back."""
+        """Note that the batch's memory was released."""
         self._queues[batch.tp].held -= batch.memory
 
     def held_up_bytes(self, now_ms: int) -> int:
-        """What all partitions together hold that do not get on."""
+        """Return the bytes held by all partitions that make no progress."""
         return sum(queue.held for queue in self._queues.values() if queue.held and queue.is_held_up(now_ms))
 
     def queued(self) -> Iterable[TopicPartition]:
-        """The partitions that have something queued."""
+        """The partitions with queued batches."""
         return [queue.tp for queue in self._active]
 
     def queued_batches(self, tp: TopicPartition) -> int:
-        """How many batches a partition has queued."""
+        """Return the number of queued batches of a partition."""
         queue = self._queues.get(tp)
         return len(queue.queued) if queue else 0
 
@@ -187,12 +190,13 @@ class RecordAccumulator:
         may_send: Callable[[PartitionQueue], bool],
         hurry: bool,
     ) -> Drained:
-        """One request for each node: its due batches, one of each partition.
+        """Take due batches, one of each partition, grouped into one request for each node.
 
-        `usable` says which nodes take another request, `reachable` which take any, `may_send` which partitions. One
-        node's batches share a request up to `max_request_size`; partitions take turns in being first, so that the bound
-        starves none. The batches given are marked as out. A retry does not wait for its backoff where a node leads by
-        now that has not had the batch yet; of nodes that point at each other each is asked once.
+        `usable` tells which nodes take another request, `reachable` which nodes are reachable, `may_send` which
+        partitions may send. One node's batches share a request up to `max_request_size`. Partitions take turns to be
+        first, so that this limit starves none. The returned batches are marked as out. A retry is sent without backoff
+        if the partition has a new leader that has not been tried. If two nodes name each other as the leader, each is
+        tried once without backoff.
         """
         requests: dict[int, list[Batch]] = {}
         sizes: dict[int, int] = {}
@@ -242,7 +246,7 @@ class RecordAccumulator:
             self._active[queue] = None
 
     def landed(self, batch: Batch) -> None:
-        """The batch's request is over."""
+        """Note that the batch's request is over."""
         self._queues[batch.tp].out.remove(batch)
 
     def is_out(self, batch: Batch) -> bool:
@@ -251,7 +255,7 @@ class RecordAccumulator:
         return queue is not None and batch in queue.out
 
     def reenqueue(self, batch: Batch, retry_at_ms: int) -> None:
-        """Put a batch back into its partition's queue, where its records belong, to be sent from then on."""
+        """Put a batch back into its partition's queue, in the order of the records; it is due from `retry_at_ms` on."""
         batch.state = BatchState.QUEUED
         batch.retry_at_ms = retry_at_ms
         queue = self._queues[batch.tp]
@@ -262,7 +266,7 @@ class RecordAccumulator:
         self._active[queue] = None
 
     def replace(self, batch: Batch, parts: list[Batch], retry_at_ms: int) -> None:
-        """Queue a batch's parts in its place."""
+        """Replace a batch in the queue by its parts."""
         self.incomplete = {  # kept in order of age
             each: None for known in self.incomplete for each in (parts if known is batch else (known,))
         }
@@ -270,12 +274,15 @@ class RecordAccumulator:
             self.reenqueue(part, retry_at_ms)
 
     def renumber(self, tp: TopicPartition) -> None:
-        """What a partition has queued loses its numbers."""
+        """Clear the sequence numbers of a partition's queued batches."""
         for batch in self._queues[tp].queued:
             batch.forget_state()
 
     def expire(self, now_ms: int) -> list[Batch]:
-        """The batches whose `delivery_timeout_ms` has passed, taken out of the queues; those that are out as well."""
+        """Return the batches whose `delivery_timeout_ms` has passed, also those in a request.
+
+        They are removed from the queues.
+        """
         oldest = now_ms - self._settings.delivery_timeout_ms
         expired = []
         for batch in self.incomplete:  # in order of age
@@ -300,20 +307,20 @@ class RecordAccumulator:
                 self._active.pop(queue, None)
 
     def forget(self, batch: Batch) -> None:
-        """The batch is done."""
+        """Forget a batch that is done."""
         self.incomplete.pop(batch, None)
 
     def take_all(self, *, out: bool) -> list[Batch]:
-        """Every batch that is not done, out of the queues; with `out` also those in a request."""
+        """Return every batch that is not done, with `out` also those in a request; remove them from the queues."""
         taken = [batch for batch in self.incomplete if out or not self.is_out(batch)]
         for batch in taken:
             self._unqueue(batch)
         return taken
 
     def delay_ms(self, now_ms: int, waiting: Callable[[PartitionQueue], bool]) -> float | None:
-        """How long until time alone makes something due or expire; None where time alone changes nothing.
+        """Return the ms until time alone makes a batch due or expire. Returns None if time alone changes nothing.
 
-        `waiting` says for which partitions it is not time that is waited for.
+        `waiting` tells whether a partition waits for something other than time.
         """
         delays: list[float] = []
         if self.incomplete:

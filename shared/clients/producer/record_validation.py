@@ -1,4 +1,4 @@
-"""What a record must be before it is enqueued; each check raises what is wrong, with the topic."""
+"""Checks of a record before it is enqueued. Each check raises an error that names the topic and what is wrong."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PARTITION_END = 2**31
 HeaderList = list[tuple[str, bytes | None]]
 
 NO_VALUE: Any = object()
-"""In the place of a value that was not given: None is one, a tombstone."""
+"""Stands for a value that was not given. None is a value: a tombstone."""
 
 
 def record_of(
     topic: str | ProducerRecord, value: Any, key: Any, headers: AnyHeaders, partition: int | None, timestamp: int | None
 ) -> ProducerRecord:
-    """The record that `send` was called with, whole or in its parts; TypeError where it is neither, or both.
+    """Return the record that `send` was called with, whole or as fields. Raises TypeError if it is neither, or both.
 
     >>> record_of("clicks", b"{}", b"ann", (), None, None)
     ProducerRecord(topic='clicks', value=b'{}', key=b'ann', headers=(), partition=None, timestamp=None)
@@ -39,13 +39,13 @@ def record_of(
 
 
 def checked_timestamp(topic: str, timestamp: object) -> None:
-    """InvalidTimestamp unless it is None or milliseconds that fit into the record."""
+    """Raise InvalidTimestamp unless `timestamp` is None or milliseconds that fit into the record."""
     if timestamp is not None and not (type(timestamp) is int and 0 <= timestamp < TIMESTAMP_END):
         raise InvalidTimestamp(f"topic {topic}: timestamp {timestamp!r} is not from 0 to 2^63 - 1")
 
 
 def checked_partition(topic: str, partition: Any) -> None:
-    """DataError unless it is None or a number that a partition can have; whether the topic has it is not asked."""
+    """Raise DataError unless `partition` is None or a possible partition number. It does not check that it exists."""
     try:
         fits = partition is None or 0 <= index(partition) < PARTITION_END
     except TypeError:
@@ -55,7 +55,7 @@ def checked_partition(topic: str, partition: Any) -> None:
 
 
 def checked_headers(topic: str, headers: Any) -> HeaderList:
-    """The headers as a list; SerializationError unless they are pairs of a text and bytes or None.
+    """Return the headers as a list. Raises SerializationError unless they are pairs of str and bytes or None.
 
     >>> checked_headers("clicks", (("trace", b"1"), ("empty", None)))
     [('trace', b'1'), ('empty', None)]
@@ -81,8 +81,10 @@ def checked_headers(topic: str, headers: Any) -> HeaderList:
 
 
 def serialized(topic: str, what: str, serializer: Serializer, value: Any) -> bytes | None:
-    """The key or value as bytes; SerializationError where the serializer raises (Penstock's own errors stay what they
-    are), or gives anything else than bytes or None.
+    """Return the key or value as bytes.
+
+    Raises SerializationError if the serializer raises, or returns neither bytes nor None. Penstock's own errors are
+    raised as they are.
 
     >>> serialized("clicks", "key", lambda topic, value: value["id"], {})
     Traceback (most recent call last):
@@ -101,7 +103,7 @@ def serialized(topic: str, what: str, serializer: Serializer, value: Any) -> byt
 
 
 def is_callback(on_delivery: object) -> bool:
-    """Whether it can be called on the event loop; a coroutine function would give something that nobody awaits."""
+    """Whether it can be called on the event loop. A coroutine function returns a coroutine that is never awaited."""
     code = getattr(on_delivery, "__code__", None)
     if code is not None:
         return not code.co_flags & CO_COROUTINE
@@ -109,7 +111,7 @@ def is_callback(on_delivery: object) -> bool:
 
 
 def checked_callback(on_delivery: object) -> None:
-    """TypeError unless it is None or something that can be called without being awaited."""
+    """Raise TypeError unless `on_delivery` is None or a callable that is not a coroutine function."""
     if on_delivery is not None and not is_callback(on_delivery):
         what = "a coroutine function" if callable(on_delivery) else f"a {type(on_delivery).__name__}"
         raise TypeError(f"on_delivery must be a function that is not async, got {what}")
@@ -118,7 +120,7 @@ def checked_callback(on_delivery: object) -> None:
 def checked_size(
     topic: str, key: bytes | None, value: bytes | None, headers: HeaderList, settings: ProducerSettings
 ) -> int:
-    """Bytes of a batch with this record alone; RecordTooLarge names the setting that it is too large for."""
+    """Return the bytes of a batch with this record alone. Raises RecordTooLarge, which names the exceeded setting."""
     size = record_size(key, value, headers)
     limits = {"max_request_size": settings.max_request_size, "buffer_memory": settings.buffer_memory}
     limit = min(limits, key=lambda name: limits[name])

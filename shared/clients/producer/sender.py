@@ -1,11 +1,11 @@
-"""The sender: takes due batches to their leaders.
+"""The sender sends due batches to their leaders.
 
 One turn is `run_once(now_ms)`: expire, settle, prepare (producer id, partitions of the transaction), then drain and
-send until nothing more is due or its node takes no more. It returns how long time alone changes nothing; what else
-happens (a full batch, an answer, a flush) calls `wake`. What an answer means is decided in batch_completion.py.
+send until nothing more is due or no node takes more. It returns how long time alone changes nothing. Every other event
+(a full batch, a response, a flush) calls `wake`. batch_completion.py decides how to handle a response.
 
-A batch leaves its queue only towards a node that is connected, so that one that cannot be reached costs a batch
-neither an attempt nor the certainty of its fate.
+A batch leaves its queue only if its node is connected. So an unreachable node neither costs a batch an attempt nor
+makes its fate unknown.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from penstock.shared.common.records import TopicPartition
 log = get_logger(__name__)
 
 ACKNOWLEDGED_UNSEEN = ProduceAnswer(0)
-"""What acks=0 takes for an answer: the request was written to the socket."""
+"""Used as the response with acks=0: the request was written to the socket."""
 
 
 class _Node:
-    """What the sender knows of one broker."""
+    """The sender's state of one broker."""
 
     __slots__ = ("attempts", "connecting", "requests", "usable_at_ms")
 
@@ -81,7 +81,7 @@ class Sender:
         self._nodes: dict[int, _Node] = defaultdict(_Node)
         self._tasks: set[asyncio.Task[None]] = set()
         self._producing: set[asyncio.Task[None]] = set()
-        """Those of the tasks that have a produce request out."""
+        """The tasks that have a produce request in flight."""
         self._preparing: asyncio.Task[None] | None = None
         self._refresh_at_ms = 0
         self._scheduled = False
@@ -94,12 +94,12 @@ class Sender:
         return f"<Sender {self._accumulator!r}, {self.requests} requests, {self.completion.ledger!r}>"
 
     def start(self, on_broken: Callable[[Exception], None]) -> None:
-        """Take turns from now on; `on_broken` is told of an error that ends that."""
+        """Start taking turns. `on_broken` is called with an error that ends them."""
         self._loop = asyncio.get_running_loop()
         self._on_broken = on_broken
 
     def wake(self) -> None:
-        """Something other than time has changed: take a turn soon."""
+        """Take a turn soon, since something other than time has changed."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._turn)
@@ -123,7 +123,7 @@ class Sender:
             self._timer = self._loop.call_later(delay_ms / 1000, self._turn)
 
     def run_once(self, now_ms: int) -> float | None:
-        """One turn; gives the milliseconds until the next is due, None where only `wake` makes it so."""
+        """Take one turn. Returns the ms until the next turn is due, None if only `wake` makes one due."""
         self.completion.expire(now_ms)
         self.completion.settle()
         if not self._prepared():
@@ -139,7 +139,7 @@ class Sender:
                 hurry=self._memory.waiting > 0,
             )
             for topic in drained.leaderless:
-                self._connection.watch(topic)  # it may have been idle, and so out of the metadata, until now
+                self._connection.watch(topic)  # its metadata may have been dropped while it was idle
                 leaderless = True
             for batch in drained.emptied:
                 self.completion.emptied(batch)
@@ -161,11 +161,11 @@ class Sender:
 
     @property
     def requests(self) -> int:
-        """Produce requests that are out."""
+        """The number of produce requests in flight."""
         return sum(node.requests for node in self._nodes.values())
 
     async def close(self) -> None:
-        """Stop every task; requests that are out are given up."""
+        """Stop every task; requests in flight are abandoned."""
         self._loop = None
         if self._timer is not None:
             self._timer.cancel()
@@ -175,22 +175,25 @@ class Sender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def fail_all(self, error: PenstockError, *, out: bool) -> int:
-        """End what is queued, and with `out` also what is in a request, with an error; gives how many batches."""
+        """Fail all queued batches, and with `out` also those in a request. Returns the number of batches."""
         return self.completion.fail_all(error, out=out)
 
     def is_slow(self, tp: TopicPartition) -> bool:
-        """Whether a partition's broker has left what is due lying for too long."""
+        """Whether a due batch has waited for a partition's broker for longer than the limit."""
         limit_ms = self._settings.partitioner_availability_timeout_ms
         since_ms = self._accumulator.queue(tp).ready_since_ms
         return limit_ms > 0 and since_ms is not None and self._clock.monotonic_ms() - since_ms > limit_ms
 
     def is_away(self, tp: TopicPartition) -> bool:
-        """Whether a partition's leader is known not to be reached now."""
+        """Whether a partition's leader is known to be unreachable now."""
         node = self._connection.leader(tp)
         return node is not None and node in self._nodes and self._nodes[node].attempts > 0
 
     async def until_landed(self, timeout_ms: float) -> None:
-        """Until no produce request is out, and no partition is just being added; KafkaTimeout after `timeout_ms`."""
+        """Wait until no produce request is in flight and no partition is being added to the transaction.
+
+        Raises KafkaTimeout after `timeout_ms`.
+        """
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while waited_for := [*self._producing, *([self._preparing] if self._preparing else [])]:
@@ -202,7 +205,7 @@ class Sender:
             ) from None
 
     async def until_prepared(self) -> None:
-        """Until no partition is just being added to the transaction."""
+        """Wait until no partition is being added to the transaction."""
         while self._preparing is not None:
             await asyncio.wait([self._preparing])
 
@@ -230,7 +233,7 @@ class Sender:
         except PenstockError as e:
             reached = False
             log.warning("cannot connect", node=node, reason=str(e))
-        except Exception:  # whatever it was, the node must not be left alone for ever
+        except Exception:  # whatever the error is, the node must become usable again
             reached = False
             log.exception("cannot connect", node=node)
         known.connecting = False
@@ -260,7 +263,7 @@ class Sender:
         return wait_ms
 
     def _prepared(self) -> bool:
-        """Whether something may be drained; starts what is missing for it."""
+        """Whether batches may be drained. Starts the missing preparation."""
         ledger = self.completion.ledger
         if self._transaction is not None:
             if self._transaction.state in (TxnState.IN_TRANSACTION, TxnState.COMMITTING):
@@ -305,7 +308,7 @@ class Sender:
             self.wake()
 
     def fail_transaction(self, error: PenstockError) -> None:
-        """The transaction cannot be committed any more: what it still has queued is dropped."""
+        """Fail the transaction and drop its queued batches: it can no longer be committed."""
         self.completion.fail_transaction(error)
 
     def _request(self, batches: list[Batch], now_ms: int) -> Any:
@@ -332,7 +335,7 @@ class Sender:
             for batch in batches:
                 self._accumulator.landed(batch)
             raise
-        except Exception as e:  # whatever it was, the batches must not be out for ever
+        except Exception as e:  # whatever the error is, the batches must not stay out for ever
             log.exception("a produce request failed", node=node)
             failure = BrokerNotAvailable(f"produce to node {node}: {e!r}")
         finally:

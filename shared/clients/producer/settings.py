@@ -20,7 +20,7 @@ def _acks(value: object) -> object:
 
 
 class ProducerSettings(Section):
-    """How records are batched, sent, retried and given up."""
+    """Settings for batching, sending and retrying records, and for giving them up."""
 
     acks: Annotated[Literal["all", 1, 0], BeforeValidator(_acks)] = "all"
     enable_idempotence: bool = True
@@ -69,7 +69,7 @@ class ProducerSettings(Section):
 
     @property
     def compression_level(self) -> int | None:
-        """The level of `compression_type`, None where it has none."""
+        """The level of `compression_type`, None if it has no levels."""
         levels = {"gzip": self.compression_gzip_level, "lz4": self.compression_lz4_level}
         return {**levels, "zstd": self.compression_zstd_level}.get(self.compression_type)
 
@@ -103,7 +103,10 @@ class ProducerSettings(Section):
 
 
 def with_timeouts_that_fit(kafka: KafkaSettings, settings: ProducerSettings) -> ProducerSettings:
-    """The settings, with a default `delivery_timeout_ms` raised where it is too short; ConfigError where it was set."""
+    """Return the settings, with a default `delivery_timeout_ms` raised to linger_ms + request_timeout_ms if needed.
+
+    Raises ConfigError if it was set explicitly and is too short.
+    """
     least = settings.linger_ms + kafka.request_timeout_ms
     if settings.delivery_timeout_ms >= least:
         return settings

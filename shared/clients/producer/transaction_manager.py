@@ -1,8 +1,8 @@
 """The producer's identity towards the broker: idempotence and transactions (Java: `TransactionManager`).
 
 `SequenceLedger` knows which producer id, epoch and sequence number a batch carries. Several batches of a partition may
-be in flight, so a number is assigned when a batch is first drained. A retry keeps its number: by it the broker tells a
-repeated batch from a new one. The broker's answer decides how a hole in the numbers is closed. There are three cases.
+be in flight, so a number is assigned when a batch is first drained. A retry keeps its number, by which the broker
+detects a duplicate. The broker's answer decides how a hole in the numbers is closed. There are three cases.
 
 1. A batch is rejected with OUT_OF_ORDER_SEQUENCE_NUMBER while no earlier one is pending. This shows a gap: an earlier
    batch never reached the log, so neither did this one nor any after it. All queued batches may get new numbers in a
@@ -39,8 +39,8 @@ An error of a record or of an offset makes the transaction abortable: it can no 
 fatal, and so is every FatalError that is not marked as `abortable`.
 
 `TransactionCoordinator` sends the requests to the coordinators of a transaction, and retries each within its deadline.
-The error code and the request together decide what an error costs. These end the producer: being fenced, and a missing
-permission for the transactional id. These cost the transaction alone: a topic or group that the principal may not use,
+The error code and the request together decide what an error ends. Being fenced, and a missing permission for the
+transactional id, end the producer. These end the transaction alone: a topic or group that the principal may not use,
 a member that has left its group, an expired producer id. Such an error is `abortable`, whatever its class.
 """
 
@@ -84,7 +84,7 @@ SEQUENCES = 2**31
 
 
 class _Sequences:
-    """One partition's numbers under one producer id and epoch: `next` to hand out, `expected` by the broker."""
+    """One partition's numbers under one producer id and epoch: `next` to assign, `expected` by the broker."""
 
     __slots__ = ("epoch", "expected", "gap", "known", "lost", "next", "producer_id")
 
@@ -99,7 +99,7 @@ class _Sequences:
 
 
 class SequenceLedger:
-    """The numbers of each partition, and the producer id and epoch in force."""
+    """The sequence numbers of each partition, and the current producer id and epoch."""
 
     def __init__(self) -> None:
         self.producer_id = -1
@@ -116,11 +116,11 @@ class SequenceLedger:
         return self.producer_id >= 0
 
     def adopt(self, producer_id: int, epoch: int) -> None:
-        """Use a producer id and epoch that the broker gave."""
+        """Use a producer id and epoch that the broker returned."""
         self.producer_id, self.epoch = producer_id, epoch
 
     def forget(self) -> None:
-        """Drop the numbers of every partition; nothing may be under way."""
+        """Drop the numbers of every partition; no batch may be in flight."""
         self._partitions.clear()
         self._troubled.clear()
 
@@ -144,7 +144,7 @@ class SequenceLedger:
         return state
 
     def acknowledged(self, tp: TopicPartition, state: ProducerState, count: int) -> None:
-        """The broker has `count` records under `state`, and so all before them."""
+        """Note that the broker has `count` records under `state`, and so all records before them."""
         known = self._partitions.get(tp)
         if known is None or (known.producer_id, known.epoch) != (state.producer_id, state.epoch):
             return
@@ -154,13 +154,13 @@ class SequenceLedger:
             known.expected = after
 
     def given_up(self, tp: TopicPartition, *, lost: bool) -> None:
-        """A numbered batch ended without an acknowledgement; `lost` if it may still be in the log."""
+        """Note that a numbered batch ended without an acknowledgement; `lost` if it may still be in the log."""
         if (known := self._partitions.get(tp)) is not None:
             self._troubled[tp] = None
             known.lost |= lost
 
     def gap_shown(self, tp: TopicPartition) -> None:
-        """The broker answered OUT_OF_ORDER_SEQUENCE_NUMBER although no earlier batch is pending."""
+        """Note that the broker answered OUT_OF_ORDER_SEQUENCE_NUMBER although no earlier batch is pending."""
         if (known := self._partitions.get(tp)) is not None:
             self._troubled[tp] = None
             known.gap = True
@@ -268,7 +268,7 @@ class Transaction:
         self.state = target
 
     def check_fatal(self) -> None:
-        """Raise the error that ended this producer, if one did."""
+        """Raise the error that ended this producer, if there is one."""
         if self.state is TxnState.FATAL_ERROR:
             assert self.error is not None
             raise type(self.error)(*self.error.args)
@@ -306,7 +306,7 @@ class Transaction:
             )
 
     def not_committed(self) -> None:
-        """The commit ended before EndTxn was sent: the transaction is open as before."""
+        """Reopen the transaction: the commit ended before EndTxn was sent."""
         if self.state is TxnState.COMMITTING:
             self.state = TxnState.IN_TRANSACTION
 
@@ -315,7 +315,7 @@ class Transaction:
         return tp not in self.added
 
     def want(self, partitions: set[TopicPartition]) -> None:
-        """Note partitions that have records waiting."""
+        """Note partitions that have queued records."""
         self.pending |= partitions - self.added
 
     @property
@@ -324,7 +324,7 @@ class Transaction:
         return not self.added and not self.groups
 
     def ended(self) -> None:
-        """The coordinator has committed or aborted."""
+        """Note that the coordinator has committed or aborted."""
         self.move(TxnState.READY)
         self.error = None
         self.added.clear()
@@ -333,7 +333,7 @@ class Transaction:
 
 
 class TransactionCoordinator:
-    """Speaks for one transactional id (or, without one, fetches a producer id for idempotence)."""
+    """Sends the requests of one transactional id. Without one, it fetches a producer id for idempotence."""
 
     def __init__(self, connection: Connection, settings: ProducerSettings, ledger: SequenceLedger) -> None:
         self._connection = connection
@@ -348,7 +348,7 @@ class TransactionCoordinator:
     async def init_producer_id(self, *, bump: bool = False) -> None:
         """Fetch producer id and epoch; with a transactional id this fences every older producer that has it.
 
-        `bump` requests the next epoch of the present id (KIP-360). The coordinator rejects it if a newer producer has
+        `bump` requests the next epoch of the current id (KIP-360). The coordinator rejects it if a newer producer has
         the id.
         """
         ledger, transactional_id = self._ledger, self._settings.transactional_id
@@ -377,7 +377,7 @@ class TransactionCoordinator:
         await self._run(ask, where)
 
     async def add_partitions(self, partitions: Iterable[TopicPartition], *, first: bool = False) -> None:
-        """Tell the coordinator which partitions the transaction writes to; `first` where that opens it there."""
+        """Add partitions to the transaction at the coordinator. `first` means that this opens the transaction there."""
         where = f"transactional id {self._id}"
         topics: dict[str, list[int]] = defaultdict(list)
         for tp in partitions:
@@ -405,7 +405,7 @@ class TransactionCoordinator:
     ) -> None:
         """Make a group's offsets part of the transaction, under the group's generation and member.
 
-        `known` says that the coordinator knows of the group already, `first` that this opens the transaction there.
+        `known` means that the coordinator already knows the group, `first` that this opens the transaction there.
         """
         member = f"member {group.member_id}, generation {group.generation_id}"
         where = f"transactional id {self._id}, group {group.group_id} ({member})"
@@ -448,7 +448,7 @@ class TransactionCoordinator:
         await self._run(commit, where)
 
     async def end(self, *, commit: bool) -> None:
-        """Commit or abort what the coordinator knows of the transaction."""
+        """Commit or abort the transaction at the coordinator."""
         where = f"transactional id {self._id}"
         request = wire.END_TXN(*self._identity(), commit)
 
